@@ -1,0 +1,45 @@
+# `make demo` and `make test` need only python3 >= 3.11; both set up .venv by themselves.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+WORKERS ?= 2
+
+.PHONY: help setup demo test test-slow lint format clean
+
+help:            ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "everybert needs Python 3.11 or newer; '$(PYTHON)' is older. Try: make PYTHON=python3.12 test"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+setup: $(STAMP)  ## a local virtual environment with everything, pinned
+
+demo: $(STAMP)   ## the main job, start to end, on this machine's CPU
+	$(BIN)/everybert demo
+
+test: $(STAMP)   ## style, types and the fast tests (what CI runs)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+test-slow: $(STAMP)  ## soak and big tests too
+	$(BIN)/python -m pytest -m 'slow and not gpu' -o addopts=-q
+
+lint: $(STAMP)   ## style and types only
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+format: $(STAMP) ## rewrite to the house style
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
+
+clean:           ## remove the environment and caches
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,39 @@
+"""everybert: the whole BERT family, from raw text to a served model and a look inside it.
+
+Importing this package is quick: torch is loaded when a model first is.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from everybert.errors import EverybertError as EverybertError
+    from everybert.inference.model import Model as Model
+    from everybert.inference.model import load as load
+    from everybert.model.config import EncoderConfig as EncoderConfig
+    from everybert.text.tokenizer import Tokenizer as Tokenizer
+
+_WHERE = {
+    "load": "everybert.inference.model",
+    "Model": "everybert.inference.model",
+    "EncoderConfig": "everybert.model.config",
+    "Tokenizer": "everybert.text.tokenizer",
+    "EverybertError": "everybert.errors",
+}
+
+__all__ = ["EncoderConfig", "EverybertError", "Model", "Tokenizer", "__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its room on first use (PEP 562)."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'everybert' has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

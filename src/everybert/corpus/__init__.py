@@ -1,0 +1,1 @@
+"""Documents to token shards, and shards to training examples."""

@@ -1,0 +1,1 @@
+"""Scores: GLUE, SQuAD, BLiMP, and checks of data and speed."""

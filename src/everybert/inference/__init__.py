@@ -1,0 +1,1 @@
+"""The Model users hold, and the engine behind it."""

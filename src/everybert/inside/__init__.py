@@ -1,0 +1,1 @@
+"""What an encoder does, as data and as HTML."""

@@ -1,0 +1,1 @@
+"""The encoder: configuration, ragged batches, blocks and heads."""

@@ -1,0 +1,159 @@
+"""One frozen configuration that spans the family: a variant is a setting, not a copy of a file.
+
+What differs between BERT, RoBERTa, XLM-R, DistilBERT, ALBERT, Longformer, ModernBERT and the pre-norm BERT and
+RoBERTa is listed here, once. `PRESETS` (in presets.py) carries the published sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from everybert.errors import EverybertError
+
+Family = Literal[
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "distilbert",
+    "albert",
+    "longformer",
+    "modernbert",
+    "megatron-bert",
+    "roberta-prelayernorm",
+]
+FAMILIES: tuple[str, ...] = Family.__args__  # type: ignore[attr-defined]
+
+Activation = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"]
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """The shape of an encoder. Sizes are counts; probabilities lie in [0, 1)."""
+
+    family: Family = "bert"
+    """The `transformers` model type whose folder layout and head forms this encoder has."""
+    vocab_size: int = 30522
+    """V: rows of the token embedding."""
+    hidden_size: int = 768
+    """H: width of the residual stream."""
+    layers: int = 12
+    """L: how many layers are applied (ALBERT applies few sets of weights many times)."""
+    heads: int = 12
+    """A: attention heads; the head size D is H / A."""
+    intermediate_size: int = 3072
+    """Width inside the feed-forward block."""
+    embedding_size: int | None = None
+    """E: width of the embedding tables when it differs from H (ALBERT's factorisation); None means H."""
+    max_positions: int = 512
+    """The window: the longest sequence, special tokens included."""
+    positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
+    """How a token knows where it stands. Sinusoidal is a fixed table (Vaswani et al. 2017, §3.5)."""
+    position_offset: int = 0
+    """Unused rows at the start of the position table (RoBERTa counts from padding_idx + 1 = 2)."""
+    segments: int = 2
+    """Rows of the segment table: 2 (BERT), 1 (RoBERTa) or 0 (DistilBERT, ModernBERT: no table)."""
+    embedding_norm: bool = True
+    """LayerNorm after the embedding sum (megatron-bert has none)."""
+    norm: Literal["post", "pre"] = "post"
+    """LayerNorm after each residual sum (BERT) or before each block, with one more at the end (pre-norm)."""
+    first_attention_norm: bool = True
+    """Pre-norm only: whether layer 0 normalises before attention (ModernBERT's embeddings just did)."""
+    norm_eps: float = 1e-12
+    """LayerNorm's epsilon."""
+    norm_bias: bool = True
+    """Whether LayerNorm has a bias."""
+    linear_bias: bool = True
+    """Whether the layers' matrices have biases."""
+    activation: Activation = "gelu"
+    """gelu: x·Φ(x) exactly; gelu_tanh: its tanh form (ALBERT); gelu_sigmoid: x·σ(1.702x); relu; silu."""
+    feed_forward: Literal["mlp", "glu"] = "mlp"
+    """mlp: W₂·act(W₁x). glu: W₂·(act(W₁x) ⊙ W₃x), GeGLU in ModernBERT."""
+    layer_groups: int | None = None
+    """ALBERT: number of distinct sets of layer weights; None means every layer has its own."""
+    inner_layers: int = 1
+    """ALBERT: layers inside a group, applied one after the other each time the group is."""
+    windows: tuple[int | None, ...] | None = None
+    """Sliding window per layer, one-sided: token i sees |i − j| ≤ w. None (whole or per layer): all tokens."""
+    global_attention: bool = False
+    """Longformer: chosen tokens see, and are seen by, all; they use projections of their own."""
+    rotary_theta: float = 160_000.0
+    """Rotary base of the full-attention layers."""
+    rotary_theta_local: float = 10_000.0
+    """Rotary base of the sliding-window layers."""
+    dropout: float = 0.1
+    """On the embeddings and on each block's output, while training."""
+    attention_dropout: float = 0.1
+    """On the attention probabilities, while training (varlen kernels lack it: attention.py takes another path)."""
+    feed_forward_dropout: float = 0.0
+    """Inside the feed-forward block, before its second matrix (ModernBERT's mlp_dropout)."""
+    classifier_dropout: float | None = None
+    """Before a task head's output layer; None means `dropout`."""
+    classifier_pooling: Literal["cls", "mean"] = "cls"
+    """ModernBERT: what its sequence classifier reads."""
+    init_range: float = 0.02
+    """Standard deviation of fresh weights."""
+    tied: bool = True
+    """Whether the MLM decoder is the token embedding transposed."""
+    pad_id: int = 0
+    """Id of the padding token: its embedding starts at zero and is what fills a pack's tail."""
+
+    def __post_init__(self) -> None:
+        def refuse(why: str) -> None:
+            raise EverybertError(f"encoder configuration: {why}")
+
+        if self.family not in FAMILIES:
+            refuse(f"family {self.family!r} is not known; choose one of {', '.join(FAMILIES)}")
+        for name in ("vocab_size", "hidden_size", "layers", "heads", "intermediate_size", "max_positions"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                refuse(f"{name} must be a whole number of at least 1, not {value!r}")
+        if self.hidden_size % self.heads:
+            refuse(f"hidden_size {self.hidden_size} is not a multiple of heads {self.heads}")
+        for name in ("dropout", "attention_dropout", "feed_forward_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                refuse(f"{name} must lie in [0, 1), not {getattr(self, name)!r}")
+        if self.layer_groups is not None and not 1 <= self.layer_groups <= self.layers:
+            refuse(f"layer_groups must lie in 1…{self.layers}, not {self.layer_groups}")
+        if self.windows is not None:
+            object.__setattr__(self, "windows", tuple(self.windows))
+            if len(self.windows) != self.layers:
+                refuse(f"windows has {len(self.windows)} entries for {self.layers} layers")
+            if any(w is not None and w < 1 for w in self.windows):
+                refuse("a sliding window must be at least 1")
+        if self.positions == "rotary" and self.head_size % 2:
+            refuse(f"rotary positions need an even head size, not {self.head_size}")
+
+    @property
+    def head_size(self) -> int:
+        """D = H / A."""
+        return self.hidden_size // self.heads
+
+    @property
+    def embedding_width(self) -> int:
+        """E, which is H unless the embeddings are factorised."""
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def layer_order(self) -> tuple[int, ...]:
+        """Which set of weights each applied layer uses: (0, 1, …) or, for ALBERT, the groups repeated."""
+        if self.layer_groups is None:
+            return tuple(range(self.layers))
+        order: list[int] = []
+        for i in range(self.layers):
+            group = i * self.layer_groups // self.layers
+            order += [group * self.inner_layers + k for k in range(self.inner_layers)]
+        return tuple(order)
+
+    def window(self, layer: int) -> int | None:
+        """The one-sided sliding window of an applied layer, or None for full attention."""
+        return self.windows[layer] if self.windows is not None else None
+
+    def replace(self, **changes: Any) -> EncoderConfig:
+        """A copy with some fields changed; unknown names are refused."""
+        known = {f.name for f in dataclasses.fields(self)}
+        for name in changes:
+            if name not in known:
+                raise EverybertError(f"encoder configuration has no field {name!r}")
+        return dataclasses.replace(self, **changes)

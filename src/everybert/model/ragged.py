@@ -1,0 +1,138 @@
+"""Ragged: the only batch type. A batch is one flat run of tokens with offsets; there is no padding.
+
+Legend: T tokens in the batch, B sequences, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from everybert.errors import EverybertError
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """B sequences of unequal length, laid end to end."""
+
+    tokens_T: Tensor
+    """int64 token ids."""
+    offsets_B1: Tensor
+    """int32, B + 1 entries: sequence b is tokens offsets[b] … offsets[b + 1]; on the tokens' device."""
+    lengths: tuple[int, ...]
+    """The B lengths on the host, so that grouping needs no device synchronisation."""
+    positions_T: Tensor
+    """int64, 0 … n − 1 within each sequence."""
+    segments_T: Tensor | None = None
+    """int64 segment ids, or None for all zeros."""
+    globals_T: Tensor | None = None
+    """bool, Longformer's global tokens, or None for none."""
+    max_length: int = 0
+    """An upper bound of the lengths; constant over a run, so that kernels are compiled once."""
+    extra: dict = field(default_factory=dict, compare=False)
+    """Labels and the like that travel with the batch; `to` moves its tensors too."""
+
+    @classmethod
+    def of(
+        cls,
+        sequences: Sequence[Sequence[int]],
+        segments: Sequence[Sequence[int]] | None = None,
+        global_tokens: Sequence[Sequence[int]] | None = None,
+        device: torch.device | str | None = None,
+    ) -> Ragged:
+        """A batch from lists of ids. `global_tokens` lists, per sequence, the indices that are global."""
+        if not sequences:
+            raise EverybertError("a batch needs at least one sequence")
+        lengths = tuple(len(s) for s in sequences)
+        if min(lengths) == 0:
+            raise EverybertError(f"sequence {lengths.index(0)} of the batch is empty; give it at least one token")
+        tokens = np.concatenate([np.asarray(s, dtype=np.int64) for s in sequences])
+        segments_T = None
+        if segments is not None:
+            if tuple(len(s) for s in segments) != lengths:
+                raise EverybertError("segments must have one entry for each token of each sequence")
+            segments_T = torch.from_numpy(np.concatenate([np.asarray(s, dtype=np.int64) for s in segments]))
+        globals_T = None
+        if global_tokens is not None:
+            mark = np.zeros(len(tokens), dtype=bool)
+            for start, n, chosen in zip(accumulate((0, *lengths)), lengths, global_tokens):
+                for i in chosen:
+                    if not 0 <= i < n:
+                        raise EverybertError(f"global token {i} lies outside its sequence of {n} tokens")
+                    mark[start + i] = True
+            globals_T = torch.from_numpy(mark)
+        return cls.flat(torch.from_numpy(tokens), lengths, segments_T, globals_T).to(device)
+
+    @classmethod
+    def flat(
+        cls,
+        tokens_T: Tensor,
+        lengths: Sequence[int],
+        segments_T: Tensor | None = None,
+        globals_T: Tensor | None = None,
+        max_length: int | None = None,
+    ) -> Ragged:
+        """A batch from tokens that are already end to end."""
+        lengths = tuple(lengths)
+        offsets = np.fromiter(accumulate(lengths, initial=0), dtype=np.int32, count=len(lengths) + 1)
+        starts = np.repeat(offsets[:-1], lengths)
+        positions = np.arange(len(starts), dtype=np.int64) - starts
+        device = tokens_T.device
+        return cls(
+            tokens_T=tokens_T,
+            offsets_B1=torch.from_numpy(offsets).to(device),
+            lengths=lengths,
+            positions_T=torch.from_numpy(positions).to(device),
+            segments_T=segments_T,
+            globals_T=globals_T,
+            max_length=max_length or max(lengths),
+        )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tokens are."""
+        return self.tokens_T.device
+
+    @property
+    def first_B(self) -> Tensor:
+        """int32 index of each sequence's first token, which is [CLS]."""
+        return self.offsets_B1[:-1]
+
+    @cached_property
+    def groups(self) -> list[tuple[int, list[int]]]:
+        """(length, sequence numbers) for each distinct length: what one rectangular attention call can take."""
+        by_length: dict[int, list[int]] = {}
+        for b, n in enumerate(self.lengths):
+            by_length.setdefault(n, []).append(b)
+        return list(by_length.items())
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """Cut a per-token tensor (T, …) into one (n_b, …) view for each sequence."""
+        return list(torch.split(x, self.lengths))
+
+    def to(self, device: torch.device | str | None, non_blocking: bool = False) -> Ragged:
+        """The same batch on another device."""
+        if device is None:
+            return self
+
+        def move(x):  # noqa: ANN001, ANN202
+            return x.to(device, non_blocking=non_blocking) if isinstance(x, Tensor) else x
+
+        return replace(
+            self,
+            tokens_T=move(self.tokens_T),
+            offsets_B1=move(self.offsets_B1),
+            positions_T=move(self.positions_T),
+            segments_T=move(self.segments_T),
+            globals_T=move(self.globals_T),
+            extra={k: move(v) for k, v in self.extra.items()},
+        )

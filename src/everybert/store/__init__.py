@@ -1,0 +1,1 @@
+"""Model folders: atomic, hashed, and readable by the ecosystem."""

@@ -1,0 +1,1 @@
+"""One file a task: records, features, head, loss, prediction."""

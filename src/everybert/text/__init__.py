@@ -1,0 +1,1 @@
+"""Raw text to token ids: tokenizer, sentences, readers, windows."""
