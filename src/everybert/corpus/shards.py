@@ -1,0 +1,243 @@
+"""Token shards on disk and the memory-mapped view of a corpus that batches are cut from.
+
+A corpus folder holds
+
+    corpus.json              what it is: dtype, vocabulary, tokenizer digest, languages, splits, counts, files
+    tokenizer/               the tokenizer that made it
+    unigram.npy              int64 count of every token id over the training split
+    pmi.npz                  mined collocations (only after `--pmi`)
+    shards/NAME.tokens.bin   flat little-endian token ids, no special tokens
+    shards/NAME.sentences.npy  int64 token offset of every sentence, and the end      (n_sentences + 1)
+    shards/NAME.documents.npy  int64 sentence index of every document, and the end    (n_documents + 1)
+    shards/NAME.languages.npy  uint8 language of every document (only with several languages)
+"""
+
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from everybert.errors import EverybertError
+
+VERSION = 1
+OPEN_SHARDS = (
+    256  # memory maps kept open at once: each holds a file descriptor, and limits of 1,024 are common
+)
+
+
+def dtype_for(vocab_size: int) -> np.dtype:
+    """The smallest unsigned little-endian type that holds every id."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard in memory: ids, and the offsets of its sentences and documents (both end-inclusive)."""
+
+    tokens: np.ndarray
+    sentences: np.ndarray
+    documents: np.ndarray
+    languages: np.ndarray | None = None
+
+
+def write_shard(folder: Path, name: str, shard: Shard) -> list[Path]:
+    """Write and sync the files of one shard; returns their paths."""
+    tokens = folder / f"{name}.tokens.bin"
+    with tokens.open("wb") as file:
+        shard.tokens.tofile(file)
+        _sync(file)
+    arrays = {"sentences": shard.sentences.astype("<i8"), "documents": shard.documents.astype("<i8")}
+    if shard.languages is not None:
+        arrays["languages"] = shard.languages.astype(np.uint8)
+    paths = [tokens]
+    for kind, array in arrays.items():
+        paths.append(folder / f"{name}.{kind}.npy")
+        with paths[-1].open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+            _sync(file)
+    return paths
+
+
+def _sync(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+class Corpus:
+    """A split of a corpus folder, numbered globally over its shards; token ids stay on disk until asked for.
+
+    `document_sentences` (n_documents + 1) and `sentence_offsets` (n_sentences + 1) are int64 arrays in
+    memory: document d is sentences `document_sentences[d]:document_sentences[d + 1]`, sentence s is tokens
+    `sentence_offsets[s]:sentence_offsets[s + 1]`. `document_language` indexes `languages`, or is None.
+    """
+
+    def __init__(self, path: str | Path, split: str = "train"):
+        self.path = Path(path)
+        self.split = split
+        self.meta = read_meta(self.path)
+        names = self.meta["splits"].get(split)
+        if names is None:
+            raise EverybertError(f"{path} has no split {split!r}: it has {', '.join(self.meta['splits'])}")
+        if not names:
+            raise EverybertError(
+                f"the {split} split of {path} is empty: build it from more text or with another --heldout"
+            )
+        self.vocab_size: int = self.meta["vocab_size"]
+        self.dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
+        self.tokenizer_digest: str = self.meta["tokenizer_digest"]
+        self.languages: tuple[str, ...] = tuple(self.meta["languages"])
+        self._files = [self.path / "shards" / f"{name}.tokens.bin" for name in names]
+        self._maps: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._load_index(names)
+
+    @classmethod
+    def open(cls, path: str | Path, split: str = "train") -> "Corpus":
+        """Map the shards of one split ("train" or "heldout")."""
+        return cls(path, split)
+
+    def __reduce__(self):
+        # Loader workers reopen the files: cheaper than shipping the offsets, and maps cannot be pickled.
+        return Corpus, (self.path, self.split)
+
+    def _load_index(self, names: list[str]) -> None:
+        sentences = [self._array(name, "sentences") for name in names]
+        documents = [self._array(name, "documents") for name in names]
+        self._bases = np.cumsum([0, *(int(array[-1]) for array in sentences)])
+        for file, tokens in zip(self._files, np.diff(self._bases)):
+            if not file.exists() or file.stat().st_size != tokens * self.dtype.itemsize:
+                raise EverybertError(f"{file} is missing or cut short: build the corpus again")
+        self.sentence_offsets = _chain(sentences)
+        self.document_sentences = _chain(documents)
+        self.document_language: np.ndarray | None = None
+        if len(self.languages) > 1:
+            self.document_language = np.concatenate([self._array(name, "languages") for name in names])
+
+    def _array(self, name: str, kind: str) -> np.ndarray:
+        file = self.path / "shards" / f"{name}.{kind}.npy"
+        try:
+            return np.load(file, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise EverybertError(f"{file} cannot be read ({error}): build the corpus again") from error
+
+    @property
+    def documents(self) -> int:
+        """How many documents the split has."""
+        return len(self.document_sentences) - 1
+
+    @property
+    def sentences(self) -> int:
+        """How many sentences the split has."""
+        return len(self.sentence_offsets) - 1
+
+    @property
+    def token_count(self) -> int:
+        """How many tokens the split has."""
+        return int(self._bases[-1])
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The folder of the tokenizer that made this corpus."""
+        return self.path / "tokenizer"
+
+    def check_tokenizer(self, digest: str) -> None:
+        """Refuse a tokenizer other than the one the corpus was built with."""
+        if digest != self.tokenizer_digest:
+            raise EverybertError(
+                f"the tokenizer (sha256 {digest[:12]}…) does not belong to the corpus {self.path} (made by "
+                f"{self.tokenizer_digest[:12]}…): use {self.tokenizer_path} or build the corpus again"
+            )
+
+    def _tokens_of(self, shard: int) -> np.ndarray:
+        if shard not in self._maps:
+            self._maps[shard] = np.memmap(self._files[shard], dtype=self.dtype, mode="r")
+            if len(self._maps) > OPEN_SHARDS:
+                self._maps.popitem(last=False)
+        return self._maps[shard]
+
+    def tokens(self, start: int, stop: int) -> np.ndarray:
+        """The ids from global token offset `start` up to `stop`, read-only where they lie in one shard."""
+        if not 0 <= start <= stop <= self.token_count:
+            raise IndexError(f"tokens {start}:{stop} of a corpus of {self.token_count}")
+        parts = [np.asarray(self._tokens_of(i)[a:b]) for i, a, b in self._pieces(start, stop)]
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty(0, self.dtype)
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """The (shard, from, to) pieces that a run of global offsets is made of."""
+        shard = int(np.searchsorted(self._bases, start, side="right")) - 1
+        while start < stop:
+            base, end = int(self._bases[shard]), int(self._bases[shard + 1])
+            if end > start:
+                yield shard, start - base, min(stop, end) - base
+                start = min(stop, end)
+            shard += 1
+
+    def gather(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """The runs `starts[i]:stops[i]` of global token offsets, one after another in a flat array."""
+        starts, stops = np.asarray(starts, np.int64), np.asarray(stops, np.int64)
+        lengths = stops - starts
+        ends = np.cumsum(lengths)
+        total = int(ends[-1]) if len(ends) else 0
+        if total == 0:
+            return np.empty(0, self.dtype)
+        index = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+        if index.min() < 0 or index.max() >= self.token_count:
+            raise IndexError(f"tokens outside a corpus of {self.token_count}")
+        shards = np.searchsorted(self._bases, index, side="right") - 1
+        out = np.empty(total, self.dtype)
+        for shard in np.unique(shards):
+            here = shards == shard
+            out[here] = self._tokens_of(int(shard))[index[here] - self._bases[shard]]
+        return out
+
+    def unigram(self) -> np.ndarray:
+        """Count of every token id over the training split, int64 (V,)."""
+        return np.load(self.path / "unigram.npy", allow_pickle=False)
+
+    def collocations(self) -> list[tuple[int, ...]] | None:
+        """The mined collocations as tuples of token ids, longest first; None when none were mined."""
+        file = self.path / "pmi.npz"
+        if not file.exists():
+            return None
+        with np.load(file, allow_pickle=False) as data:
+            ids, offsets = data["ids"].tolist(), data["offsets"].tolist()
+        return [tuple(ids[a:b]) for a, b in pairwise(offsets)]
+
+
+def _chain(arrays: list[np.ndarray]) -> np.ndarray:
+    """Join per-shard offsets (each from 0 to its end) into one array from 0 to the sum of the ends."""
+    out = np.zeros(sum(len(array) - 1 for array in arrays) + 1, np.int64)
+    at = 0
+    for array in arrays:
+        np.add(array[1:], out[at], out=out[at + 1 : at + len(array)])
+        at += len(array) - 1
+    return out
+
+
+def read_meta(path: str | Path) -> dict[str, Any]:
+    """The corpus.json of a folder, checked for being a corpus this version reads."""
+    path = Path(path)
+    file = path / "corpus.json"
+    if not file.exists():
+        if path.with_name(path.name + ".building").exists():
+            raise EverybertError(
+                f"{path} is not finished: run its `everybert corpus build` again to continue"
+            )
+        raise EverybertError(f"{path} is not a corpus folder: make one with `everybert corpus build`")
+    try:
+        meta = json.loads(file.read_text("utf-8"))
+        version = meta["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise EverybertError(f"{file} is damaged ({error}): build the corpus again") from error
+    if version != VERSION:
+        raise EverybertError(
+            f"{path} has corpus format {version}, this everybert reads {VERSION}: build it again"
+        )
+    return meta
