@@ -92,6 +92,10 @@ class EncoderConfig:
     """Before a task head's output layer; None means `dropout`."""
     classifier_pooling: Literal["cls", "mean"] = "cls"
     """ModernBERT: what its sequence classifier reads."""
+    classifier_form: Literal["family", "cls"] = "family"
+    """family: the sequence classifier `transformers` gives this family; cls: one matrix on the raw [CLS] vector."""
+    head_bias: bool = True
+    """Whether the dense layer inside the MLM and task heads has a bias (ModernBERT: no)."""
     init_range: float = 0.02
     """Standard deviation of fresh weights."""
     tied: bool = True

@@ -108,12 +108,41 @@ class Ragged:
         return self.offsets_B1[:-1]
 
     @cached_property
-    def groups(self) -> list[tuple[int, list[int]]]:
-        """(length, sequence numbers) for each distinct length: what one rectangular attention call can take."""
+    def sequence_T(self) -> Tensor:
+        """int64: the number of the sequence each token belongs to."""
+        numbers = np.repeat(np.arange(len(self.lengths), dtype=np.int64), self.lengths)
+        return torch.from_numpy(numbers).to(self.device)
+
+    @cached_property
+    def groups(self) -> list[tuple[int, slice | Tensor]]:
+        """(length, rows) for each distinct length: the tokens that one rectangular attention call can take.
+
+        Rows are a slice where the sequences of that length lie next to each other, else an index.
+        """
+        starts = [0, *accumulate(self.lengths)]
         by_length: dict[int, list[int]] = {}
         for b, n in enumerate(self.lengths):
-            by_length.setdefault(n, []).append(b)
-        return list(by_length.items())
+            by_length.setdefault(n, []).append(starts[b])
+        out: list[tuple[int, slice | Tensor]] = []
+        for n, at in by_length.items():
+            if at[-1] - at[0] == n * (len(at) - 1):
+                out.append((n, slice(at[0], at[-1] + n)))
+            else:
+                rows = (np.asarray(at)[:, None] + np.arange(n)).ravel()
+                out.append((n, torch.from_numpy(rows).to(self.device)))
+        return out
+
+    @cached_property
+    def ungroup(self) -> Tensor | None:
+        """Where each token stands once the groups are laid end to end; None when that is where it was."""
+        total = len(self.tokens_T)
+        rows = [np.arange(r.start, r.stop) if isinstance(r, slice) else r.cpu().numpy() for _, r in self.groups]
+        order = np.concatenate(rows)
+        if bool((order == np.arange(total)).all()):
+            return None
+        back = np.empty(total, dtype=np.int64)
+        back[order] = np.arange(total)
+        return torch.from_numpy(back).to(self.device)
 
     def split(self, x: Tensor) -> list[Tensor]:
         """Cut a per-token tensor (T, …) into one (n_b, …) view for each sequence."""

@@ -1,0 +1,231 @@
+"""Scaled dot-product attention over ragged batches. The only file that knows how a backend wants its sequences.
+
+Attention(Q, K, V) = softmax(Q Kᵀ / √D) V, for each head, within each sequence (Vaswani et al. 2017, eq. 1).
+
+| where                                   | how                                                            |
+|-----------------------------------------|----------------------------------------------------------------|
+| CUDA, bf16 or fp16                      | varlen flash attention: one kernel for the whole ragged batch  |
+| CPU, or fp32                            | sequences of equal length share one rectangular SDPA call      |
+| sliding window (long sequences)         | blocks of queries, each with the keys it can see: O(n·w)       |
+| global tokens (Longformer)              | as above, plus the global keys for all and full rows for them  |
+| someone watches the weights             | the textbook formula, one sequence at a time                   |
+
+Legend: T tokens in the batch, A heads, D head size, n tokens of one sequence, w one-sided window.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from everybert.model.config import EncoderConfig
+from everybert.model.ragged import Ragged
+
+Watch = Callable[[str, Tensor], None]
+Rotary = tuple[Tensor, Tensor]
+
+QUERY_BLOCK = 256
+"""Fewest queries in a block of windowed attention: smaller blocks would spend their time on calls."""
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention: project to Q, K, V in one product, attend, project back."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.heads = config.heads
+        self.dropout = config.attention_dropout
+        self.qkv = nn.Linear(width, 3 * width, bias=config.linear_bias)
+        self.qkv_global = nn.Linear(width, 3 * width, bias=config.linear_bias) if config.global_attention else None
+        self.output = nn.Linear(width, width, bias=config.linear_bias)
+
+    def forward(
+        self,
+        x_TH: Tensor,
+        batch: Ragged,
+        window: int | None = None,
+        rotary: Rotary | None = None,
+        watch: Watch | None = None,
+    ) -> Tensor:
+        """(T, H) → (T, H)."""
+        q_TAD, k_TAD, v_TAD = self.qkv(x_TH).unflatten(-1, (3, self.heads, -1)).unbind(1)
+        if rotary is not None:
+            q_TAD, k_TAD = rotate(q_TAD, *rotary), rotate(k_TAD, *rotary)
+        own_TAD = None  # what the global tokens use instead (Longformer, §3.1)
+        if self.qkv_global is not None and batch.globals_T is not None:
+            own_TAD = self.qkv_global(x_TH).unflatten(-1, (3, self.heads, -1)).unbind(1)
+        p = self.dropout if self.training else 0.0
+        if watch is not None:
+            mixed_TAD = watched(q_TAD, k_TAD, v_TAD, batch, window, own_TAD, watch)
+        else:
+            mixed_TAD = attend(q_TAD, k_TAD, v_TAD, batch, window, own_TAD, p)
+        return self.output(mixed_TAD.flatten(1))
+
+
+def attend(
+    q_TAD: Tensor,
+    k_TAD: Tensor,
+    v_TAD: Tensor,
+    batch: Ragged,
+    window: int | None = None,
+    own_TAD: tuple[Tensor, ...] | None = None,
+    p: float = 0.0,
+) -> Tensor:
+    """Attention within each sequence by the best means at hand. `p` is dropout on the probabilities."""
+    if own_TAD is None and q_TAD.is_cuda and q_TAD.dtype in (torch.bfloat16, torch.float16):
+        if window is None or _varlen_has_window():
+            return varlen(q_TAD, k_TAD, v_TAD, batch, window, p)
+    if own_TAD is None and (window is None or max(batch.lengths) <= window + 1):
+        return grouped(q_TAD, k_TAD, v_TAD, batch, p)
+    return windowed(q_TAD, k_TAD, v_TAD, batch, window, own_TAD, p)
+
+
+def rotate(x_TAD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    """Rotary positions (Su et al. 2021, eq. 34): turn each pair of features by its position's angle."""
+    x = x_TAD.float()
+    one, two = x.chunk(2, dim=-1)
+    return (x * cos_TD[:, None] + torch.cat((-two, one), dim=-1) * sin_TD[:, None]).to(x_TAD.dtype)
+
+
+# ── the whole batch in one kernel ────────────────────────────────────────────────────────────────────────────
+
+
+def varlen(q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, batch: Ragged, window: int | None, p: float) -> Tensor:
+    """Flash attention over the ragged batch as it lies (CUDA, half precision)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    offsets, longest = batch.offsets_B1, batch.max_length
+    if p > 0.0:
+        # varlen_attn fixes dropout to 0; the kernel below it takes a probability.
+        span = {} if window is None else {"window_size_left": window, "window_size_right": window}
+        out, *_ = torch.ops.aten._flash_attention_forward(
+            q_TAD, k_TAD, v_TAD, offsets, offsets, longest, longest, p, False, False, **span
+        )
+        return out
+    span = {} if window is None else {"window_size": (window, window)}
+    return varlen_attn(q_TAD, k_TAD, v_TAD, offsets, offsets, longest, longest, **span)
+
+
+@cache
+def _varlen_has_window() -> bool:
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "window_size" in inspect.signature(varlen_attn).parameters
+
+
+# ── sequences of equal length together ───────────────────────────────────────────────────────────────────────
+
+
+def grouped(q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, batch: Ragged, p: float) -> Tensor:
+    """One rectangular SDPA call for each distinct length; rows are gathered only where they do not lie together."""
+    pieces = []
+    for n, rows in batch.groups:
+        q, k, v = (x[rows].unflatten(0, (-1, n)).transpose(1, 2) for x in (q_TAD, k_TAD, v_TAD))
+        pieces.append(sdpa(q, k, v, dropout_p=p).transpose(1, 2).flatten(0, 1))
+    if len(pieces) == 1 and batch.ungroup is None:
+        return pieces[0]
+    out_TAD = torch.cat(pieces)
+    return out_TAD if batch.ungroup is None else out_TAD[batch.ungroup]
+
+
+# ── sliding windows, with or without global tokens ───────────────────────────────────────────────────────────
+
+
+def windowed(
+    q_TAD: Tensor,
+    k_TAD: Tensor,
+    v_TAD: Tensor,
+    batch: Ragged,
+    window: int | None,
+    own_TAD: tuple[Tensor, ...] | None,
+    p: float,
+) -> Tensor:
+    """Token i sees |i − j| ≤ w and the global tokens; a global token sees all (Longformer, Beltagy et al. 2020)."""
+    split = [batch.split(x) for x in (q_TAD, k_TAD, v_TAD)]
+    chosen = batch.split(batch.globals_T) if own_TAD is not None and batch.globals_T is not None else None
+    own = [batch.split(x) for x in own_TAD] if own_TAD is not None else None
+    out = []
+    for b, n in enumerate(batch.lengths):
+        q, k, v = (x[b].transpose(0, 1)[None] for x in split)  # (1, A, n, D)
+        at = chosen[b].nonzero().flatten() if chosen is not None else None
+        mixed = _blocks(q, k, v, n if window is None else window, at if at is not None and len(at) else None, p)
+        if own is not None and at is not None and len(at):
+            q, k, v = (x[b].transpose(0, 1)[None] for x in own)
+            mixed = mixed.index_copy(2, at, sdpa(q[:, :, at], k, v, dropout_p=p).to(mixed.dtype))
+        out.append(mixed[0].transpose(0, 1))
+    return torch.cat(out)
+
+
+def _blocks(q: Tensor, k: Tensor, v: Tensor, w: int, at: Tensor | None, p: float) -> Tensor:
+    """One sequence (1, A, n, D), block after block of queries: memory grows with n·w, not n²."""
+    n = q.shape[2]
+    size = max(w, QUERY_BLOCK)
+    band = _band(min(size, n), w, q.device)
+    is_global = torch.zeros(n, dtype=torch.bool, device=q.device)
+    if at is not None:
+        is_global[at] = True
+        k_global, v_global = k[:, :, at], v[:, :, at]
+    pieces = []
+    for start in range(0, n, size):
+        stop = min(start + size, n)
+        left, right = max(0, start - w), min(n, stop + w)
+        shift = left - (start - w)
+        mask = band[: stop - start, shift : shift + right - left]
+        keys, values = k[:, :, left:right], v[:, :, left:right]
+        if at is not None:  # global keys come once, at the end, not again inside the window
+            mask = torch.cat((mask & ~is_global[left:right], mask.new_ones(stop - start, len(at))), dim=1)
+            keys, values = torch.cat((keys, k_global), dim=2), torch.cat((values, v_global), dim=2)
+        pieces.append(sdpa(q[:, :, start:stop], keys, values, attn_mask=mask, dropout_p=p))
+    return torch.cat(pieces, dim=2)
+
+
+def _band(rows: int, w: int, device: torch.device) -> Tensor:
+    """bool (rows, rows + 2w): query r of a block sees key c, counted from w before the block, iff 0 ≤ c − r ≤ 2w."""
+    gap = torch.arange(rows + 2 * w, device=device)[None] - torch.arange(rows, device=device)[:, None]
+    return (gap >= 0) & (gap <= 2 * w)
+
+
+# ── the textbook formula, for those who look inside ──────────────────────────────────────────────────────────
+
+
+def watched(
+    q_TAD: Tensor,
+    k_TAD: Tensor,
+    v_TAD: Tensor,
+    batch: Ragged,
+    window: int | None,
+    own_TAD: tuple[Tensor, ...] | None,
+    watch: Watch,
+) -> Tensor:
+    """softmax(Q Kᵀ / √D) V written out, telling `watch` each part of each sequence. No dropout."""
+    out = []
+    scale = q_TAD.shape[-1] ** -0.5
+    for b, n in enumerate(batch.lengths):
+        q, k, v = (batch.split(x)[b].transpose(0, 1) for x in (q_TAD, k_TAD, v_TAD))  # (A, n, D)
+        visible = torch.ones(n, n, dtype=torch.bool, device=q.device)
+        if window is not None:
+            at = torch.arange(n, device=q.device)
+            visible = (at[:, None] - at[None]).abs() <= window
+        chosen = batch.split(batch.globals_T)[b] if batch.globals_T is not None and own_TAD is not None else None
+        if chosen is not None:
+            visible = visible | chosen[None]
+        scores = (q @ k.transpose(1, 2) * scale).masked_fill(~visible, float("-inf"))
+        weights = torch.softmax(scores, dim=-1)
+        mixed = weights @ v
+        if chosen is not None and own_TAD is not None:
+            q_own, k_own, v_own = (batch.split(x)[b].transpose(0, 1) for x in own_TAD)
+            own_scores = q_own @ k_own.transpose(1, 2) * scale
+            own_weights = torch.softmax(own_scores, dim=-1)
+            scores = torch.where(chosen[None, :, None], own_scores, scores)
+            mixed = torch.where(chosen[None, :, None], own_weights @ v_own, mixed)
+            weights = torch.where(chosen[None, :, None], own_weights, weights)
+        for name, value in (("q", q), ("k", k), ("v", v), ("scores", scores), ("weights", weights), ("mixed", mixed)):
+            watch(f"attention.{name}", value)
+        out.append(mixed.transpose(0, 1))
+    return torch.cat(out)

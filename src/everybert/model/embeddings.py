@@ -1,0 +1,77 @@
+"""Token + segment + position embeddings, summed, normalised, dropped out (Devlin et al. 2019, figure 2).
+
+Legend: T tokens in the batch, E embedding width, H hidden, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from everybert.model.attention import Rotary, Watch
+from everybert.model.config import EncoderConfig
+from everybert.model.ragged import Ragged
+
+
+class Embeddings(nn.Module):
+    """Ids to vectors: x = LayerNorm(token + segment + position), widened to H where the tables are narrower."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        width = config.embedding_width
+        self.offset = config.position_offset
+        self.token = nn.Embedding(config.vocab_size, width)
+        self.position = self.segment = self.norm = self.projection = None
+        if config.positions != "rotary":
+            self.position = nn.Embedding(config.position_offset + config.max_positions, width)
+            self.position.weight.requires_grad_(config.positions == "learned")
+        if config.segments:
+            self.segment = nn.Embedding(config.segments, width)
+        if config.embedding_norm:
+            self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
+        self.dropout = nn.Dropout(config.dropout)
+        if config.embedding_size is not None:  # ALBERT: V×E + E×H instead of V×H
+            self.projection = nn.Linear(width, config.hidden_size)
+
+    def forward(self, batch: Ragged, watch: Watch | None = None) -> Tensor:
+        """(T) ids → (T, H)."""
+        parts = {"token": self.token(batch.tokens_T)}
+        if self.segment is not None:
+            if batch.segments_T is not None and self.segment.num_embeddings > 1:
+                parts["segment"] = self.segment(batch.segments_T)
+            else:
+                parts["segment"] = self.segment.weight[0].expand_as(parts["token"])
+        if self.position is not None:
+            parts["position"] = self.position(batch.positions_T + self.offset)
+        x_TE = sum(parts.values())
+        if watch is not None:
+            for name, value in parts.items():
+                watch(f"embeddings.{name}", value)
+            watch("embeddings.sum", x_TE)
+        if self.norm is not None:
+            x_TE = self.norm(x_TE)
+        x_TE = self.dropout(x_TE)
+        x_TH = x_TE if self.projection is None else self.projection(x_TE)
+        if watch is not None:
+            watch("embeddings", x_TH)
+        return x_TH
+
+
+def sinusoids(rows: int, width: int) -> Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/E)), PE(pos, 2i+1) = cos(same) (Vaswani et al. 2017, §3.5): (rows, E)."""
+    rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
+    angle = torch.arange(rows, dtype=torch.float64)[:, None] * rate
+    table = torch.empty(rows, width, dtype=torch.float64)
+    table[:, 0::2] = angle.sin()
+    table[:, 1::2] = angle.cos()[:, : width // 2]
+    return table.float()
+
+
+def rotary_table(positions_T: Tensor, head_size: int, theta: float) -> Rotary:
+    """cos and sin of each position's angles, (T, D) each, in fp32: angle_i = pos · θ^(−2i/D)."""
+    rate = 1.0 / theta ** (torch.arange(0, head_size, 2, device=positions_T.device).float() / head_size)
+    angle = positions_T[:, None].float() * rate
+    angle = torch.cat((angle, angle), dim=-1)
+    return angle.cos(), angle.sin()

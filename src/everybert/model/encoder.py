@@ -1,0 +1,215 @@
+"""The bidirectional encoder: embeddings, then L layers of attention and feed-forward, each with a residual.
+
+post-norm (BERT):   x ← LN(x + Attn(x));      x ← LN(x + FF(x))
+pre-norm:           x ← x + Attn(LN(x));      x ← x + FF(LN(x));      and one LN at the end
+
+Legend: T tokens in the batch, H hidden, I intermediate width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from everybert.errors import EverybertError
+from everybert.model.attention import Attention, Rotary, Watch
+from everybert.model.config import EncoderConfig
+from everybert.model.embeddings import Embeddings, rotary_table, sinusoids
+from everybert.model.ragged import Ragged
+
+
+def activate(x: Tensor, kind: str) -> Tensor:
+    """The feed-forward block's non-linearity (Hendrycks & Gimpel 2016 for the three forms of GELU)."""
+    if kind == "gelu":
+        return F.gelu(x)
+    if kind == "gelu_tanh":
+        return F.gelu(x, approximate="tanh")
+    if kind == "gelu_sigmoid":
+        return x * torch.sigmoid(1.702 * x)
+    if kind == "silu":
+        return F.silu(x)
+    return F.relu(x)
+
+
+class FeedForward(nn.Module):
+    """FF(x) = W₂·act(W₁x + b₁) + b₂, or gated: W₂·(act(W₁x) ⊙ W₃x)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.gated = config.feed_forward == "glu"
+        self.activation = config.activation
+        inner = config.intermediate_size
+        self.input = nn.Linear(config.hidden_size, 2 * inner if self.gated else inner, bias=config.linear_bias)
+        self.output = nn.Linear(inner, config.hidden_size, bias=config.linear_bias)
+        self.dropout = nn.Dropout(config.feed_forward_dropout)
+
+    def forward(self, x_TH: Tensor, watch: Watch | None = None) -> Tensor:
+        """(T, H) → (T, I) → (T, H)."""
+        wide = self.input(x_TH)
+        if self.gated:
+            wide, gate_TI = wide.chunk(2, dim=-1)
+            active_TI = activate(wide, self.activation) * gate_TI
+        else:
+            active_TI = activate(wide, self.activation)
+        if watch is not None:
+            watch("feed_forward.input", wide)
+            watch("feed_forward.active", active_TI)
+        return self.output(self.dropout(active_TI))
+
+
+class Layer(nn.Module):
+    """One encoder layer: attention and feed-forward, each added to the residual stream."""
+
+    def __init__(self, config: EncoderConfig, first: bool = False) -> None:
+        super().__init__()
+        self.pre = config.norm == "pre"
+        self.attention = Attention(config)
+        self.attention_norm: nn.LayerNorm | None = None
+        if not (self.pre and first and not config.first_attention_norm):
+            self.attention_norm = _norm(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = _norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x_TH: Tensor, batch: Ragged, window: int | None, rotary: Rotary | None, watch: Watch | None = None
+    ) -> Tensor:
+        """(T, H) → (T, H)."""
+        see = watch if watch is not None else _nothing
+        if self.pre:
+            ready_TH = x_TH if self.attention_norm is None else self.attention_norm(x_TH)
+            see("attention.norm", ready_TH)
+            added_TH = self.attention(ready_TH, batch, window, rotary, watch)
+            see("attention.output", added_TH)
+            x_TH = x_TH + self.dropout(added_TH)
+            see("attention.residual", x_TH)
+            ready_TH = self.feed_forward_norm(x_TH)
+            see("feed_forward.norm", ready_TH)
+            added_TH = self.feed_forward(ready_TH, watch)
+            see("feed_forward.output", added_TH)
+            x_TH = x_TH + self.dropout(added_TH)
+        else:
+            assert self.attention_norm is not None
+            added_TH = self.attention(x_TH, batch, window, rotary, watch)
+            see("attention.output", added_TH)
+            x_TH = x_TH + self.dropout(added_TH)
+            see("attention.residual", x_TH)
+            x_TH = self.attention_norm(x_TH)
+            see("attention.norm", x_TH)
+            added_TH = self.feed_forward(x_TH, watch)
+            see("feed_forward.output", added_TH)
+            x_TH = x_TH + self.dropout(added_TH)
+            see("feed_forward.residual", x_TH)
+            x_TH = self.feed_forward_norm(x_TH)
+        see("output", x_TH)
+        return x_TH
+
+
+class Encoder(nn.Module):
+    """Ids to contextual vectors: every kind of BERT by its configuration."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = Embeddings(config)
+        distinct = max(config.layer_order) + 1
+        self.layers = nn.ModuleList(Layer(config, first=i == 0) for i in range(distinct))
+        self.norm = _norm(config) if config.norm == "pre" else None
+        self.checkpointing = False
+        """Recompute each layer in the backward pass instead of keeping its activations (Chen et al. 2016)."""
+
+    def forward(
+        self,
+        batch: Ragged,
+        states: list[Tensor] | None = None,
+        watch: Watch | None = None,
+    ) -> Tensor:
+        """(T) ids → (T, H).
+
+        `states`, when given, receives the L + 1 hidden states: the embeddings, then each layer's output (the last
+        one normalised, so that it equals what is returned). `watch(name, tensor)` is told every intermediate.
+        """
+        config = self.config
+        x_TH = self.embeddings(batch, watch)
+        rotary = self._rotary(batch)
+        if states is not None:
+            states.append(x_TH)
+        for i, weights in enumerate(config.layer_order):
+            layer = self.layers[weights]
+            window = config.window(i // config.inner_layers)
+            named = _prefixed(watch, f"layers.{i}.") if watch is not None else None
+            turn = rotary[window is not None] if rotary else None
+            if self.checkpointing and torch.is_grad_enabled():
+                x_TH = checkpoint(layer, x_TH, batch, window, turn, use_reentrant=False)
+            else:
+                x_TH = layer(x_TH, batch, window, turn, named)
+            if states is not None:
+                states.append(x_TH)
+        if self.norm is not None:
+            x_TH = self.norm(x_TH)
+            if states is not None:
+                states[-1] = x_TH
+        if watch is not None:
+            watch("output", x_TH)
+        return x_TH
+
+    def _rotary(self, batch: Ragged) -> tuple[Rotary, Rotary] | None:
+        """The turns of the full-attention and of the sliding-window layers, made once a batch."""
+        config = self.config
+        if config.positions != "rotary":
+            return None
+        full = rotary_table(batch.positions_T, config.head_size, config.rotary_theta)
+        if config.windows is None:
+            return full, full
+        return full, rotary_table(batch.positions_T, config.head_size, config.rotary_theta_local)
+
+    def check(self, batch: Ragged) -> None:
+        """Refuse ids, segments and positions that the tables do not have, before a kernel reads out of bounds."""
+        low, high = int(batch.tokens_T.min()), int(batch.tokens_T.max())
+        if low < 0 or high >= self.config.vocab_size:
+            bad = low if low < 0 else high
+            raise EverybertError(
+                f"token id {bad} is outside the vocabulary of {self.config.vocab_size}; "
+                "the ids belong to another tokenizer"
+            )
+        longest = max(batch.lengths)
+        if self.config.positions != "rotary" and longest > self.config.max_positions:
+            raise EverybertError(
+                f"a sequence of {longest} tokens is longer than this model's {self.config.max_positions} positions; "
+                "cut it, or use windows"
+            )
+        if batch.segments_T is not None and self.config.segments > 1:
+            top = int(batch.segments_T.max())
+            if top >= self.config.segments or int(batch.segments_T.min()) < 0:
+                raise EverybertError(f"segment id {top} is outside this model's {self.config.segments} segments")
+
+
+def initialise(module: nn.Module, config: EncoderConfig) -> None:
+    """Fresh weights as BERT draws them: N(0, 0.02) for matrices and tables, zero biases, unit LayerNorms."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.normal_(part.weight, std=config.init_range)
+            if isinstance(part, nn.Linear) and part.bias is not None:
+                nn.init.zeros_(part.bias)
+        elif isinstance(part, nn.LayerNorm):
+            nn.init.ones_(part.weight)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+        if isinstance(part, Embeddings):
+            with torch.no_grad():
+                if config.positions == "sinusoidal" and part.position is not None:
+                    part.position.weight.copy_(sinusoids(*part.position.weight.shape))
+
+
+def _norm(config: EncoderConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
+
+
+def _prefixed(watch: Watch, prefix: str) -> Watch:
+    return lambda name, value: watch(prefix + name, value)
+
+
+def _nothing(name: str, value: Tensor) -> None:
+    """Nobody watches."""

@@ -1,0 +1,261 @@
+"""Heads: what is put on the encoder to predict something, and the network that holds both.
+
+The forms follow `transformers`, family by family, so that checkpoints and scores carry over:
+
+| head      | reads             | BERT, ALBERT, pre-norm BERT | RoBERTa & kin      | DistilBERT     | ModernBERT        |
+|-----------|-------------------|-----------------------------|--------------------|----------------|-------------------|
+| mlm       | masked positions  | dense, act, LN, tied decoder, in all of them                                          |
+| nsp       | pooled [CLS]      | linear (ALBERT's sentence order too), in all of them                                  |
+| classify  | [CLS]             | pooler, linear              | own dense+tanh     | own dense+relu | dense+gelu+LN     |
+| choose    | [CLS]             | pooler, linear              | pooler, linear     | own dense+relu | dense+gelu+LN     |
+| tag       | every token       | linear                      | linear             | linear         | dense+gelu+LN     |
+| answer    | every token       | linear                      | linear             | linear         | dense+gelu+LN     |
+
+Legend: T tokens in the batch, B sequences, H hidden, E embedding width, V vocabulary, M masked positions, C labels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from everybert.errors import EverybertError
+from everybert.model.config import EncoderConfig
+from everybert.model.encoder import Encoder, activate, initialise
+from everybert.model.ragged import Ragged
+
+HEADS = ("mlm", "nsp", "classify", "choose", "tag", "answer")
+
+
+class Pooler(nn.Module):
+    """tanh(W·x + b) of the first token: BERT's summary of a sequence."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, first_BH: Tensor) -> Tensor:
+        """(B, H) → (B, H)."""
+        return torch.tanh(self.dense(first_BH))
+
+
+class MaskedLM(nn.Module):
+    """logits = LN(act(W·x + b)) · Eᵀ + c, with E the token embedding unless untied (Devlin et al. 2019, §3.1)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        width = config.embedding_width
+        # RoBERTa and its kin fix the exact GELU here whatever their layers use.
+        self.activation = "gelu" if _family(config) in ("roberta", "modernbert") else config.activation
+        self.dense = nn.Linear(config.hidden_size, width, bias=config.head_bias)
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.decoder = None if config.tied else nn.Linear(width, config.vocab_size, bias=False)
+
+    def forward(self, x_MH: Tensor, token_VE: Tensor) -> Tensor:
+        """(M, H) → (M, V). Give only the positions to predict: the rest of the decoder's work is waste."""
+        ready_ME = self.transform(x_MH)
+        return F.linear(ready_ME, token_VE if self.decoder is None else self.decoder.weight, self.bias)
+
+    def transform(self, x_MH: Tensor) -> Tensor:
+        """(M, H) → (M, E): all but the decoder."""
+        return self.norm(activate(self.dense(x_MH), self.activation))
+
+
+class TaskHead(nn.Module):
+    """[dropout → dense → act → norm →] dropout → output; the bracket only in the forms that have a dense layer."""
+
+    def __init__(self, config: EncoderConfig, labels: int, form: str = "linear", drop: bool = True) -> None:
+        super().__init__()
+        width = config.hidden_size
+        rate = config.classifier_dropout if config.classifier_dropout is not None else config.dropout
+        self.form = form
+        self.dense = nn.Linear(width, width, bias=config.head_bias) if form in ("tanh", "relu", "norm") else None
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias) if form == "norm" else None
+        self.dropout = nn.Dropout(rate if drop else 0.0)
+        self.output = nn.Linear(width, labels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, H) → (…, C)."""
+        if self.dense is not None:
+            if self.form == "tanh":
+                x = torch.tanh(self.dense(self.dropout(x)))
+            else:
+                x = activate(self.dense(x), "relu" if self.form == "relu" else "gelu")
+            if self.norm is not None:
+                x = self.norm(x)
+        return self.output(self.dropout(x))
+
+
+class Network(nn.Module):
+    """An encoder with the heads it has. `heads` maps a head's name to its number of labels (None where fixed)."""
+
+    def __init__(self, config: EncoderConfig, heads: dict[str, int | None] | None = None, pooler: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.heads = nn.ModuleDict()
+        self.pooler: Pooler | None = Pooler(config) if pooler else None
+        initialise(self, config)
+        for name, labels in (heads or {}).items():
+            self.add_head(name, labels)
+
+    def add_head(self, name: str, labels: int | None = None) -> None:
+        """Put a freshly initialised head (and the pooler, where it needs one) on the encoder."""
+        config, family = self.config, _family(self.config)
+        if name not in HEADS:
+            raise EverybertError(f"there is no head {name!r}; choose one of {', '.join(HEADS)}")
+        if name in ("classify", "tag") and (labels is None or labels < 1):
+            raise EverybertError(f"the {name} head needs its number of labels")
+        head: nn.Module
+        if name == "mlm":
+            head = MaskedLM(config)
+        elif name == "nsp":
+            head = TaskHead(config, 2, drop=family == "albert")
+        elif name == "classify":
+            form = "linear" if config.classifier_form == "cls" else FORMS[family]
+            head = TaskHead(config, labels or 0, form)
+        elif name == "choose":
+            head = TaskHead(config, 1, "linear" if family == "roberta" else FORMS[family])
+        else:
+            form = "norm" if family == "modernbert" else "linear"
+            drops = name == "tag" or family in ("distilbert", "modernbert")
+            head = TaskHead(config, 2 if name == "answer" else labels or 0, form, drop=drops)
+        initialise(head, config)
+        like = self.encoder.embeddings.token.weight
+        self.heads[name] = head.to(device=like.device, dtype=like.dtype)
+        if self.reads_pooler(name) and self.pooler is None:
+            pooler = Pooler(config)
+            initialise(pooler, config)
+            self.pooler = pooler.to(device=like.device, dtype=like.dtype)
+
+    def reads_pooler(self, name: str) -> bool:
+        """Whether this family's head of that name stands on the pooler."""
+        family = _family(self.config)
+        if name == "classify":
+            return self.config.classifier_form == "family" and FORMS[family] == "pooler"
+        return name == "nsp" or (name == "choose" and family in ("bert", "albert", "roberta"))
+
+    def forward(self, batch: Ragged) -> Tensor:
+        """(T) ids → (T, H): the encoder's output, for the heads below."""
+        return self.encoder(batch)
+
+    def summary(self, x_TH: Tensor, batch: Ragged, name: str) -> Tensor:
+        """(B, H): what the sequence-level head of that name reads."""
+        if self.config.family == "modernbert" and self.config.classifier_pooling == "mean":
+            return pool_mean(x_TH, batch)
+        first_BH = x_TH[batch.first_B]
+        if self.reads_pooler(name):
+            assert self.pooler is not None
+            return self.pooler(first_BH)
+        return first_BH
+
+    def mlm_logits(self, x_TH: Tensor, index_M: Tensor | None = None) -> Tensor:
+        """(M, V) logits at the given token indices, or at all."""
+        x_MH = x_TH if index_M is None else x_TH[index_M]
+        return self._head("mlm")(x_MH, self.encoder.embeddings.token.weight)
+
+    def sequence_logits(self, x_TH: Tensor, batch: Ragged, name: str) -> Tensor:
+        """(B, C) logits of nsp or classify; (B, 1) of choose, one sequence a choice."""
+        return self._head(name)(self.summary(x_TH, batch, name))
+
+    def token_logits(self, x_TH: Tensor, name: str) -> Tensor:
+        """(T, C) logits of tag; (T, 2) start and end logits of answer."""
+        return self._head(name)(x_TH)
+
+    def _head(self, name: str) -> nn.Module:
+        if name not in self.heads:
+            has = ", ".join(self.heads) or "none"
+            raise EverybertError(f"this model has no {name} head (it has: {has}); load or fine-tune one that has")
+        return self.heads[name]
+
+
+FORMS = {"bert": "pooler", "albert": "pooler", "roberta": "tanh", "distilbert": "relu", "modernbert": "norm"}
+
+
+def _family(config: EncoderConfig) -> str:
+    """The family whose head forms a member shares."""
+    kin = {
+        "xlm-roberta": "roberta",
+        "longformer": "roberta",
+        "roberta-prelayernorm": "roberta",
+        "megatron-bert": "bert",
+    }
+    return kin.get(config.family, config.family)
+
+
+# ── pooling and losses over ragged batches ───────────────────────────────────────────────────────────────────
+
+
+def pool_mean(x_TH: Tensor, batch: Ragged) -> Tensor:
+    """(B, H): the mean over each sequence's tokens, summed in fp32."""
+    total_BH = x_TH.new_zeros(len(batch), x_TH.shape[-1], dtype=torch.float32)
+    total_BH.index_add_(0, batch.sequence_T, x_TH.float())
+    count_B1 = torch.tensor(batch.lengths, dtype=torch.float32, device=x_TH.device)[:, None]
+    return (total_BH / count_B1).to(x_TH.dtype)
+
+
+def log_partition(logits_T: Tensor, batch: Ragged) -> Tensor:
+    """(B): log Σ exp over each sequence's tokens, by the shifted form that cannot overflow."""
+    at_T = batch.sequence_T
+    low = torch.full((len(batch),), float("-inf"), dtype=logits_T.dtype, device=logits_T.device)
+    peak_B = low.scatter_reduce(0, at_T, logits_T, "amax").detach()
+    sum_B = torch.zeros_like(peak_B).index_add(0, at_T, (logits_T - peak_B[at_T]).exp())
+    return peak_B + sum_B.log()
+
+
+def mlm_loss(logits_MV: Tensor, labels_M: Tensor, reduction: str = "token", batch_M: Tensor | None = None) -> Tensor:
+    """Cross-entropy of the masked tokens; labels of −100 do not count.
+
+    reduction: "token", the mean over masked tokens (`transformers`, BERT); "sequence", the mean over sequences of
+    each one's mean (`batch_M` gives each masked token's sequence); "sum".
+    """
+    if reduction == "token":
+        return F.cross_entropy(logits_MV.float(), labels_M, ignore_index=-100)
+    each_M = F.cross_entropy(logits_MV.float(), labels_M, ignore_index=-100, reduction="none")
+    if reduction == "sum":
+        return each_M.sum()
+    if reduction != "sequence" or batch_M is None:
+        raise EverybertError("mlm_loss: reduction is token, sum, or sequence (which needs batch_M)")
+    counted_M = (labels_M != -100).float()
+    size = int(batch_M.max()) + 1
+    sums = each_M.new_zeros(size).index_add(0, batch_M, each_M)
+    counts = each_M.new_zeros(size).index_add(0, batch_M, counted_M)
+    return (sums / counts.clamp(min=1)).sum() / (counts > 0).sum()
+
+
+def label_loss(logits_BC: Tensor, labels: Tensor, problem: str, weight_C: Tensor | None = None) -> Tensor:
+    """classify's loss: "single" cross-entropy, "multi" binary cross-entropy on (B, C), "regression" squared error."""
+    logits_BC = logits_BC.float()
+    if problem == "regression":
+        return F.mse_loss(logits_BC.squeeze(-1), labels.float().reshape(logits_BC.squeeze(-1).shape))
+    if problem == "multi":
+        return F.binary_cross_entropy_with_logits(logits_BC, labels.float(), pos_weight=weight_C)
+    return F.cross_entropy(logits_BC, labels, weight=weight_C, ignore_index=-100)
+
+
+def span_loss(logits_T2: Tensor, batch: Ragged, start_B: Tensor, end_B: Tensor, reduction: str = "mean") -> Tensor:
+    """−log p(start) and −log p(end), each softmax over the sequence's own tokens.
+
+    `start_B`, `end_B` count from the sequence's first token. reduction: "mean" halves the sum of the two, as
+    `transformers` does; "sum" adds them, as the BERT paper writes it. Positions outside the sequence do not count.
+    """
+    lengths_B = batch.offsets_B1.diff()
+    losses = []
+    for logits_T, at_B in zip(logits_T2.float().unbind(-1), (start_B, end_B)):
+        inside_B = (at_B >= 0) & (at_B < lengths_B)
+        index_B = batch.first_B + torch.where(inside_B, at_B, 0)
+        each_B = log_partition(logits_T, batch) - logits_T[index_B]
+        losses.append((each_B * inside_B).sum() / inside_B.sum().clamp(min=1))
+    if reduction not in ("mean", "sum"):
+        raise EverybertError("span_loss: reduction is mean or sum")
+    return (losses[0] + losses[1]) / (2 if reduction == "mean" else 1)
+
+
+def choice_loss(logits_B: Tensor, choices: tuple[int, ...], labels_Q: Tensor) -> Tensor:
+    """Cross-entropy among each question's own choices; `choices` says how many each of the Q questions has."""
+    if len(set(choices)) == 1:
+        return F.cross_entropy(logits_B.float().view(len(choices), -1), labels_Q)
+    rows = torch.nn.utils.rnn.pad_sequence(logits_B.float().split(choices), True, float("-inf"))
+    return F.cross_entropy(rows, labels_Q)
