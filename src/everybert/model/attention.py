@@ -18,6 +18,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,15 +102,26 @@ def varlen(q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, batch: Ragged, window: i
     from torch.nn.attention.varlen import varlen_attn
 
     offsets, longest = batch.offsets_B1, batch.max_length
+    side = -1 if window is None else window
     if p > 0.0:
         # varlen_attn fixes dropout to 0; the kernel below it takes a probability.
-        span = {} if window is None else {"window_size_left": window, "window_size_right": window}
-        out, *_ = torch.ops.aten._flash_attention_forward(
-            q_TAD, k_TAD, v_TAD, offsets, offsets, longest, longest, p, False, False, **span
+        out_TAD, *_ = torch.ops.aten._flash_attention_forward(
+            q_TAD,
+            k_TAD,
+            v_TAD,
+            offsets,
+            offsets,
+            longest,
+            longest,
+            p,
+            False,
+            False,
+            window_size_left=side,
+            window_size_right=side,
         )
-        return out
-    span = {} if window is None else {"window_size": (window, window)}
-    return varlen_attn(q_TAD, k_TAD, v_TAD, offsets, offsets, longest, longest, **span)
+        return out_TAD
+    more: dict[str, Any] = {} if window is None else {"window_size": (side, side)}
+    return varlen_attn(q_TAD, k_TAD, v_TAD, offsets, offsets, longest, longest, **more)  # type: ignore[return-value]
 
 
 @cache
@@ -225,7 +237,14 @@ def watched(
             scores = torch.where(chosen[None, :, None], own_scores, scores)
             mixed = torch.where(chosen[None, :, None], own_weights @ v_own, mixed)
             weights = torch.where(chosen[None, :, None], own_weights, weights)
-        for name, value in (("q", q), ("k", k), ("v", v), ("scores", scores), ("weights", weights), ("mixed", mixed)):
+        for name, value in (
+            ("q", q),
+            ("k", k),
+            ("v", v),
+            ("scores", scores),
+            ("weights", weights),
+            ("mixed", mixed),
+        ):
             watch(f"attention.{name}", value)
         out.append(mixed.transpose(0, 1))
     return torch.cat(out)

@@ -74,7 +74,12 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x_TH: Tensor, batch: Ragged, window: int | None, rotary: Rotary | None, watch: Watch | None = None
+        self,
+        x_TH: Tensor,
+        batch: Ragged,
+        window: int | None,
+        rotary: Rotary | None,
+        watch: Watch | None = None,
     ) -> Tensor:
         """(T, H) → (T, H)."""
         see = watch if watch is not None else _nothing

@@ -17,13 +17,13 @@ SIZES = {  # (layers, hidden, heads, intermediate)
 }
 
 
-def _sized(size: str, **settings) -> EncoderConfig:  # noqa: ANN003
+def _sized(size: str, **settings) -> EncoderConfig:
     layers, hidden, heads, inner = SIZES[size]
     base = {"layers": layers, "hidden_size": hidden, "heads": heads, "intermediate_size": inner}
     return EncoderConfig(**{**base, **settings})
 
 
-def _roberta(size: str, vocab: int = 50265, **settings) -> EncoderConfig:  # noqa: ANN003
+def _roberta(size: str, vocab: int = 50265, **settings) -> EncoderConfig:
     """RoBERTa: BERT with one segment, positions counted from 2, byte-level BPE (Liu et al. 2019)."""
     return _sized(
         size,
@@ -61,7 +61,12 @@ def _longformer(size: str) -> EncoderConfig:
     """Longformer: RoBERTa with a 512-token sliding window, global tokens and 4,096 positions (Beltagy et al. 2020)."""
     layers = SIZES[size][0]
     return _roberta(
-        size, family="longformer", max_positions=4096, windows=(256,) * layers, global_attention=True, norm_eps=1e-5
+        size,
+        family="longformer",
+        max_positions=4096,
+        windows=(256,) * layers,
+        global_attention=True,
+        norm_eps=1e-5,
     )
 
 
@@ -92,7 +97,7 @@ def _modernbert(layers: int, hidden: int, heads: int, inner: int) -> EncoderConf
     )
 
 
-def _prenorm(size: str, **settings) -> EncoderConfig:  # noqa: ANN003
+def _prenorm(size: str, **settings) -> EncoderConfig:
     """Pre-norm BERT in megatron-bert's layout: no norm after the embeddings, one at the end (Shoeybi et al. 2019)."""
     return _sized(size, **{"family": "megatron-bert", "norm": "pre", "embedding_norm": False, **settings})
 

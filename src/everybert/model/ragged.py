@@ -146,14 +146,14 @@ class Ragged:
 
     def split(self, x: Tensor) -> list[Tensor]:
         """Cut a per-token tensor (T, …) into one (n_b, …) view for each sequence."""
-        return list(torch.split(x, self.lengths))
+        return list(torch.split(x, list(self.lengths)))
 
     def to(self, device: torch.device | str | None, non_blocking: bool = False) -> Ragged:
         """The same batch on another device."""
         if device is None:
             return self
 
-        def move(x):  # noqa: ANN001, ANN202
+        def move(x):
             return x.to(device, non_blocking=non_blocking) if isinstance(x, Tensor) else x
 
         return replace(

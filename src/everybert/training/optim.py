@@ -1,0 +1,215 @@
+"""AdamW for tables, biases and norms; AdamW or Muon for the layers' matrices.
+
+Muon (Jordan et al. 2024) replaces a matrix's momentum by the nearest semi-orthogonal matrix, found by five
+Newton–Schulz steps. Matrices of equal shape are orthogonalised in one batched product, since a launch for each
+would cost more than its arithmetic; Q, K and V are three matrices though they lie in one.
+
+Legend: K matrices of one shape, m × n with m ≤ n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from everybert.errors import EverybertError
+
+MOMENT = {"exp_avg": "m", "exp_avg_sq": "v"}
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """What moves the weights. The learning rate itself is a function of the step (schedule.py)."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    """adamw for everything, or muon for the encoder layers' matrices and adamw for the rest."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decay rates of the two moments."""
+    eps: float = 1e-6
+    """AdamW's epsilon."""
+    weight_decay: float = 0.01
+    """Decoupled decay of matrices and tables; biases and norms are never decayed."""
+    clip: float | None = 1.0
+    """Largest global gradient norm; None leaves gradients as they are."""
+    momentum: float = 0.95
+    """Muon's momentum (Nesterov)."""
+    adam_scale: float = 1.0
+    """With muon: AdamW's learning rate as a multiple of Muon's."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("adamw", "muon"):
+            raise EverybertError(f"optimizer kind must be adamw or muon, not {self.kind!r}")
+        if self.clip is not None and self.clip <= 0:
+            raise EverybertError("optimizer clip must be positive; leave it out for none")
+
+
+class Optimizer:
+    """Moves the fp32 parameters of a network by their gradients.
+
+    `scale(name)` multiplies the learning rate of a parameter (layer-wise decay); 0 freezes it.
+    """
+
+    def __init__(
+        self, network: nn.Module, config: OptimizerConfig, scale: Callable[[str], float] | None = None
+    ) -> None:
+        self.config = config
+        self.names: dict[Tensor, str] = {}
+        groups: dict[tuple[float, float], list[Tensor]] = {}
+        matrices: list[tuple[str, Tensor, float]] = []
+        for name, parameter in network.named_parameters():
+            factor = scale(name) if scale is not None else 1.0
+            if factor == 0.0:
+                parameter.requires_grad_(False)
+            if not parameter.requires_grad:
+                continue
+            self.names[parameter] = name
+            if config.kind == "muon" and parameter.dim() == 2 and ".layers." in f".{name}":
+                matrices.append((name, parameter, factor))
+            else:
+                decay = config.weight_decay if parameter.dim() >= 2 else 0.0
+                rate = factor * (config.adam_scale if config.kind == "muon" else 1.0)
+                groups.setdefault((decay, rate), []).append(parameter)
+        if not self.names:
+            raise EverybertError("nothing is left to train: every parameter is frozen")
+        self.rates = [rate for _, rate in groups]
+        self.adam = torch.optim.AdamW(
+            [{"params": ps, "weight_decay": decay} for (decay, _), ps in groups.items()],
+            lr=0.0,
+            betas=config.betas,
+            eps=config.eps,
+            fused=True,
+        )
+        self.muon = [Muon(rows, config) for rows in _by_shape(matrices)]
+        self.parameters = list(self.names)
+
+    def zero(self) -> None:
+        """Forget the gradients but keep their memory, so that compiled code sees the same tensors."""
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        if grads:
+            torch._foreach_zero_(grads)
+
+    @torch.no_grad()
+    def step(self, lr: float) -> Tensor:
+        """Clip, then move. A gradient that is not finite moves nothing. Returns the norm before clipping (0-d)."""
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
+        bad = (~torch.isfinite(norm)).float()
+        if self.config.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, norm)
+        for group, rate in zip(self.adam.param_groups, self.rates):
+            group["lr"] = lr * rate
+        self.adam.found_inf = bad  # type: ignore[attr-defined]  # the fused kernel skips the update by itself, without a synchronisation
+        self.adam.step()
+        for muon in self.muon:
+            muon.step(lr, bad)
+        return norm
+
+    def state(self) -> dict[str, Tensor]:
+        """Every buffer by a flat name, ready for safetensors."""
+        out: dict[str, Tensor] = {}
+        for parameter, kept in self.adam.state.items():
+            name = self.names[parameter]
+            for key, short in MOMENT.items():
+                out[f"adam.{short}.{name}"] = kept[key]
+            out[f"adam.step.{name}"] = kept["step"]
+        for muon in self.muon:
+            out.update(muon.state())
+        return out
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take back what `state` gave; every buffer must be there."""
+        try:
+            for parameter, name in self.names.items():
+                if f"adam.m.{name}" not in state:
+                    continue
+                kept = {key: state[f"adam.{short}.{name}"].to(parameter.device) for key, short in MOMENT.items()}
+                kept["step"] = state[f"adam.step.{name}"].to(parameter.device)
+                self.adam.state[parameter] = kept
+            for muon in self.muon:
+                muon.load(state)
+        except KeyError as missing:
+            raise EverybertError(
+                f"the saved optimizer lacks {missing}; it belongs to another recipe, so start a new run folder"
+            ) from None
+
+
+class Rows(NamedTuple):
+    """One matrix: `height` rows of a parameter from `start`, and its learning-rate factor."""
+
+    name: str
+    parameter: Tensor
+    start: int
+    height: int
+    factor: float
+
+
+class Muon:
+    """All matrices of one shape: each is `height` rows of a parameter."""
+
+    def __init__(self, rows: list[Rows], config: OptimizerConfig) -> None:
+        self.config = config
+        self.rows = rows
+        self.height, width = rows[0].height, rows[0].parameter.shape[1]
+        self.turned = self.height > width
+        m, n = sorted((self.height, width))
+        self.momentum_Kmn = torch.zeros(len(rows), m, n, device=rows[0].parameter.device)
+        self.weights = [r.parameter.detach()[r.start : r.start + self.height] for r in rows]
+        # match_rms_adamw (Liu et al. 2025, eq. 4): updates as large as AdamW's, so that one learning rate fits both
+        self.factors = [0.2 * math.sqrt(n) * r.factor for r in rows]
+
+    def step(self, lr: float, bad: Tensor) -> None:
+        """Nesterov momentum, orthogonalised, added to the weights; nothing moves where `bad` is 1."""
+        grads = [r.parameter.grad for r in self.rows]
+        if any(g is None for g in grads):
+            raise EverybertError("muon: a layer matrix received no gradient")
+        grad_Kmn = torch.stack([g[r.start : r.start + self.height] for g, r in zip(grads, self.rows) if g is not None])
+        if self.turned:
+            grad_Kmn = grad_Kmn.transpose(1, 2)
+        good = 1.0 - bad
+        grad_Kmn = torch.where(bad > 0, 0.0, grad_Kmn)
+        mu = self.config.momentum
+        mixed_Kmn = self.momentum_Kmn * (1 - good * (1 - mu)) + grad_Kmn * (good * (1 - mu))
+        self.momentum_Kmn.copy_(mixed_Kmn)
+        step_Kmn = _orthogonalise(torch.lerp(grad_Kmn, mixed_Kmn, mu)).float() * good
+        if self.turned:
+            step_Kmn = step_Kmn.transpose(1, 2).contiguous()
+        keep = 1.0 - lr * self.config.weight_decay
+        torch._foreach_mul_(self.weights, torch.where(bad > 0, 1.0, torch.full_like(bad, keep)))
+        factors = torch.tensor([-lr * f for f in self.factors], device=step_Kmn.device)
+        torch._foreach_add_(self.weights, list((step_Kmn * factors[:, None, None]).unbind()))
+
+    def state(self) -> dict[str, Tensor]:
+        """The momentum of each matrix under its parameter's name and first row."""
+        return {f"muon.{r.name}.{r.start}": self.momentum_Kmn[k].contiguous() for k, r in enumerate(self.rows)}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take back what `state` gave."""
+        for k, r in enumerate(self.rows):
+            self.momentum_Kmn[k].copy_(state[f"muon.{r.name}.{r.start}"])
+
+
+def _by_shape(matrices: list[tuple[str, Tensor, float]]) -> list[list[Rows]]:
+    """Cut fused Q, K, V apart and put matrices of equal height and width together."""
+    groups: dict[tuple[int, int], list[Rows]] = {}
+    for name, parameter, factor in matrices:
+        parts = 3 if "qkv" in name else 1
+        height, width = parameter.shape[0] // parts, parameter.shape[1]
+        for part in range(parts):
+            groups.setdefault((height, width), []).append(Rows(name, parameter, part * height, height, factor))
+    return list(groups.values())
+
+
+def _orthogonalise(x_Kmn: Tensor) -> Tensor:
+    """Newton–Schulz: x ← a·x + (b·xxᵀ + c·(xxᵀ)²)·x, five times, drives all singular values towards 1."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = x_Kmn.bfloat16() if x_Kmn.is_cuda else x_Kmn
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.transpose(1, 2)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x

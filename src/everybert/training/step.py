@@ -1,0 +1,144 @@
+"""One training step's arithmetic: fp32 master weights, a bf16 copy that computes, and the pre-training losses.
+
+On CUDA in bf16 the network that computes is a half-precision copy of the master, refreshed after each optimizer
+step: no casts inside the graph, and the optimizer works in fp32. On the CPU the two are one.
+
+Legend: T tokens in the batch, B sequences, H hidden, V vocabulary, M masked positions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from everybert.model.heads import Network
+from everybert.model.ragged import Ragged
+
+LossFunction = Callable[[Network, Ragged], tuple[Tensor, Tensor]]
+"""(network, batch) → (the loss to differentiate, a vector of figures to log)."""
+
+
+class Compute:
+    """Runs a loss forward and backward; gradients add up in fp32 on the master's parameters."""
+
+    def __init__(
+        self,
+        network: Network,
+        loss: LossFunction,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        compile: bool = False,
+    ) -> None:
+        self.device = torch.device(device)
+        self.master = network.to(self.device, torch.float32)
+        self.network = self.master if dtype == torch.float32 else copy.deepcopy(self.master).to(dtype)
+        self.loss = torch.compile(loss, dynamic=False) if compile else loss
+        self.compiled = compile
+        pairs = zip(self.master.parameters(), self.network.parameters())
+        self.pairs = [(big, small) for big, small in pairs if big is not small]
+
+    def run(self, batch: Ragged) -> Tensor:
+        """Forward and backward of one pack; returns the figures to log, detached."""
+        if self.compiled:
+            batch = steady(batch)
+        loss, figures = self.loss(self.network, batch)
+        loss.backward()
+        self._collect()
+        return figures.detach()
+
+    def _collect(self) -> None:
+        """Add the half-precision gradients to the master's and forget them."""
+        sums: list[Tensor] = []
+        halves: list[Tensor] = []
+        for big, small in self.pairs:
+            if small.grad is not None:
+                if big.grad is None:
+                    big.grad = torch.zeros_like(big)
+                sums.append(big.grad)
+                halves.append(small.grad)
+                small.grad = None
+        if sums:
+            torch._foreach_add_(sums, halves)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the master's weights into the network that computes, after the optimizer moved them."""
+        if self.pairs:
+            torch._foreach_copy_([small for _, small in self.pairs], [big for big, _ in self.pairs])
+
+
+def steady(batch: Ragged) -> Ragged:
+    """The batch as compiled code wants it: no host-side lengths to specialise on, sizes that may vary marked so."""
+    for name in ("mask_index", "mask_label", "pair_label"):
+        if name in batch.extra:
+            torch._dynamo.mark_dynamic(batch.extra[name], 0)
+    torch._dynamo.mark_dynamic(batch.offsets_B1, 0)
+    return replace(batch, lengths=())
+
+
+def pretrain_loss(network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
+    """Masked LM plus, where pairs are labelled, next sentence or sentence order.
+
+    batch.extra holds `mask_index` (M), `mask_label` (M; −100 does not count), `pair_label` (B) and the *step's*
+    `masked` and `pairs` counts (0-d), so that packs, accumulation and ranks add up to the loss of one large batch:
+    L = Σ −log p(token) / masked + Σ −log p(pair) / pairs.
+    """
+    x_TH = network.encoder(batch)
+    extra = batch.extra
+    logits_MV = network.mlm_logits(x_TH, extra["mask_index"])
+    mlm = F.cross_entropy(logits_MV.float(), extra["mask_label"], ignore_index=-100, reduction="sum")
+    loss = mlm = mlm / extra["masked"]
+    nsp = torch.zeros_like(mlm)
+    if "nsp" in network.heads and "pair_label" in extra:
+        logits_B2 = network.sequence_logits(x_TH, batch, "nsp")
+        nsp = F.cross_entropy(logits_B2.float(), extra["pair_label"], ignore_index=-100, reduction="sum")
+        nsp = nsp / extra["pairs"]
+        loss = loss + nsp
+    return loss, torch.stack((mlm.detach(), nsp.detach()))
+
+
+def collate(
+    pack: dict[str, Any],
+    *,
+    masked: float,
+    pairs: float,
+    max_length: int,
+    pad_id: int = 0,
+    capacity: int | None = None,
+) -> Ragged:
+    """A pack's arrays as a batch.
+
+    With a `capacity` the tail is filled with sequences of padding that nothing reads, so that compiled code always
+    sees the same number of tokens; masked positions are rounded up to 64 likewise.
+    """
+    lengths = [int(n) for n in pack["lengths"]]
+    tokens = np.asarray(pack["tokens"], dtype=np.int64)
+    gap = 0 if capacity is None else capacity - len(tokens)
+    fill: Sequence[int] = [max_length] * (gap // max_length) + ([gap % max_length] if gap % max_length else [])
+
+    def padded(name: str, size: int, value: int) -> Tensor:
+        array = np.asarray(pack[name], dtype=np.int64)
+        if capacity is not None:
+            array = np.concatenate((array, np.full(size - len(array), value, dtype=np.int64)))
+        return torch.from_numpy(array)
+
+    total = len(tokens) + gap
+    slots = -(-len(pack["mask_index"]) // 64) * 64
+    extra = {
+        "mask_index": padded("mask_index", slots, 0),
+        "mask_label": padded("mask_label", slots, -100),
+        "masked": torch.tensor(float(max(masked, 1.0))),
+    }
+    if pack.get("pair_label") is not None:
+        extra["pair_label"] = padded("pair_label", len(lengths) + len(fill), -100)
+        extra["pairs"] = torch.tensor(float(max(pairs, 1.0)))
+    segments_T = padded("segments", total, 0) if pack.get("segments") is not None else None
+    batch = Ragged.flat(padded("tokens", total, pad_id), [*lengths, *fill], segments_T, max_length=max_length)
+    return replace(batch, extra=extra)
