@@ -1,0 +1,281 @@
+"""Folders are complete or absent: crashes are real (a forked writer exits at every step in turn)."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everybert.errors import EverybertError
+from everybert.store.folder import (
+    atomic_folder,
+    check,
+    inside,
+    is_complete,
+    read_json,
+    recover,
+    remove_stale,
+    write_json,
+)
+
+
+def write(path: Path, word: str) -> None:
+    with atomic_folder(path) as tmp:
+        (tmp / "config.json").write_text(json.dumps({"word": word}))
+        (tmp / "part").mkdir()
+        (tmp / "part" / "weights.bin").write_bytes(word.encode() * 1000)
+
+
+def version(path: Path) -> str:
+    """The version a reader sees; fails if it is not whole."""
+    path = recover(path)
+    check(path)
+    word = read_json(path / "config.json")["word"]
+    assert (path / "part" / "weights.bin").read_bytes() == word.encode() * 1000
+    return word
+
+
+def leftovers(parent: Path) -> list[str]:
+    return [p.name for p in parent.iterdir() if p.name.startswith(".")]
+
+
+def crash_at(step: int, root: Path, path: Path) -> bool:
+    """Write "new" in a child that dies before its `step`-th operation on disk; True if it finished."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    left = step
+
+    def count() -> None:
+        nonlocal left
+        if left == 0:
+            os._exit(9)
+        left -= 1
+
+    def hook(event: str, args: tuple) -> None:
+        touches = event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir")
+        writes = event == "open" and isinstance(args[1], str) and "w" in args[1]
+        if (touches or writes) and str(args[0]).startswith(str(root)):
+            count()
+
+    real = os.fsync
+    os.fsync = lambda fd: (count(), real(fd))  # type: ignore[assignment]
+    sys.addaudithook(hook)
+    try:
+        write(path, "new")
+    except BaseException:
+        os._exit(7)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("before", [None, "old"])
+def test_a_crash_anywhere_leaves_one_whole_version(tmp_path: Path, before: str | None):
+    seen, step, finished = set(), 0, False
+    while not finished:
+        path = tmp_path / str(step) / "model"
+        path.parent.mkdir()
+        if before:
+            write(path, before)
+        finished = crash_at(step, tmp_path, path)
+        found = version(path) if recover(path).exists() else None
+        assert found in (before, "new"), f"step {step}"
+        seen.add(found)
+        write(path, "next")  # what the crash left is no hindrance, and is cleared
+        assert version(path) == "next"
+        assert leftovers(path.parent) == []
+        step += 1
+    assert seen == {before, "new"}
+    assert step > 12
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename", "replace", "mkdir"])
+def test_a_full_disk_keeps_the_old_version_and_says_so(tmp_path: Path, monkeypatch, call: str):
+    path = tmp_path / "model"
+    write(path, "old")
+    real, failed = getattr(os, call), 0
+    for step in range(20):
+        left = step
+
+        def limited(*args, **kwargs):
+            nonlocal left
+            left -= 1
+            if left == -1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, limited)
+            try:
+                write(path, "new")
+            except EverybertError as error:
+                assert "disk is full" in str(error)
+                failed += 1
+        if left >= 0:
+            break
+        assert version(path) in ("old", "new")
+        assert leftovers(tmp_path) == []
+        if version(path) == "new":
+            write(path, "old")
+    assert failed >= 1
+
+
+def test_a_full_disk_inside_the_block_is_named(tmp_path: Path):
+    write(tmp_path / "model", "old")
+    with pytest.raises(EverybertError, match="disk is full"), atomic_folder(tmp_path / "model") as tmp:
+        (tmp / "config.json").write_text("{}")
+        with Path("/dev/full").open("w") as full:
+            full.write("x" * 100_000)
+    assert version(tmp_path / "model") == "old"
+    assert leftovers(tmp_path) == []
+
+
+def test_an_exception_in_the_block_passes_and_leaves_nothing(tmp_path: Path):
+    with pytest.raises(KeyError), atomic_folder(tmp_path / "a" / "model") as tmp:
+        (tmp / "x").write_text("x")
+        raise KeyError("mine")
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_what_is_not_ours_is_not_replaced(tmp_path: Path, monkeypatch):
+    foreign = tmp_path / "thesis"
+    foreign.mkdir()
+    (foreign / "chapter.txt").write_text("years of work")
+    with pytest.raises(EverybertError, match="not written by everybert"):
+        write(foreign, "new")
+    assert (foreign / "chapter.txt").read_text() == "years of work"
+
+    mine = tmp_path / "model"
+    write(mine, "old")
+    (mine / "notes.txt").write_text("added by hand")
+    with pytest.raises(EverybertError, match=r"notes\.txt"):
+        write(mine, "new")
+    assert version(mine) == "old"
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EverybertError, match="is a file"):
+        write(tmp_path / "file", "new")
+    monkeypatch.chdir(foreign)
+    with pytest.raises(EverybertError, match="current folder"):
+        write(tmp_path, "new")
+
+
+def test_an_empty_folder_and_a_link_are_filled(tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    write(tmp_path / "empty", "new")
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    write(tmp_path / "link", "next")
+    assert version(tmp_path / "empty") == "next"
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "cause"),
+    [
+        (lambda f: f.write_bytes(f.read_bytes()[:-1]), "bytes where"),
+        (lambda f: f.write_bytes(b"x" + f.read_bytes()[1:]), "damaged or was edited"),
+        (lambda f: f.unlink(), "missing"),
+    ],
+)
+def test_damage_is_found(tmp_path: Path, damage, cause: str):
+    path = tmp_path / "model"
+    write(path, "old")
+    check(path)
+    damage(path / "part" / "weights.bin")
+    with pytest.raises(EverybertError, match=cause) as caught:
+        check(path)
+    assert "\n" not in str(caught.value)
+    assert is_complete(path) == (cause == "damaged or was edited")  # sizes only
+
+
+def test_folders_from_elsewhere_have_no_list(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    check(tmp_path)
+    assert not is_complete(tmp_path)
+
+
+def test_a_hostile_list_is_refused(tmp_path: Path):
+    (tmp_path / "manifest.json").write_text('{"everybert": 1, "files": {"../x": {"size": 1, "sha256": ""}}}')
+    with pytest.raises(EverybertError, match="outside itself"):
+        check(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"everybert": 1, "files": {"x": 7}}')
+    with pytest.raises(EverybertError, match="damaged"):
+        check(tmp_path)
+
+
+def test_the_work_of_a_live_writer_is_left_alone(tmp_path: Path):
+    with atomic_folder(tmp_path / "one") as tmp:
+        (tmp / "a").write_text("a")
+        write(tmp_path / "two", "new")  # clears leftovers beside it
+        remove_stale(tmp_path)
+        assert (tmp / "a").exists()
+        assert not recover(tmp_path / "one").exists()
+    assert is_complete(tmp_path / "one")
+
+
+def test_writers_at_once_leave_one_whole_version(tmp_path: Path):
+    code = """if True:
+        import sys; sys.path.insert(0, sys.argv[3])
+        from test_folder import EverybertError, Path, write
+        for _ in range(30):
+            try: write(Path(sys.argv[1]), sys.argv[2])
+            except EverybertError as error: assert chr(10) not in str(error)
+    """
+    here, path = str(Path(__file__).parent), str(tmp_path / "model")
+    writers = [subprocess.Popen([sys.executable, "-c", code, path, word, here]) for word in ("one", "two")]
+    assert [w.wait() for w in writers] == [0, 0]
+    assert version(tmp_path / "model") in ("one", "two")
+    assert leftovers(tmp_path) == []
+
+
+def test_json_is_replaced_whole(tmp_path: Path, monkeypatch):
+    write_json(tmp_path / "a.json", {"é": 1})
+    assert read_json(tmp_path / "a.json") == {"é": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(EverybertError, match="disk is full"):
+            write_json(tmp_path / "a.json", {"b": 2})
+    assert read_json(tmp_path / "a.json") == {"é": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", {"b": object()})
+    assert read_json(tmp_path / "a.json") == {"é": 1}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"a": ' * 100_000, "\xff", "1" * 10_000, "nul"])
+def test_bad_json_is_one_line(tmp_path: Path, text: str):
+    (tmp_path / "a.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(EverybertError, match=r"a\.json") as caught:
+        read_json(tmp_path / "a.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_files_stay_inside(tmp_path: Path):
+    folder, secret = tmp_path / "model", tmp_path / "secret"
+    folder.mkdir()
+    secret.write_text("s")
+    (folder / "plain").write_text("p")
+    assert inside(folder, "plain").read_text() == "p"
+    for name in ("../secret", str(secret), "a/../../secret", "..\\secret", ""):
+        with pytest.raises(EverybertError, match="outside itself"):
+            inside(folder, name)
+    (folder / "link").symlink_to(secret)
+    with pytest.raises(EverybertError, match="link out of its folder"):
+        inside(folder, "link")
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(EverybertError, match="regular file"):
+        inside(folder, "pipe")
+
+
+def test_a_hub_cache_links_to_its_blobs(tmp_path: Path):
+    repo = tmp_path / "models--org--name"
+    snapshot = repo / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (repo / "blobs").mkdir()
+    (repo / "blobs" / "0123").write_text("{}")
+    (snapshot / "config.json").symlink_to("../../blobs/0123")
+    assert inside(snapshot, "config.json").read_text() == "{}"
