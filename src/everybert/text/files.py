@@ -150,26 +150,25 @@ def decode(data: bytes, path: Path, at: int, errors: Errors, report: ReadReport)
 
 
 def blocks(path: Path, errors: Errors, report: ReadReport, limit: int = 1 << 26) -> Iterator[tuple[str, bool]]:
-    """The file's text in runs of whole lines, without the last line's end; and whether the line goes on.
+    """The file's text in runs of whole lines, and whether the last line goes on in the next run.
 
-    A line longer than `limit` bytes comes in several runs, the earlier ones marked True.
+    Only a line longer than `limit` bytes does; \\r\\n is read as \\n.
     """
     with open_bytes(path, report) as stream:
         at, held = 0, bytearray()
         while data := stream.read(BLOCK):
-            end = data.rfind(b"\n")
-            if end < 0:
-                held += data
-                if len(held) >= limit:
-                    end = _break(held)
-                    yield decode(bytes(held[:end]), path, at, errors, report), True
-                    at, held = at + end, held[end:]
-                continue
-            run = bytes(held) + data[:end]
-            yield decode(run, path, at, errors, report).replace("\r\n", "\n").removesuffix("\r"), False
-            at, held = at + len(run) + 1, bytearray(data[end + 1 :])
+            held += data
+            end = held.rfind(b"\n", len(held) - len(data)) + 1
+            whole = end > 0
+            if not whole:
+                if len(held) < limit:
+                    continue
+                end = _break(held)
+            yield decode(bytes(held[:end]), path, at, errors, report).replace("\r\n", "\n"), not whole
+            at += end
+            del held[:end]
         if held:
-            yield decode(bytes(held), path, at, errors, report).replace("\r\n", "\n"), False
+            yield decode(bytes(held), path, at, errors, report), False
 
 
 def _break(data: bytearray) -> int:

@@ -60,21 +60,22 @@ def file_documents(path: Path, column: str | None, errors: Errors, per_line: boo
 
 def _text_documents(path: Path, separator: re.Pattern[str], errors: Errors, report: ReadReport) -> Iterator[str]:
     held: list[str] = []  # the document so far
-    size, continues = 0, False
-    for run, goes_on in blocks(path, errors, report):
-        # Every run starts a line, so a blank first line ends the document held from the run before.
-        first, *others = separator.split(run if continues else "\n" + run)
-        continues = goes_on
+    size, goes_on = 0, False
+    for run, goes_on_next in blocks(path, errors, report):
+        # A run starts a line: with a line end before it, a blank first line ends the document held.
+        first, *others = separator.split(run if goes_on else "\n" + run)
+        first = first if goes_on else first[1:]
+        goes_on = goes_on_next
         for text in others:
             yield "".join([*held, first])
             held, size, first = [], 0, text
-        held.append(first)
-        size += len(first)
-        if size >= LONGEST:
+        if held and size + len(first) > LONGEST:
             report.cut += 1
             log.warning("%s: more than %d characters without a blank line, cut there", path, LONGEST)
             yield "".join(held)
             held, size = [], 0
+        held.append(first)
+        size += len(first)
     yield "".join(held)
 
 
