@@ -1,0 +1,227 @@
+"""Which tokens of a pack are hidden, and behind what: tokens, whole words, spans or collocations.
+
+The strategies differ only in their units, contiguous runs of tokens that are hidden together. A mask depends
+on the example's key and on the places of tokens within the example, never on the pack around it.
+
+Legend: T tokens in the pack, B sequences, P parts of sequences, U units, M masked positions, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from everybert.corpus.layout import Layout
+from everybert.corpus.phrases import Phrases
+from everybert.corpus.random import below, bits, make_key, uniform
+from everybert.corpus.ranges import offsets, ranges
+from everybert.errors import EverybertError
+
+Strategy = Literal["token", "word", "span", "pmi"]
+STRATEGIES: tuple[Strategy, ...] = ("token", "word", "span", "pmi")
+
+
+@dataclass(frozen=True)
+class MaskingConfig:
+    """How tokens are hidden for the model to guess."""
+
+    rate: float = 0.15
+    """Share of the text's tokens that are predicted (special tokens do not count)."""
+    strategy: Strategy = "token"
+    """token; word: whole words; span: SpanBERT's runs of words; pmi: collocations of the corpus, else words."""
+    mask_share: float = 0.8
+    """Of the predicted tokens, the share replaced by the mask token."""
+    random_share: float = 0.1
+    """The share replaced by a random token; the rest stay as they are."""
+    replacement: Literal["uniform", "unigram"] = "uniform"
+    """Random tokens are all equally likely, or as frequent as in the corpus."""
+    static_duplicates: int | None = None
+    """None: new masks every epoch. N: the examples of epoch e are those of epoch e mod N, as in BERT (10)."""
+    span_p: float = 0.2
+    """Span lengths in words are geometric with this parameter …"""
+    span_max: int = 10
+    """… up to this length."""
+
+    def __post_init__(self):
+        if self.strategy not in STRATEGIES:
+            raise EverybertError(
+                f"masking strategy {self.strategy!r} is unknown: choose one of {', '.join(STRATEGIES)}"
+            )
+        if self.replacement not in ("uniform", "unigram"):
+            raise EverybertError(f"replacement {self.replacement!r} is unknown: choose uniform or unigram")
+        if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1 + 1e-9:
+            raise EverybertError("mask_share and random_share must not be negative nor exceed 1 together")
+        if self.static_duplicates is not None and self.static_duplicates < 1:
+            raise EverybertError("static_duplicates counts the fixed copies: give 1 or more, or leave it out")
+        if not (0 < self.span_p < 1 and self.span_max >= 1):
+            raise EverybertError("span_p must lie between 0 and 1, and span_max be 1 or more")
+        self.check_rate(self.rate)
+
+    def check_rate(self, rate: float) -> None:
+        """Refuse a rate that cannot be met: spans leave a word between them."""
+        length = np.arange(1, self.span_max + 1)
+        mean = length @ self.span_lengths()
+        most = 0.9 * mean / (mean + 1) if self.strategy == "span" else 1
+        if not 0 < rate <= most:
+            raise EverybertError(f"a masking rate of {rate} must be above 0 and at most {most:.2f}")
+
+    def span_lengths(self) -> np.ndarray:
+        """P(ℓ) ∝ p (1 − p)^(ℓ − 1), ℓ = 1 … span_max (Joshi et al. 2020, section 3.1)."""
+        weight = (1 - self.span_p) ** np.arange(self.span_max)
+        return weight / weight.sum()
+
+
+class Text(NamedTuple):
+    """The tokens of a pack and where its text lies between the special tokens."""
+
+    tokens_T: np.ndarray
+    sequence_offsets_B1: np.ndarray
+    part_start_P: np.ndarray
+    """Index in the pack of each part's first token."""
+    part_length_P: np.ndarray
+    part_sequence_P: np.ndarray
+
+
+class Units(NamedTuple):
+    """Runs of tokens that are hidden together, in the order of the pack."""
+
+    start_U: np.ndarray
+    size_U: np.ndarray
+    sequence_U: np.ndarray
+
+
+class Masked(NamedTuple):
+    """A masked pack."""
+
+    tokens_T: np.ndarray
+    """What the model sees."""
+    index_M: np.ndarray
+    """int64 places to predict, increasing."""
+    label_M: np.ndarray
+    """int64 original tokens there."""
+    unit_start_M: np.ndarray
+    """int64 place where each one's unit begins …"""
+    unit_stop_M: np.ndarray
+    """… and the place after its end: a span's neighbours for the boundary objective are start − 1 and stop."""
+
+
+class Masker:
+    """Masks packs; holds the tables of its strategy."""
+
+    def __init__(
+        self,
+        config: MaskingConfig,
+        layout: Layout,
+        unigram: np.ndarray | None = None,
+        collocations: Sequence[tuple[int, ...]] | None = None,
+    ):
+        self.config, self.layout = config, layout
+        if config.strategy == "pmi" and not collocations:
+            raise EverybertError("pmi masking needs collocations: run `everybert corpus build` with --pmi")
+        self.phrases = Phrases(collocations or [], layout.vocab_size) if config.strategy == "pmi" else None
+        self.ordinary = np.flatnonzero(~layout.special_V)
+        self.cumulative: np.ndarray | None = None
+        if config.replacement == "unigram":
+            if unigram is None:
+                raise EverybertError("unigram replacements need the token counts of the corpus")
+            self.cumulative = np.cumsum(unigram[self.ordinary])
+        lengths = config.span_lengths()
+        self.span_cdf = np.cumsum(lengths)
+        # A renewal process met at a random time: what is left of a tile (a span and the word after it) has
+        # P(r) ∝ P(tile ≥ r), so that no place in a sequence is likelier to be in a span than another.
+        at_least = np.append(1.0, np.cumsum(lengths[::-1])[::-1])
+        self.first_cdf = np.cumsum(at_least / at_least.sum())
+
+    def __call__(self, text: Text, key_B: np.ndarray, rate: float | None = None) -> Masked:
+        """Mask a pack; sequence b has its own key. `rate` stands in for the configured one."""
+        rate = self.config.rate if rate is None else rate
+        self.config.check_rate(rate)
+        units, text_B = self.units(text, key_B)
+        chosen = choose(units, text.sequence_offsets_B1, key_B, text_B * rate)
+        start, size = units.start_U[chosen], units.size_U[chosen]
+        index = ranges(start, size)
+        sequence = np.repeat(units.sequence_U[chosen], size)
+        unit_start = np.repeat(start, size)
+        label = text.tokens_T[index]
+        # SpanBERT hides a span in one way; elsewhere each token has its own fate, as in BERT's code.
+        place = (unit_start if self.config.strategy == "span" else index) - text.sequence_offsets_B1[sequence]
+        fate = uniform(make_key(key_B, 2)[sequence], place)
+        tokens = text.tokens_T.copy()
+        tokens[index[fate < self.config.mask_share]] = self.layout.mask_id
+        swapped = (fate >= self.config.mask_share) & (fate < self.config.mask_share + self.config.random_share)
+        at = index[swapped] - text.sequence_offsets_B1[sequence[swapped]]
+        tokens[index[swapped]] = self.replacements(make_key(key_B, 3)[sequence[swapped]], at)
+        return Masked(tokens, index, label, unit_start, unit_start + np.repeat(size, size))
+
+    def replacements(self, key: np.ndarray, index: np.ndarray) -> np.ndarray:
+        """Random tokens, never special ones."""
+        if self.cumulative is None:
+            return self.ordinary[below(key, index, len(self.ordinary))]
+        draw = below(key, index, self.cumulative[-1])
+        return self.ordinary[np.searchsorted(self.cumulative, draw, side="right")]
+
+    def units(self, text: Text, key_B: np.ndarray) -> tuple[Units, np.ndarray]:
+        """The units of a pack, and how many tokens of each sequence may be masked."""
+        place = ranges(text.part_start_P, text.part_length_P)
+        token = text.tokens_T[place]
+        special = self.layout.special_V[token]
+        first = np.ones(len(place), bool)
+        if self.config.strategy != "token":
+            first = ~self.layout.continues_V[token] | special
+            first[1:] |= special[:-1] | (np.diff(place) > 1)
+            first[:1] = True
+        if self.phrases is not None:
+            first = self.phrases.join(token, first, np.append(np.diff(place) > 1, True))
+        begin = np.flatnonzero(first)
+        size = np.diff(np.append(begin, len(place)))
+        ordinary = ~special[begin]
+        begin, size = begin[ordinary], size[ordinary]
+        sequence = np.repeat(text.part_sequence_P, text.part_length_P)[begin]
+        units = Units(place[begin], size, sequence)
+        text_B = np.bincount(sequence, size, minlength=len(key_B))
+        if self.config.strategy == "span":
+            units = self.spans(units, text.sequence_offsets_B1, key_B)
+        return units, text_B
+
+    def spans(self, words: Units, sequence_offsets_B1: np.ndarray, key_B: np.ndarray) -> Units:
+        """Tile each stretch of words with spans of geometric length, one word apart."""
+        ends_U = words.start_U + words.size_U
+        gap = np.flatnonzero(words.start_U[1:] != ends_U[:-1]) + 1
+        stretch = np.concatenate([[0], gap]) if len(ends_U) else np.zeros(0, np.int64)
+        count = np.diff(np.append(stretch, len(ends_U)))
+        tiles = count // 2 + 2
+        number = ranges(np.zeros_like(tiles), tiles)
+        sequence = words.sequence_U[stretch]
+        key = make_key(make_key(key_B, 4)[sequence], words.start_U[stretch] - sequence_offsets_B1[sequence])
+        draw = uniform(np.repeat(key, tiles), number)
+        length = np.where(number == 0, np.searchsorted(self.first_cdf, draw), np.searchsorted(self.span_cdf, draw) + 1)
+        before = offsets(length + 1)[:-1]
+        before -= np.repeat(before[offsets(tiles)[:-1]], tiles)
+        length = np.minimum(length, np.repeat(count, tiles) - before)
+        real = length > 0
+        word = (np.repeat(stretch, tiles) + before)[real]
+        return Units(
+            words.start_U[word],
+            ends_U[word + length[real] - 1] - words.start_U[word],
+            words.sequence_U[word],
+        )
+
+
+def choose(units: Units, sequence_offsets_B1: np.ndarray, key_B: np.ndarray, budget_B: np.ndarray) -> np.ndarray:
+    """Numbers of the units to hide: `budget_B` tokens of each sequence, less or more than one unit.
+
+    The units of a sequence are laid around a circle in random order, the circle is turned at random, and those
+    that begin in the arc from 0 to the budget are taken. So every unit is equally likely, long or short; the
+    expected number of tokens is the budget exactly; the number of single tokens is the budget rounded up or
+    down; and a higher rate only adds units to those of a lower one.
+    """
+    sequence, size = units.sequence_U, units.size_U
+    shuffle = bits(make_key(key_B, 0)[sequence], units.start_U - sequence_offsets_B1[sequence])
+    order = np.argsort((sequence.astype(np.uint64) << np.uint64(44)) | (shuffle >> np.uint64(20)))
+    before = offsets(size[order])[:-1]  # order moves units within their sequence only
+    total_B = np.bincount(sequence, size, minlength=len(key_B))
+    before = before - offsets(total_B.astype(np.int64))[sequence]
+    turned = before + (uniform(make_key(key_B, 1), 0) * total_B)[sequence]
+    turned -= np.where(turned >= total_B[sequence], total_B[sequence], 0)
+    return np.sort(order[turned < budget_B[sequence]])
