@@ -1,8 +1,8 @@
 """Tokenizer files of the BERT family, read into one `tokenizers` backend.
 
 A backend is a vocabulary model (WordPiece, BPE, Unigram) inside a pipeline: normaliser, word splitter,
-template of special tokens, decoder. `tokenizer.json` carries both; the older files carry the vocabulary alone,
-and the pipeline is the family's own, written down once below. The ids equal those of `transformers`' tokenizers.
+template of special tokens, decoder. `tokenizer.json` carries both; the older files carry the vocabulary
+alone, and the pipeline is the family's own, written down below. Ids equal those of `transformers`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def bert_pipeline(
     cls: str = "[CLS]",
     sep: str = "[SEP]",
 ) -> Pipeline:
-    """BERT's cleaning, lower-casing and accent stripping; words end at spaces, punctuation, CJK characters."""
+    """BERT's cleaning, lower-casing and accent stripping; splits at spaces, punctuation, CJK characters."""
     return Pipeline(
         normalizers.BertNormalizer(
             clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
@@ -151,8 +151,8 @@ def xlm_roberta_pipeline(backend: Backend, charsmap: bytes | None) -> Pipeline:
 def class_settings(backend: Backend, roles: dict[str, str]) -> dict[str, Any]:
     """tokenizer_config.json's class and its arguments.
 
-    `transformers` 5 rebuilds the pipeline of a named class from its arguments and ignores tokenizer.json's; so
-    a class is named only where that gives this very backend, and the plain one, which reads the file, elsewhere.
+    `transformers` 5 rebuilds the pipeline of a named class from its arguments and ignores tokenizer.json's.
+    So a class is named only where that gives this backend; elsewhere the plain one, which reads the file.
     """
     for pipeline in _candidates(backend, roles):
         if pipeline.matches(backend):
@@ -202,12 +202,15 @@ def read_backend(path: str | Path) -> tuple[Backend, dict[str, Any]]:
     file = _choose_file(path)
     try:
         if file.name.endswith(".model"):
-            return _from_sentencepiece(file, settings), settings
-        if file.suffix == ".txt" and file.name != "merges.txt":
-            return _from_vocab(file, settings), settings
-        if file.name in ("vocab.json", "merges.txt"):
-            return _from_merges(file.parent, settings), settings
-        return Backend.from_file(str(file)), settings
+            backend = _from_sentencepiece(file, settings)
+        elif file.suffix == ".txt" and file.name != "merges.txt":
+            backend = _from_vocab(file, settings)
+        elif file.name in ("vocab.json", "merges.txt"):
+            backend = _from_merges(file.parent, settings)
+        else:
+            return Backend.from_file(str(file)), settings
+        _add_later(backend, folder, settings)
+        return backend, settings
     except EverybertError:
         raise
     except Exception as error:  # the crate raises bare Exception for every kind of bad file
@@ -246,6 +249,20 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
+def _add_later(backend: Backend, folder: Path, settings: dict[str, Any]) -> None:
+    """Tokens added after training, which the older files keep in added_tokens.json or the config."""
+    added = {int(i): AddedToken(**token) for i, token in settings.get("added_tokens_decoder", {}).items()}
+    if (folder / "added_tokens.json").is_file():
+        listed = json.loads((folder / "added_tokens.json").read_text(encoding="utf-8"))
+        added = {i: AddedToken(token, normalized=False) for token, i in listed.items()} | added
+    for i, token in sorted(added.items()):
+        backend.add_tokens([token])
+        if backend.token_to_id(token.content) != i:
+            raise EverybertError(
+                f"{folder} adds {token.content!r} as id {i}, which its vocabulary cannot give it"
+            )
+
+
 def special_token(settings: dict[str, Any], role: str) -> str | AddedToken | None:
     """A special token as the settings name it: a string, or with its flags."""
     value = settings.get(f"{role}_token")
@@ -262,7 +279,7 @@ def _special_tokens(settings: dict[str, Any], names: dict[str, str], vocab: Any)
 
 
 def _from_vocab(file: Path, settings: dict[str, Any]) -> Backend:
-    """BERT's vocab.txt: a token a line. Without a setting, a vocabulary without capitals is an uncased one."""
+    """BERT's vocab.txt: a token a line. Without a setting, one that has no capitals is an uncased one."""
     lines = file.read_text(encoding="utf-8").split("\n")
     vocab = {token.rstrip("\r"): i for i, token in enumerate(lines if lines[-1] else lines[:-1])}
     unk = str(special_token(settings, "unk") or "[UNK]")
@@ -297,7 +314,7 @@ def _from_merges(folder: Path, settings: dict[str, Any]) -> Backend:
     backend = Backend(model)
     if backend.token_to_id("<s>") is None or backend.token_to_id("</s>") is None:
         raise EverybertError(
-            f"{folder / 'vocab.json'} has no <s> and </s>: without tokenizer.json only RoBERTa's layout is known"
+            f"{folder / 'vocab.json'} lacks <s> and </s>: give tokenizer.json, or a RoBERTa vocabulary"
         )
     add_specials(backend, _special_tokens(settings, ROBERTA_NAMES, backend.get_vocab()))
     return roberta_pipeline(backend, settings.get("add_prefix_space", False)).install(backend)
@@ -323,7 +340,7 @@ def _from_sentencepiece(file: Path, settings: dict[str, Any]) -> Backend:
         )
     pieces = [(piece.piece, piece.score) for piece in proto.pieces]
     charsmap = proto.normalizer_spec.precompiled_charsmap or None
-    # Control pieces are special; symbols the trainer was told to keep are found whole in text, as in transformers.
+    # Control pieces are special; user-defined symbols are found whole in text, as in transformers.
     kinds = proto.SentencePiece
     whole = [p for p in proto.pieces if p.type in (kinds.CONTROL, kinds.USER_DEFINED)]
     if any(piece == "[CLS]" for piece, _ in pieces):

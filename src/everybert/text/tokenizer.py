@@ -158,7 +158,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Read tokenizer.json, vocab.txt, vocab.json + merges.txt or a SentencePiece model: a folder or file."""
+        """Read a folder or file: tokenizer.json, vocab.txt, vocab.json + merges.txt, SentencePiece model."""
         return cls(*formats.read_backend(path))
 
     def __len__(self) -> int:
@@ -214,8 +214,9 @@ class Tokenizer:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the tokenizer.json in canonical form: equal digests give equal ids."""
-        canonical = json.dumps(json.loads(self._backend.to_str()), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        # The crate's JSON loses the last bit of Unigram scores, so they are rounded to what a file keeps.
+        content = json.loads(self._backend.to_str(), parse_float=lambda number: round(float(number), 6))
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def vocab(self) -> dict[str, int]:
         """A copy of the vocabulary, token to id."""
@@ -265,7 +266,7 @@ class Tokenizer:
         return [raw.ids for raw in self._run(self._work.encode_batch_fast, texts, specials)]
 
     def _run(self, encode: Any, texts: Sequence[str | tuple[str, str]], specials: bool) -> list[Any]:
-        """Encode; the crate refuses lone surrogates and what is not text with a TypeError: then look closer."""
+        """Encode; the crate's TypeError means a lone surrogate or something that is not text: look closer."""
         try:
             return encode(
                 list(map(self._own_mask, texts)) if self._alias else texts, add_special_tokens=specials
@@ -291,7 +292,7 @@ class Tokenizer:
 
     @cached_property
     def _layouts(self) -> tuple[list[tuple[list[int], list[int], int]], ...]:
-        """For a text and for a pair: runs of (special ids, their segments, the segment of the text after them)."""
+        """For a text and a pair: runs of (special ids, their segments, the segment of the text after)."""
         return _layout(self.encode("a")), _layout(self.encode("a", "a"))
 
     def build(self, ids_a: Sequence[int], ids_b: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
@@ -321,7 +322,7 @@ class Tokenizer:
         return tokens | ({"model_max_length": self.max_length} if self.max_length else {})
 
     def save(self, folder: str | Path, max_length: int | None = None) -> None:
-        """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json: `transformers` reads the same ids.
+        """Write tokenizer.json and the two files beside it from which `transformers` reads the same ids.
 
         `max_length` is the model's number of positions, which other libraries truncate to.
         """

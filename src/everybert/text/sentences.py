@@ -1,0 +1,110 @@
+"""Sentences of a text, by rule: quick, without a model, the same everywhere.
+
+A sentence ends at a stop followed by a space (or at an East Asian stop, which needs none) unless what follows
+begins with a small letter, or the stop belongs to an abbreviation, an initial or a list number; and at a blank
+line. Good for English, workable wherever stops end sentences. Time is linear in the text's length: the patterns
+are possessive, and each stop looks at no more than a word on either side.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_EAST = "。！？｡"
+# One class first, so that the search runs at the speed of a scan; each match eats what it has looked at.
+_STOP = re.compile(
+    rf"""
+    ([.!?…‼⁇⁈⁉؟۔।॥։።{_EAST}\n])
+    (?: (?<=\n) [^\S\n]*+ (\n)?
+      | (?<!\n) ([.!?…‼⁇⁈⁉؟۔।॥։።{_EAST}]*+) (?: ["'”’»›)\]}}*_」』）】》〉〕］] | \[\d{{1,3}}\] )*+ (\s++)?
+    )""",
+    re.VERBOSE,
+)
+_NEXT = re.compile(r"""["'“”‘’„«‹»(\[{¿¡*_–—-]{0,4}(\w{0,12})""")
+_OPENERS = "\"'“‘„«‹([{¿¡*_"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Always followed by more of the sentence.
+_INSIDE = _words("""
+    mr mrs ms dr prof st mt ft gen col maj sgt cpl capt lt cmdr adm rev fr hon sen rep gov pres supt messrs mme mlle
+    hr e.g i.e eg ie cf v vs viz approx incl resp z.b d.h u.a bzw ca p.ej par.ex t.ex
+""")
+# Followed by a number.
+_NUMBERED = _words("""
+    no nos nr p pp fig figs vol vols ch chap sec art eq eqs ex ver op bk
+    jan feb mar apr jun jul aug sep sept oct nov dec
+""")
+# Inside a sentence or at its end: the next word decides.
+_EITHER = _words("etc al inc ltd co corp bros plc jr sr dept univ est ave blvd rd ph.d")
+_STARTERS = _words("""
+    a an the this that these those he she it they we you i his her its their our my your there then here now in on
+    at by for from to with without of as since when while where after before during until if unless although
+    though because but and or nor so yet however also both all some many most much each every one two three
+    another other such no not what who which why how is are was were do does did
+""")
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences of a text in order, without the space around them; together they hold all else."""
+    return [text[start:end] for start, end in sentence_spans(text)]
+
+
+def sentence_spans(text: str) -> Iterator[tuple[int, int]]:
+    """(start, end) of each sentence in characters of the text."""
+    start = 0
+    for match in _STOP.finditer(text):
+        if _ends(text, start, match):
+            yield from _trimmed(text, start, match.end())
+            start = match.end()
+    yield from _trimmed(text, start, len(text))
+
+
+def _trimmed(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The span without surrounding space, if anything is left."""
+    inner = text[start:end].lstrip()
+    begin = end - len(inner)
+    inner = inner.rstrip()
+    if inner:
+        yield begin, begin + len(inner)
+
+
+def _ends(text: str, start: int, match: re.Match[str]) -> bool:
+    """Whether the sentence that began at `start` ends with this stop."""
+    stop, blank, more, space = match.groups()
+    if stop == "\n":
+        return blank is not None
+    if stop in _EAST or (more and any(c in _EAST for c in more)):
+        return True
+    if space is None:
+        return False  # 3.14, e.g., everybert.text
+    if space != " " and space.count("\n") > 1:
+        return True
+    following = _NEXT.match(text, match.end())
+    word = following[1] if following else ""
+    if word[:1].islower():
+        return False
+    if more or stop != ".":
+        return True
+    before = text[max(start, match.start() - 24) : match.start()].rsplit(None, 1)
+    return _full_stop(before[-1].lstrip(_OPENERS) if before else "", word, len(before) == 1)
+
+
+def _full_stop(before: str, after: str, first: bool) -> bool:
+    """Whether "." ends a sentence between these words, the one before it being its first or not."""
+    small = before.lower()
+    if small in _INSIDE:
+        return False
+    if small in _NUMBERED and after[:1].isdigit():
+        return False
+    if first and (before.isdigit() or len(before) == 1):
+        return False  # "1. Introduction", "A. Method"
+    initial = len(before) == 1 and before.isupper()
+    acronym = "." in before and all(len(part) <= 2 for part in before.split("."))
+    if initial or acronym or small in _EITHER:
+        return after.lower() in _STARTERS
+    return True
