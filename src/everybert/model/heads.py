@@ -2,14 +2,14 @@
 
 The forms follow `transformers`, family by family, so that checkpoints and scores carry over:
 
-| head      | reads             | BERT, ALBERT, pre-norm BERT | RoBERTa & kin      | DistilBERT     | ModernBERT        |
-|-----------|-------------------|-----------------------------|--------------------|----------------|-------------------|
-| mlm       | masked positions  | dense, act, LN, tied decoder, in all of them                                          |
-| nsp       | pooled [CLS]      | linear (ALBERT's sentence order too), in all of them                                  |
-| classify  | [CLS]             | pooler, linear              | own dense+tanh     | own dense+relu | dense+gelu+LN     |
-| choose    | [CLS]             | pooler, linear              | pooler, linear     | own dense+relu | dense+gelu+LN     |
-| tag       | every token       | linear                      | linear             | linear         | dense+gelu+LN     |
-| answer    | every token       | linear                      | linear             | linear         | dense+gelu+LN     |
+| head      | reads             | BERT, ALBERT, pre-norm BERT | RoBERTa & kin      | DistilBERT     | ModernBERT       |
+|-----------|-------------------|-----------------------------|--------------------|----------------|------------------|
+| mlm       | masked positions  | dense, act, LN, tied decoder, in all of them                                         |
+| nsp       | pooled [CLS]      | linear (ALBERT's sentence order too), in all of them                                |
+| classify  | [CLS]             | pooler, linear              | own dense+tanh     | own dense+relu | dense+gelu+LN    |
+| choose    | [CLS]             | pooler, linear              | pooler, linear     | own dense+relu | dense+gelu+LN    |
+| tag       | every token       | linear                      | linear             | linear         | dense+gelu+LN    |
+| answer    | every token       | linear                      | linear             | linear         | dense+gelu+LN    |
 
 Legend: T tokens in the batch, B sequences, H hidden, E embedding width, V vocabulary, M masked positions, C labels.
 """
