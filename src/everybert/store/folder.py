@@ -86,8 +86,7 @@ def _seal(folder: Path) -> None:
     for file in files:
         _sync(file)
     listed = {
-        file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": _sha256(file)}
-        for file in files
+        file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": _sha256(file)} for file in files
     }
     text = json.dumps({"everybert": FORMAT, "files": listed}, indent=2) + "\n"
     draft = folder / (MANIFEST + ".tmp")
@@ -111,9 +110,7 @@ def _swap(temporary: Path, path: Path) -> None:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 _discard(aside)
                 continue
-            taken = error.errno == errno.ENOENT and is_complete(
-                path
-            )  # a reader has put it in place: see recover
+            taken = error.errno == errno.ENOENT and is_complete(path)  # a reader has put it in place: see recover
             if not taken:
                 if not temporary.exists():
                     path.rename(temporary)
@@ -134,9 +131,7 @@ def _refuse_foreign(path: Path) -> None:
     """Replacing a folder deletes it: do so only where everything in it is ours."""
     here = Path.cwd()
     if path == here or path in here.parents:
-        raise EverybertError(
-            f"{path} holds the current folder and cannot be replaced; write to a folder of its own"
-        )
+        raise EverybertError(f"{path} holds the current folder and cannot be replaced; write to a folder of its own")
     if not path.exists():
         return
     if not path.is_dir():
@@ -178,9 +173,7 @@ def _sha256(path: Path) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(
-        p for p in folder.rglob("*") if (p.is_symlink() or not p.is_dir()) and p != folder / MANIFEST
-    )
+    return sorted(p for p in folder.rglob("*") if (p.is_symlink() or not p.is_dir()) and p != folder / MANIFEST)
 
 
 def _is_full(error: BaseException) -> bool:
@@ -214,9 +207,7 @@ def check(path: str | Path, hashes: bool = True) -> None:
         if size != entry["size"]:
             raise EverybertError(f"{file} has {size} bytes where {MANIFEST} says {entry['size']}; {remedy}")
         if hashes and _sha256(file) != entry["sha256"]:
-            raise EverybertError(
-                f"{file} is damaged or was edited: its hash differs from {MANIFEST}; {remedy}"
-            )
+            raise EverybertError(f"{file} is damaged or was edited: its hash differs from {MANIFEST}; {remedy}")
 
 
 def is_complete(path: str | Path) -> bool:
@@ -266,9 +257,7 @@ def read_json(path: str | Path) -> Any:
     path = Path(path)
     try:
         if path.stat().st_size > JSON_LIMIT:
-            raise EverybertError(
-                f"{path} is larger than {JSON_LIMIT >> 20} MiB and is not read; is it the right file?"
-            )
+            raise EverybertError(f"{path} is larger than {JSON_LIMIT >> 20} MiB and is not read; is it the right file?")
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, RecursionError, ValueError) as error:
         if isinstance(error, EverybertError):
@@ -276,9 +265,7 @@ def read_json(path: str | Path) -> Any:
         reason = getattr(error, "strerror", None) or (
             "nested too deeply" if isinstance(error, RecursionError) else error
         )
-        raise EverybertError(
-            f"{path} could not be read as JSON ({reason}); restore or download it again"
-        ) from None
+        raise EverybertError(f"{path} could not be read as JSON ({reason}); restore or download it again") from None
 
 
 def inside(folder: str | Path, name: str) -> Path:
@@ -311,13 +298,9 @@ def _manifest(folder: Path) -> dict[str, dict[str, Any]] | None:
         return None
     for name, entry in files.items():
         if not (
-            isinstance(entry, dict)
-            and isinstance(entry.get("size"), int)
-            and isinstance(entry.get("sha256"), str)
+            isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
         ):
-            raise EverybertError(
-                f"{folder / MANIFEST} is damaged at {name!r}; restore the folder or delete that file"
-            )
+            raise EverybertError(f"{folder / MANIFEST} is damaged at {name!r}; restore the folder or delete that file")
     return files
 
 

@@ -1,0 +1,115 @@
+"""Opening a folder's weights without trusting it: names and shapes first, tensors one at a time, nothing unpickled."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from everybert.errors import EverybertError
+from everybert.store.folder import inside, read_json
+
+SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.onnx")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The tensors of a folder, read when asked for."""
+
+    shapes: dict[str, tuple[int, ...]]
+    """Every tensor's name and shape, known before any of it is in memory."""
+    get: Callable[[str], Tensor]
+    """A tensor by name: mapped from the file where the format allows it."""
+
+
+def open_weights(folder: Path, allow_pickle: bool = False) -> Weights:
+    """The folder's weights: safetensors, whole or in shards; pickles only by the restricted loader, and if allowed."""
+    if _has(folder, SAFE):
+        return _merged(folder, [SAFE], _open_safetensors)
+    if _has(folder, SAFE_INDEX):
+        return _merged(folder, _shards(folder, SAFE_INDEX, ".safetensors"), _open_safetensors)
+    pickled = next((name for name in (PICKLE, PICKLE_INDEX) if _has(folder, name)), None)
+    if pickled and not allow_pickle:
+        raise EverybertError(
+            f"{folder} has only {pickled}, a pickle, which can hide code; convert it to safetensors, or pass "
+            "allow_pickle=True to read it with torch.load(weights_only=True)"
+        )
+    if pickled:
+        files = [PICKLE] if pickled == PICKLE else _shards(folder, PICKLE_INDEX, ".bin")
+        return _merged(folder, files, _open_pickle)
+    if other := next((name for name in OTHERS if _has(folder, name)), None):
+        raise EverybertError(f"{folder} has only {other}; convert it to {SAFE} with transformers' save_pretrained")
+    raise EverybertError(f"{folder} has no weights ({SAFE}); download the folder again, whole")
+
+
+def _has(folder: Path, name: str) -> bool:
+    """Whether the folder has that file; a link that leads out of it is refused."""
+    try:
+        return inside(folder, name).is_file()
+    except FileNotFoundError:
+        return False
+
+
+def _merged(folder: Path, files: list[str], opener: Callable[[Path], Weights]) -> Weights:
+    shards = []
+    for name in files:
+        try:
+            shards.append(opener(inside(folder, name)))
+        except FileNotFoundError:
+            raise EverybertError(f"{folder} lacks the shard {name} of its weights; download it again") from None
+    owner = {name: shard for shard in shards for name in shard.shapes}
+    shapes = {name: shard.shapes[name] for name, shard in owner.items()}
+    return Weights(shapes, lambda name: owner[name].get(name))
+
+
+def _shards(folder: Path, index: str, ending: str) -> list[str]:
+    """The file names of an index: plain names in the folder itself, nothing else."""
+    found = read_json(inside(folder, index))
+    weight_map = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise EverybertError(f"{folder / index} has no weight_map; download it again")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if "/" in name or "\\" in name or not name.endswith(ending):
+            raise EverybertError(
+                f"{folder / index} names a shard {name!r} that is no {ending} file beside it; do not use it"
+            )
+    return names
+
+
+def _open_safetensors(path: Path) -> Weights:
+    try:
+        file: Any = safe_open(path, framework="pt", device="cpu")
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise EverybertError(f"{path} is truncated or damaged ({_brief(error)}); download or copy it again") from None
+    return Weights(shapes, file.get_tensor)
+
+
+def _open_pickle(path: Path) -> Weights:
+    """torch's restricted loader: tensors and plain containers, no code."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # torch raises many kinds for a damaged or disallowed pickle
+        raise EverybertError(f"{path} is damaged or holds more than tensors ({_brief(error)}); do not use it") from None
+    if not isinstance(found, dict):
+        raise EverybertError(f"{path} holds no dictionary of tensors; convert it with transformers' save_pretrained")
+    tensors = {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    for name, value in tensors.items():
+        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise EverybertError(
+                f"{path}: {name} claims the shape {tuple(value.shape)} without the data; do not use it"
+            )
+    return Weights({name: tuple(value.shape) for name, value in tensors.items()}, tensors.__getitem__)
+
+
+def _brief(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]
