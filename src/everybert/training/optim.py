@@ -94,11 +94,14 @@ class Optimizer:
             torch._foreach_zero_(grads)
 
     @torch.no_grad()
-    def step(self, lr: float) -> Tensor:
-        """Clip, then move. A gradient that is not finite moves nothing. Returns the norm before clipping (0-d)."""
+    def step(self, lr: float, skip: Tensor | None = None) -> Tensor:
+        """Clip, then move. A gradient that is not finite moves nothing, nor does a step that `skip` (0-d bool) forbids.
+
+        Returns the gradient's norm before clipping (0-d).
+        """
         grads = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)
-        bad = (~torch.isfinite(norm)).float()
+        bad = (~torch.isfinite(norm) if skip is None else ~torch.isfinite(norm) | skip).float()
         if self.config.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, norm)
         for group, rate in zip(self.adam.param_groups, self.rates):

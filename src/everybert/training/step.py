@@ -53,19 +53,25 @@ class Compute:
         self._collect()
         return figures.detach()
 
+    @torch.no_grad()
     def _collect(self) -> None:
         """Add the half-precision gradients to the master's and forget them."""
-        sums: list[Tensor] = []
-        halves: list[Tensor] = []
+        first: list[tuple[Tensor, Tensor]] = []
+        later: list[tuple[Tensor, Tensor]] = []
         for big, small in self.pairs:
             if small.grad is not None:
                 if big.grad is None:
-                    big.grad = torch.zeros_like(big)
-                sums.append(big.grad)
-                halves.append(small.grad)
+                    big.grad = torch.empty_like(big)
+                    first.append((big.grad, small.grad))
+                else:
+                    later.append((big.grad, small.grad))
                 small.grad = None
-        if sums:
-            torch._foreach_add_(sums, halves)
+        if first:
+            torch._foreach_copy_([g for g, _ in first], [h for _, h in first])
+        if later:  # adding across types is slow: widen first
+            wide = [torch.empty_like(g) for g, _ in later]
+            torch._foreach_copy_(wide, [h for _, h in later])
+            torch._foreach_add_([g for g, _ in later], wide)
 
     @torch.no_grad()
     def refresh(self) -> None:

@@ -1,0 +1,155 @@
+"""Going on from a trained model: words added to its vocabulary, or a long window made of its short one.
+
+Legend: V vocabulary, E embedding width, P positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken
+from torch import Tensor
+
+from everybert.errors import EverybertError
+from everybert.model.config import EncoderConfig
+from everybert.model.heads import Network
+from everybert.store.folder import atomic_folder
+from everybert.store.huggingface import load_network, save_network
+from everybert.text.tokenizer import Tokenizer
+from everybert.training.settings import ModelSettings
+
+ROUND = 64
+"""Vocabularies are rounded up to a multiple of this, which matrix kernels like."""
+
+
+def start_from(settings: ModelSettings, tokenizer: Tokenizer, heads: Mapping[str, int | None]) -> Network:
+    """The network of [model] init, fitted to the corpus' tokenizer and the recipe's heads."""
+    assert settings.init is not None
+    folder = Path(settings.init)
+    loaded = load_network(folder, heads=heads, dtype=torch.float32)
+    network = loaded.network
+    try:
+        known = Tokenizer.load(folder)
+    except EverybertError:
+        known = None  # a folder without a tokenizer: the ids are taken to be the corpus' own
+    if known is None and tokenizer.size > network.config.vocab_size:
+        raise EverybertError(f"{folder} has {network.config.vocab_size} tokens, the corpus' tokenizer {tokenizer.size}")
+    if known is not None:
+        network = extend(network, known, tokenizer)
+    if settings.longformer is not None:
+        network = to_longformer(network, settings.longformer, settings.window)
+    config = network.config.replace(**dict(settings.changes))
+    return network if config == network.config else rebuild(network, config, {})
+
+
+def rebuild(network: Network, config: EncoderConfig, replaced: Mapping[str, Tensor]) -> Network:
+    """The same heads and weights under another configuration, some tensors replaced."""
+    heads = {name: _labels(network, name) for name in network.heads}
+    fresh = Network(config, heads, pooler=network.pooler is not None)
+    fresh.load_state_dict({**network.state_dict(), **replaced})
+    return fresh
+
+
+def _labels(network: Network, name: str) -> int | None:
+    return network.state_dict()[f"heads.{name}.output.weight"].shape[0] if name in ("classify", "tag") else None
+
+
+# ── words added to the vocabulary ────────────────────────────────────────────────────────────────────────────
+
+
+def extend(network: Network, known: Tokenizer, wider: Tokenizer) -> Network:
+    """A network for a tokenizer that has all of `known`'s tokens and more: each new one starts as its pieces' mean."""
+    if wider.digest == known.digest:
+        return network
+    vocabulary = wider.vocab()
+    moved = next((token for token, i in known.vocab().items() if vocabulary.get(token) != i), None)
+    if moved is not None:
+        raise EverybertError(
+            f"the corpus' tokenizer is not the model's nor an extension of it ({moved!r} differs): "
+            "build the corpus with the model's tokenizer, or with that of `everybert extend`"
+        )
+    table_VE = network.encoder.embeddings.token.weight.detach()
+    rows = max(table_VE.shape[0], -(-wider.size // ROUND) * ROUND)
+    pieces = {i: known.encode(token, specials=False).ids for token, i in vocabulary.items() if i >= known.size}
+    replaced = {"encoder.embeddings.token.weight": _grown(table_VE, rows, pieces)}
+    if "mlm" in network.heads:
+        head = network.heads["mlm"].state_dict()
+        for name in {"bias", "decoder.weight"} & head.keys():
+            replaced[f"heads.mlm.{name}"] = _grown(head[name], rows, pieces)
+    return rebuild(network, network.config.replace(vocab_size=rows), replaced)
+
+
+def _grown(table: Tensor, rows: int, pieces: Mapping[int, Sequence[int]]) -> Tensor:
+    """A table with more rows; row i of `pieces` is the mean of the rows listed, others the mean of all."""
+    out = torch.cat((table, table.mean(0, keepdim=True).expand(rows - table.shape[0], *table.shape[1:])))
+    for i, ids in pieces.items():
+        if ids:
+            out[i] = table[list(ids)].mean(0)
+    return out
+
+
+def add_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
+    """The tokenizer with whole words added after its own tokens."""
+    new = [word for word in dict.fromkeys(w.strip() for w in words) if word and tokenizer.id(word) is None]
+    if not new:
+        raise EverybertError("every word given is in the vocabulary already: there is nothing to add")
+    backend, settings = tokenizer.__reduce__()[1]
+    wider = tokenizer._backend.from_str(backend)
+    # Vocabularies that write the space before a word into the word take it along here.
+    spaced = tokenizer.kind != "wordpiece"
+    wider.add_tokens([AddedToken(word, single_word=True, lstrip=spaced, normalized=not spaced) for word in new])
+    return Tokenizer(wider, settings)
+
+
+def extend_folder(folder: str | Path, words: Sequence[str], out: str | Path) -> int:
+    """Write a copy of a model with words added to its vocabulary; returns how many were new."""
+    loaded = load_network(folder)
+    known = Tokenizer.load(folder)
+    wider = add_words(known, words)
+    with atomic_folder(out) as draft:
+        save_network(
+            extend(loaded.network, known, wider),
+            draft,
+            tokenizer=wider,
+            labels=loaded.labels,
+            problem_type=loaded.problem_type,
+            extras=loaded.extras,
+        )
+    return wider.size - known.size
+
+
+# ── a Longformer from a model with 512 positions ─────────────────────────────────────────────────────────────
+
+
+def to_longformer(network: Network, positions: int, window: int) -> Network:
+    """BERT or RoBERTa as a Longformer: its positions copied one after another, global projections as its own.
+
+    Beltagy et al. 2020, §5: copying keeps the local structure that the model has learnt, except at the seams.
+    """
+    config = network.config
+    if config.family not in ("bert", "roberta", "xlm-roberta", "longformer") or config.positions != "learned":
+        raise EverybertError(f"a Longformer can be made of BERT or RoBERTa, not of {config.family}")
+    offset = config.pad_id + 1
+    table = network.encoder.embeddings.position.weight.detach()  # type: ignore[union-attr]
+    own_PE = table[config.position_offset :]
+    copies = own_PE.repeat(-(-positions // len(own_PE)), 1)[:positions]
+    unused = table[:offset] if config.position_offset == offset else torch.zeros(offset, table.shape[1])
+    long = config.replace(
+        family="longformer",
+        max_positions=positions,
+        position_offset=offset,
+        windows=(window // 2,) * config.layers,
+        global_attention=True,
+    )
+    state = network.state_dict()
+    replaced = {"encoder.embeddings.position.weight": torch.cat((unused, copies))}
+    for name, value in state.items():
+        if ".attention.qkv." in name:
+            replaced.setdefault(
+                name.replace(".qkv.", ".qkv_global."), state.get(name.replace(".qkv.", ".qkv_global."), value)
+            )
+    for name in [name for name in network.heads if name == "nsp"]:
+        del network.heads[name]  # `transformers`' Longformer has no such head
+    return rebuild(network, long, replaced)

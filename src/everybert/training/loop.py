@@ -1,0 +1,264 @@
+"""The one training loop: fetch, forward, backward, step; then log, evaluate, save.
+
+Pre-training, distillation and fine-tuning give it a `Job`: the network with its loss, and plain functions for what
+differs. Dropout is drawn from (seed, step, pack), so that a run which is killed and resumed goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from everybert.corpus.random import make_key
+from everybert.errors import EverybertError
+from everybert.training.data import Step
+from everybert.training.distributed import World
+from everybert.training.logs import Logs, progress_line
+from everybert.training.optim import Optimizer
+from everybert.training.settings import RunSettings
+from everybert.training.state import Progress
+from everybert.training.step import Compute
+
+Figures = dict[str, float]
+
+
+@dataclass
+class Job:
+    """What the loop needs in order to train something."""
+
+    compute: Compute
+    optimizer: Optimizer
+    steps: Callable[[Progress], Iterator[Step]]
+    """The batches of the steps from where the run stands."""
+    lr: Callable[[Progress], float]
+    """The learning rate of the step to come."""
+    save: Callable[[Progress], None]
+    """Write a checkpoint (called on the first rank only)."""
+    names: tuple[str, ...]
+    """What the loss function's figures are called; they add up to the loss."""
+    run: RunSettings
+    evaluate: Callable[[Progress], tuple[float, Figures]] | None = None
+    """(score, figures) on held-out data, lower scores being better (called on the first rank only)."""
+    plan: Callable[[Progress], bool] | None = None
+    """Sets `progress.total` where time is limited; True when it changed."""
+    flops: Callable[[Progress], float] | None = None
+    """The share of the machine's peak that a token a second uses, for MFU."""
+    seed: int = 0
+    memory_hint: str = "use smaller batches"
+    """What to do when memory runs out."""
+    world: World = field(default_factory=World)
+
+
+def train(job: Job, progress: Progress, logs: Logs) -> bool:
+    """Train until the planned steps are done (True) or someone asks to stop (False), and leave a checkpoint."""
+    run, world, compute = job.run, job.world, job.compute
+    guard = Guard(progress.guard, run.spike, compute.device)
+    meter = Meter(len(job.names), compute.device)
+    steps = job.steps(progress)
+    began = time.perf_counter() - progress.seconds
+    compute.network.train()
+    compute.master.train()
+    with stop_signals() as stop, explain_memory(job.memory_hint):
+        while not progress.finished:
+            # Fetch this rank's packs, and agree with the other ranks about the step.
+            share = fetch(steps, stop)
+            counts = torch.zeros(6, dtype=torch.float64)
+            counts[2:] = torch.tensor([share.tokens if share else 0, bool(stop), share is None, 0.0])
+            if share is not None:
+                counts[:2] = share.counts
+            if world.first:
+                counts[5] = time.perf_counter() - began
+            world.sum(counts)
+            tokens, asked, lost, progress.seconds = (float(x) for x in counts[2:])
+            if lost or share is None:
+                if world.first:
+                    progress.guard = guard.state()
+                    job.save(progress)
+                break
+
+            # Forward and backward, pack by pack: losses are sums over the step's own counts, so they just add up.
+            figures = torch.zeros(len(job.names), device=compute.device)
+            for number, batch in share.batches(counts[:2]):
+                torch.manual_seed(int(make_key(job.seed, progress.step, number)[0]))
+                figures += compute.run(batch)[: len(job.names)]
+            world.sum_gradients(job.optimizer.parameters)
+            world.sum(figures)
+
+            # Step, unless the guard or a gradient that is not finite forbids it.
+            lr = job.lr(progress)
+            norm = job.optimizer.step(lr, skip=guard.judge(figures.sum()))
+            guard.note(norm, figures.sum())
+            job.optimizer.zero()
+            compute.refresh()
+            progress.step += 1
+            progress.tokens += int(tokens)
+            progress.place = share.place
+            meter.add(figures, tokens, share.wait)
+            step, last = progress.step, progress.finished
+
+            if step % run.log_every == 0 or last:
+                values = meter.read(job.names, lr, norm, job.flops(progress) if job.flops else None)
+                guard.check(run.patience, step, values)
+                left = progress.seconds / step * (progress.total - step) if progress.total else None
+                if world.first:
+                    logs.write(step, {**values, "tokens": progress.tokens, "seconds": round(progress.seconds, 3)})
+                    logs.show(progress_line(step, progress.total, values, left))
+                meter.pause()
+            improved = False
+            if job.evaluate and world.first and ((run.evaluate_every and step % run.evaluate_every == 0) or last):
+                score, progress.figures = job.evaluate(progress)
+                improved = progress.best is None or score < progress.best
+                if improved:
+                    progress.best, progress.best_step = score, step
+                logs.write(step, progress.figures)
+                logs.say(f"step {step:,}: " + "  ".join(f"{k} {v:.4g}" for k, v in progress.figures.items()))
+                meter.pause()
+            if world.first and (step % run.save_every == 0 or improved or asked or last):
+                progress.guard = guard.state()
+                job.save(progress)
+            if asked:
+                break
+            if job.plan and not last and job.plan(progress):
+                if world.first:  # so that a run killed from here on resumes with the same plan
+                    progress.guard = guard.state()
+                    job.save(progress)
+                steps = job.steps(progress)
+    return progress.finished
+
+
+class Guard:
+    """Decides on the device, without waiting for it, whether a step is fit to be taken."""
+
+    WARM = 20.0
+    """Steps before the running mean of the loss is trusted."""
+
+    def __init__(self, state: tuple[float, ...], spike: float, device: torch.device) -> None:
+        self.spike = spike
+        self.mean, self.row, self.skipped, self.seen = torch.tensor((*state, 0.0)[:4], device=device).unbind()
+
+    def judge(self, loss: Tensor) -> Tensor:
+        """Whether to skip (0-d bool): the loss is not finite, or far above its running mean."""
+        bad = ~torch.isfinite(loss)
+        if self.spike:
+            bad = bad | ((self.seen >= self.WARM) & (loss > self.spike * self.mean))
+        self.bad = bad
+        return bad
+
+    def note(self, norm: Tensor, loss: Tensor) -> None:
+        """Remember a step: its loss if it was taken, else one more in the row of skipped ones."""
+        bad = self.bad | ~torch.isfinite(norm)
+        weight = torch.clamp(1.0 / (self.seen + 1.0), min=0.02)
+        self.mean = torch.where(bad, self.mean, torch.lerp(self.mean, torch.where(bad, self.mean, loss), weight))
+        self.seen = self.seen + (~bad).float()
+        self.skipped = self.skipped + bad.float()
+        self.row = torch.where(bad, self.row + 1.0, 0.0)
+
+    def state(self) -> tuple[float, ...]:
+        """JSON values."""
+        return tuple(torch.stack((self.mean, self.row, self.skipped, self.seen)).tolist())
+
+    def check(self, patience: int, step: int, values: dict[str, Any]) -> None:
+        """Report what was skipped, and give up when it is too many in a row."""
+        _, row, skipped, _ = self.state()
+        if skipped:
+            values["skipped"] = int(skipped)
+        if row >= patience:
+            raise EverybertError(
+                f"step {step}: the last {int(row)} steps were skipped, as their loss or gradient was not finite or "
+                "spiked; the last checkpoint is intact: lower [schedule] peak, or lengthen its warmup, in a new folder"
+            )
+
+
+class Meter:
+    """Sums between two lines of the log; reads the device only when a line is due."""
+
+    def __init__(self, figures: int, device: torch.device) -> None:
+        self.total = torch.zeros(figures, device=device)
+        self.pause()
+
+    def pause(self) -> None:
+        """Begin afresh, so that evaluating and saving do not count as training speed."""
+        self.total.zero_()
+        self.steps, self.tokens, self.wait, self.began = 0, 0.0, 0.0, time.perf_counter()
+
+    def add(self, figures: Tensor, tokens: float, wait: float) -> None:
+        """One step."""
+        self.total += figures
+        self.steps += 1
+        self.tokens += tokens
+        self.wait += wait
+
+    def read(self, names: tuple[str, ...], lr: float, norm: Tensor, share: float | None) -> dict[str, Any]:
+        """Means over the steps since the last line, and the speed."""
+        means = (self.total / max(1, self.steps)).tolist()
+        seconds = max(time.perf_counter() - self.began, 1e-9)
+        values: dict[str, Any] = {"loss": sum(means)}
+        if len(names) > 1:
+            values |= dict(zip(names, means))
+        values |= {"lr": lr, "gradient_norm": float(norm), "tokens_per_second": self.tokens / seconds}
+        if share is not None:
+            values["mfu"] = share * self.tokens / seconds
+        values["data_wait"] = self.wait / seconds
+        return values
+
+
+def fetch(steps: Iterator[Step], stop: StopFlag) -> Step | None:
+    """The next step's packs; None when they are lost because a stop signal has ended the workers."""
+    try:
+        return next(steps)
+    except RuntimeError:
+        if stop:
+            return None
+        raise
+
+
+class StopFlag:
+    """Turns true when the process is asked to end."""
+
+    asked = False
+
+    def __bool__(self) -> bool:
+        return self.asked
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[StopFlag]:
+    """SIGTERM and the first Ctrl-C raise a flag instead of ending the process; a second Ctrl-C ends it."""
+    flag, owner = StopFlag(), os.getpid()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if flag.asked and number == signal.SIGINT and os.getpid() == owner:
+            raise KeyboardInterrupt
+        flag.asked = True
+
+    try:
+        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not the main thread, which alone may handle signals
+        before = {}
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def explain_memory(hint: str) -> Iterator[None]:
+    """Turn "out of memory" into what to lower."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise EverybertError(f"out of GPU memory: {hint}") from error
+    except RuntimeError as error:
+        if "allocate memory" in str(error):
+            raise EverybertError(f"out of memory: {hint}") from error
+        raise

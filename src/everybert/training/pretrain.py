@@ -1,0 +1,270 @@
+"""Pre-training from a recipe and a corpus: puts the network, the data, the loop and the folders together.
+
+out/run.json        the recipe and the corpus of this run
+out/log.jsonl       a line every few steps          (out/tensorboard/ the same as curves)
+out/checkpoints/    where a killed run goes on
+out/model/          the result, once finished: loads in everybert and in `transformers`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from everybert.corpus.layout import Layout
+from everybert.corpus.shards import Corpus
+from everybert.errors import EverybertError
+from everybert.model.config import EncoderConfig
+from everybert.model.heads import HEADS, Network
+from everybert.store.folder import atomic_folder, is_complete, read_json, remove_stale, write_json
+from everybert.store.huggingface import save_network
+from everybert.text.tokenizer import Tokenizer
+from everybert.training import schedule
+from everybert.training.convert import ROUND, start_from
+from everybert.training.data import Feed, Step
+from everybert.training.distributed import World
+from everybert.training.evaluate import evaluate_packs, heldout_packs, pseudo_perplexity, sample_sentences
+from everybert.training.logs import Logs
+from everybert.training.loop import Job, train
+from everybert.training.optim import Optimizer
+from everybert.training.plan import flops_per_token, peak_flops
+from everybert.training.recipe import Recipe
+from everybert.training.state import Progress, latest, load_checkpoint, save_checkpoint
+from everybert.training.step import Compute, LossFunction, pretrain_loss
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    folder: Path
+    finished: bool
+    step: int
+    figures: dict[str, float]
+    """The last evaluation on held-out text."""
+
+    @property
+    def model(self) -> Path:
+        """The model's folder, once finished."""
+        return self.folder / "model"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run stands on, before there is a network."""
+
+    recipe: Recipe
+    out: Path
+    corpus: Corpus
+    tokenizer: Tokenizer
+    layout: Layout
+    device: torch.device
+    world: World
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the network computes in."""
+        asked = self.recipe.run.dtype
+        return (
+            torch.bfloat16 if asked == "bfloat16" or (asked == "auto" and self.device.type == "cuda") else torch.float32
+        )
+
+
+def pretrain(
+    recipe: Recipe | str | Path,
+    corpus: str | Path,
+    out: str | Path,
+    *,
+    device: str | None = None,
+    quiet: bool = False,
+    **overrides: Any,
+) -> Result:
+    """Train as the recipe says, or go on where `out` stands. Overrides (`run__workers=2`) replace recipe lines."""
+    recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, **overrides)
+    if recipe.distil is not None:
+        raise EverybertError(
+            "this recipe has a [distil] table: run it with `everybert distil`, which takes the teacher"
+        )
+    setting = prepare(recipe, corpus, out, device)
+    network = build_network(setting)
+    names = ("mlm", "nsp") if "nsp" in network.heads else ("mlm",)
+    return run(setting, network, pretrain_loss, names, quiet)
+
+
+def prepare(recipe: Recipe, corpus: str | Path, out: str | Path, device: str | None) -> Setting:
+    """Open the corpus and its tokenizer, join the other ranks, and refuse a folder that holds another run."""
+    world = World.join()
+    opened = Corpus.open(corpus)
+    tokenizer = Tokenizer.load(opened.tokenizer_path)
+    opened.check_tokenizer(tokenizer.digest)
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if where.type == "cuda" and where.index is None:
+        where = torch.device("cuda", world.local)
+        torch.cuda.set_device(where)
+    setting = Setting(recipe, Path(out), opened, tokenizer, Layout.of(tokenizer), where, world)
+    if world.first:
+        claim(setting)
+    world.barrier()
+    return setting
+
+
+def claim(setting: Setting) -> None:
+    """Write run.json, or compare with the one that is there."""
+    facts = {
+        "recipe": setting.recipe.plain(),
+        "corpus": {"tokenizer": setting.corpus.tokenizer_digest, "tokens": setting.corpus.token_count},
+    }
+    path = setting.out / "run.json"
+    if path.exists():
+        there = read_json(path)
+        keys = setting.recipe.differences(there.get("recipe", {}))
+        if keys:
+            raise EverybertError(
+                f"{setting.out} holds a run of another recipe (differs in {', '.join(keys)}): "
+                "use that recipe to resume it, or another --out"
+            )
+        if there.get("corpus") != facts["corpus"]:
+            raise EverybertError(f"{setting.out} holds a run on another corpus: use that corpus, or another --out")
+    else:
+        setting.out.mkdir(parents=True, exist_ok=True)
+        write_json(path, facts)
+
+
+def fit_config(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
+    """The configuration with what the tokenizer decides: vocabulary, padding, and where positions begin."""
+    pad = tokenizer.pad_id or 0
+    return config.replace(
+        vocab_size=-(-tokenizer.size // ROUND) * ROUND,
+        pad_id=pad,
+        # RoBERTa's kin count positions from the padding id, and `transformers` relies on it.
+        position_offset=pad + 1 if config.position_offset else 0,
+    )
+
+
+def build_network(setting: Setting) -> Network:
+    """A fresh network, or a trained one to go on from, with the heads that the objectives need."""
+    recipe = setting.recipe
+    heads: dict[str, int | None] = {"mlm": None, "nsp": None} if recipe.examples.paired else {"mlm": None}
+    torch.manual_seed(recipe.seed)
+    if recipe.model.init is not None:
+        network = start_from(recipe.model, setting.tokenizer, heads)
+    else:
+        network = Network(fit_config(recipe.config, setting.tokenizer), heads)
+    config = network.config
+    longest = max(phase.length for phase in recipe.phases)
+    if config.positions != "rotary" and longest > config.max_positions:
+        raise EverybertError(
+            f"length {longest} is more than the model's {config.max_positions} positions: "
+            "lower [batch] or [[phase]] length, or raise [model] max_positions"
+        )
+    network.encoder.checkpointing = recipe.run.checkpointing
+    return network
+
+
+def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str, ...], quiet: bool) -> Result:
+    """Train a network with a loss, from the start or the last checkpoint, and write the model."""
+    recipe, out, world = setting.recipe, setting.out, setting.world
+    compiled = recipe.run.compile if recipe.run.compile is not None else setting.device.type == "cuda"
+    compute = Compute(network, loss, setting.device, setting.dtype, compiled)
+    optimizer = Optimizer(compute.master, recipe.optimizer)
+    progress = Progress(total=recipe.steps)
+    folder = out / "checkpoints"
+    if world.first and folder.exists():
+        remove_stale(folder)
+    world.barrier()
+    found = latest(folder)
+    if found is not None:
+        progress = load_checkpoint(found, compute.master, optimizer)
+        compute.refresh()
+    world.barrier()
+    finished = progress.finished and is_complete(out / "model")
+    silent = quiet or not world.first
+    with Logs(None if finished or not world.first else out, progress.step, silent, recipe.run.tensorboard) as logs:
+        if finished:
+            logs.say(f"{out} is finished ({progress.step:,} steps): nothing to do. The model is in {out / 'model'}")
+            return Result(out, True, progress.step, progress.figures)
+        if found is not None:
+            logs.say(f"resuming {out} from step {progress.step:,}")
+        job = make_job(setting, compute, optimizer, names, compiled)
+        done = train(job, progress, logs)
+        if world.first and done:
+            write_model(setting, compute.master)
+            logs.say(f"finished: the model is in {out / 'model'}")
+        elif not done:
+            logs.say(f"stopped at step {progress.step:,}; the run is saved: run the same command again to resume")
+        world.barrier()
+    return Result(out, done, progress.step, progress.figures)
+
+
+def make_job(setting: Setting, compute: Compute, optimizer: Optimizer, names: tuple[str, ...], compiled: bool) -> Job:
+    """The loop's view of a pre-training run."""
+    recipe, world = setting.recipe, setting.world
+    workers = recipe.run.workers if recipe.run.workers is not None else 4 if setting.device.type == "cuda" else 0
+    feed = Feed(
+        recipe, setting.corpus, setting.layout, setting.device, world.rank, world.size, fill=compiled, workers=workers
+    )
+
+    def steps(progress: Progress) -> Iterator[Step]:
+        return feed.steps(progress.step, progress.total, progress.place)
+
+    def lr(progress: Progress) -> float:
+        return schedule.learning_rate(recipe.schedule, progress.step, progress.total)
+
+    def save(progress: Progress) -> None:
+        save_checkpoint(setting.out / "checkpoints", compute.master, optimizer, progress, recipe.run.keep)
+
+    def flops(progress: Progress) -> float:
+        now = schedule.moment(recipe, progress.step - 1, progress.total)
+        return flops_per_token(compute.master.config, now.length, now.mask_rate) / (peak or 1.0)
+
+    peak = peak_flops(torch.cuda.get_device_name(setting.device)) if setting.device.type == "cuda" else None
+    return Job(
+        compute=compute,
+        optimizer=optimizer,
+        steps=steps,
+        lr=lr,
+        save=save,
+        names=names,
+        run=recipe.run,
+        evaluate=make_evaluation(setting, compute),
+        plan=schedule.Planner(recipe) if recipe.budget else None,
+        flops=flops if peak else None,
+        seed=recipe.seed,
+        memory_hint=f"lower [batch] pack (now {recipe.batch.pack:,} tokens; a step keeps its tokens), "
+        "or set [run] checkpointing = true",
+        world=world,
+    )
+
+
+def make_evaluation(setting: Setting, compute: Compute) -> Any:
+    """The evaluation on the held-out split, or None where the corpus has none."""
+    if not setting.corpus.meta["splits"].get("heldout"):
+        return None
+    heldout = Corpus.open(setting.corpus.path, "heldout")
+    recipe, layout = setting.recipe, setting.layout
+    packs: dict[int, Any] = {}
+
+    def evaluate(progress: Progress) -> tuple[float, dict[str, float]]:
+        length = schedule.moment(recipe, progress.step - 1, progress.total).length
+        if length not in packs:
+            examples = replace(recipe.examples, length=length)
+            packs[length] = heldout_packs(heldout, layout, examples, recipe.batch.pack, recipe.run.evaluate_packs)
+        figures = evaluate_packs(compute.network, packs[length])
+        if progress.finished:
+            sentences = sample_sentences(heldout, layout, longest=min(64, length))
+            figures["pseudo_perplexity"] = pseudo_perplexity(compute.network, sentences, layout.mask_id)
+        return figures["heldout_loss"], figures
+
+    return evaluate
+
+
+def write_model(setting: Setting, network: Network) -> None:
+    """out/model: weights, configuration and tokenizer; heads that only training needs are left out."""
+    extra = {name: network.heads.pop(name) for name in list(network.heads) if name not in HEADS}
+    with atomic_folder(setting.out / "model") as draft:
+        save_network(network, draft, tokenizer=setting.tokenizer)
+    network.heads.update(extra)

@@ -1,0 +1,138 @@
+"""What a step is given: learning rate, mask rate, length and number of packs. Pure functions of the step.
+
+A run limited by time has no number of steps until its speed is known: `total` is None while it warms up. From then
+on the planned number is part of the run's state, so that a resumed run agrees with an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from everybert.training.recipe import Recipe
+from everybert.training.settings import Pair, ScheduleSettings, seconds
+
+if TYPE_CHECKING:
+    from everybert.training.state import Progress
+
+MEASURED_STEPS = 20
+"""Steps timed before the first plan: fewer would make it a guess."""
+REPLAN_AT = (0.25, 0.5, 0.75)
+"""Shares of the budget after which the plan is made again: later phases may be slower than the first."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A step's settings."""
+
+    lr: float
+    phase: int
+    length: int
+    """Longest sequence."""
+    packs: int
+    """K: how many packs the step is made of, over all ranks."""
+    mask_rate: float
+
+
+def moment(recipe: Recipe, step: int, total: int | None) -> Moment:
+    """Everything that the recipe says about a step of a run of `total` steps."""
+    number, through = phase_at(recipe, step, total)
+    phase = recipe.phases[number]
+    done = 0.0 if total is None else step / total
+    tokens = _between(phase.tokens, through)
+    rate = _between(phase.rate, through) if phase.rate is not None else _between(recipe.mask_rate, done)
+    return Moment(
+        lr=learning_rate(recipe.schedule, step, total),
+        phase=number,
+        length=phase.length,
+        packs=max(1, round(tokens / recipe.batch.pack)),
+        mask_rate=rate,
+    )
+
+
+def learning_rate(schedule: ScheduleSettings, step: int, total: int | None) -> float:
+    """Warm-up to the peak, then linear, cosine or stay-and-fall to the floor; `step` counts from 0."""
+    warm = warmup_steps(schedule, total)
+    if step < warm:
+        return schedule.peak * (step + 1) / warm
+    if total is None:
+        return schedule.peak
+    begin = max(warm, round(total * (1 - schedule.decay))) if schedule.kind == "wsd" else warm
+    if step < begin:
+        return schedule.peak
+    left = max(0.0, (total - step) / max(1, total - begin))
+    if schedule.kind == "cosine":
+        left = 0.5 * (1 + math.cos(math.pi * (1 - left)))
+    return schedule.peak * (schedule.floor + (1 - schedule.floor) * left)
+
+
+def warmup_steps(schedule: ScheduleSettings, total: int | None) -> int:
+    """How many steps the rate rises."""
+    if isinstance(schedule.warmup, float):
+        return round(schedule.warmup * (total or 0))
+    return schedule.warmup
+
+
+def phase_at(recipe: Recipe, step: int, total: int | None) -> tuple[int, float]:
+    """(number of the phase a step lies in, how far through it the step is in 0 … 1)."""
+    if total is None:
+        return 0, 0.0
+    ends = [round(total * share) for share in accumulate(phase.share for phase in recipe.phases)]
+    number = min(bisect_right(ends, step), len(ends) - 1)
+    begin = ends[number - 1] if number else 0
+    return number, (step - begin) / max(1, ends[number] - begin)
+
+
+class Planner:
+    """Fits the number of steps to the budget: once the speed is known, and again as later phases show theirs."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        assert recipe.budget is not None
+        self.recipe, self.budget = recipe, seconds(recipe.budget)
+        self.mark: tuple[float, int] | None = None
+        self.packs = 0
+
+    def __call__(self, progress: Progress) -> bool:
+        """Called after each step; True where `progress.total` has changed."""
+        self.packs += moment(self.recipe, progress.step - 1, progress.total).packs
+        if self.mark is None:  # the first step may have compiled
+            self.mark = progress.seconds, self.packs
+            return False
+        if not self._due(progress):
+            return False
+        a_pack = (progress.seconds - self.mark[0]) / (self.packs - self.mark[1])
+        progress.total = plan_steps(self.recipe, progress.step, self.budget - progress.seconds, a_pack)
+        progress.plans += 1
+        self.mark = progress.seconds, self.packs
+        return True
+
+    def _due(self, progress: Progress) -> bool:
+        if progress.plans == 0:
+            needed = max(MEASURED_STEPS, warmup_steps(self.recipe.schedule, None))
+            return progress.step >= needed or progress.seconds >= 0.1 * self.budget
+        return progress.plans <= len(REPLAN_AT) and progress.seconds >= REPLAN_AT[progress.plans - 1] * self.budget
+
+
+def plan_steps(recipe: Recipe, step: int, left: float, seconds_a_pack: float) -> int:
+    """The number of steps of a run whose remaining packs take the `left` seconds; one more step at least."""
+    packs = max(0.0, left) / seconds_a_pack
+    low, high = step + 1, step + 1 + math.ceil(packs)
+    while low < high:  # the packs still to do grow with the number of steps: bisect
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _packs_between(recipe, step, middle) <= packs else (low, middle - 1)
+    return low
+
+
+def _packs_between(recipe: Recipe, step: int, total: int) -> float:
+    """Packs of the steps `step` … `total`, from a hundred samples: exact enough to plan by."""
+    count = total - step
+    samples = min(count, 100)
+    at = (step + (i + 0.5) * count / samples for i in range(samples))
+    return sum(moment(recipe, int(s), total).packs for s in at) * count / samples
+
+
+def _between(ends: Pair | tuple[int, int], share: float) -> float:
+    return ends[0] + (ends[1] - ends[0]) * min(1.0, share)
