@@ -59,7 +59,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
             raise _explain(error, path) from error
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, Exception) and not isinstance(error, EverybertError) and _is_full(error):
+        if isinstance(error, Exception) and _is_full(error):
             raise _explain(error, path) from error
         raise
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -332,7 +333,10 @@ def save_network(
         raw |= _label_fields(rows, labels, raw)
     if problem_type is not None:
         raw["problem_type"] = problem_type
-    save_file(tensors, folder / SAFE, metadata={"format": "pt"})
+    try:
+        save_file(tensors, folder / SAFE, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise EverybertError(f"{folder / SAFE} could not be written ({error})") from None
     write_json(folder / "config.json", dict(sorted(raw.items())))
     if tokenizer is not None:
         tokenizer.save(folder)
