@@ -4,7 +4,8 @@ Attention(Q, K, V) = softmax(Q Kᵀ / √D) V, for each head, within each sequen
 
 | where                                   | how                                                            |
 |-----------------------------------------|----------------------------------------------------------------|
-| CUDA, bf16 or fp16                      | varlen flash attention: one kernel for the whole ragged batch  |
+| CUDA, bf16 or fp16                      | one kernel for the whole ragged batch: ours (kernels.py) where |
+|                                         | it applies, else varlen flash attention                        |
 | CPU, or fp32                            | sequences of equal length share one rectangular SDPA call      |
 | sliding window (long sequences)         | blocks of queries, each with the keys it can see: O(n·w)       |
 | global tokens (Longformer)              | as above, plus the global keys for all and full rows for them  |
@@ -18,6 +19,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ from everybert.model.ragged import Ragged
 
 Watch = Callable[[str, Tensor], None]
 Rotary = tuple[Tensor, Tensor]
+
+HAS_TRITON = find_spec("triton") is not None
 
 QUERY_BLOCK = 256
 """Fewest queries in a block of windowed attention: smaller blocks would spend their time on calls."""
@@ -55,14 +59,19 @@ class Attention(nn.Module):
         watch: Watch | None = None,
     ) -> Tensor:
         """(T, H) → (T, H)."""
-        q_TAD, k_TAD, v_TAD = self.qkv(x_TH).unflatten(-1, (3, self.heads, -1)).unbind(1)
+        qkv_T3AD = self.qkv(x_TH).unflatten(-1, (3, self.heads, -1))
+        q_TAD, k_TAD, v_TAD = qkv_T3AD.unbind(1)
         if rotary is not None:
             q_TAD, k_TAD = rotate(q_TAD, *rotary), rotate(k_TAD, *rotary)
         own_TAD = None  # what the global tokens use instead (Longformer, §3.1)
         if self.qkv_global is not None and batch.globals_T is not None:
             own_TAD = self.qkv_global(x_TH).unflatten(-1, (3, self.heads, -1)).unbind(1)
         p = self.dropout if self.training else 0.0
-        if watch is not None:
+        if watch is None and own_TAD is None and window is None and rotary is None and p == 0.0 and fused(qkv_T3AD):
+            from everybert.model.kernels import attention
+
+            mixed_TAD, _ = attention(qkv_T3AD, batch.offsets_B1, batch.max_length)
+        elif watch is not None:
             mixed_TAD = watched(q_TAD, k_TAD, v_TAD, batch, window, own_TAD, watch)
         else:
             mixed_TAD = attend(q_TAD, k_TAD, v_TAD, batch, window, own_TAD, p)
@@ -92,6 +101,11 @@ def rotate(x_TAD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     x = x_TAD.float()
     one, two = x.chunk(2, dim=-1)
     return (x * cos_TD[:, None] + torch.cat((-two, one), dim=-1) * sin_TD[:, None]).to(x_TAD.dtype)
+
+
+def fused(x: Tensor) -> bool:
+    """Whether the kernels of kernels.py take this tensor: CUDA, half precision, Triton at hand."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.shape[-1] % 16 == 0 and HAS_TRITON
 
 
 # ── the whole batch in one kernel ────────────────────────────────────────────────────────────────────────────

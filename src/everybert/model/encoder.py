@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from everybert.errors import EverybertError
-from everybert.model.attention import Attention, Rotary, Watch
+from everybert.model.attention import Attention, Rotary, Watch, fused
 from everybert.model.config import EncoderConfig
 from everybert.model.embeddings import Embeddings, rotary_table, sinusoids
 from everybert.model.ragged import Ragged
@@ -40,6 +40,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.gated = config.feed_forward == "glu"
         self.activation = config.activation
+        self.fuses = config.activation == "gelu" and config.linear_bias and not self.gated
         inner = config.intermediate_size
         self.input = nn.Linear(config.hidden_size, 2 * inner if self.gated else inner, bias=config.linear_bias)
         self.output = nn.Linear(inner, config.hidden_size, bias=config.linear_bias)
@@ -47,6 +48,11 @@ class FeedForward(nn.Module):
 
     def forward(self, x_TH: Tensor, watch: Watch | None = None) -> Tensor:
         """(T, H) → (T, I) → (T, H)."""
+        if self.fuses and watch is None and self.training and fused(x_TH):
+            from everybert.model.kernels import bias_gelu
+
+            active_TI = bias_gelu(F.linear(x_TH, self.input.weight), self.input.bias)
+            return self.output(self.dropout(active_TI))
         wide = self.input(x_TH)
         if self.gated:
             wide, gate_TI = wide.chunk(2, dim=-1)
