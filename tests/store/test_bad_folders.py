@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers")
 
-from tiny import make, saved
+from tiny_models import make, saved
 
 from everybert.errors import EverybertError
 from everybert.store import huggingface

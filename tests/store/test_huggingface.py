@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers")
 
-from tiny import EVERY, STEMS, make, saved  # noqa: E402
+from tiny_models import EVERY, STEMS, make, saved  # noqa: E402
 
 from everybert.errors import EverybertError  # noqa: E402
 from everybert.model.heads import Network  # noqa: E402
