@@ -1,18 +1,19 @@
 """Which runs of the corpus make which training examples: BERT's pairs, ALBERT's order, RoBERTa's sentences.
 
-An epoch is its documents in a random order, cut into blocks; a block is planned on its own, in memory, as
-arrays of token ranges. No token is read here. Every choice hangs on (seed, epoch, where the example begins).
+Examples are planned a block at a time, as arrays of token ranges; no token is read here. Every choice hangs on
+(seed, epoch, the place where the example begins).
 
-Legend: D documents in the block, S sentences in the block, E examples, P parts (token runs) of examples.
+Legend: D documents in the block, S sentences, U sentences or pieces of long ones, E examples, P parts of examples.
 """
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from everybert.corpus.random import below, make_key, permutation, uniform
+from everybert.corpus.blocks import Block, Elsewhere
+from everybert.corpus.random import below, bits, make_key, uniform
 from everybert.corpus.ranges import offsets, ranges
 from everybert.errors import EverybertError
 
@@ -20,15 +21,6 @@ Kind = Literal["pairs", "order", "full", "document"]
 KINDS: tuple[Kind, ...] = ("pairs", "order", "full", "document")
 UNLABELLED = -100
 LANE = 1 << 14  # documents longer than this are planned as several, side by side, to keep planning fast
-
-
-class Documents(Protocol):
-    """What this file needs of a corpus (`everybert.corpus.shards.Corpus` has it)."""
-
-    document_sentences: np.ndarray
-    sentence_offsets: np.ndarray
-    document_language: np.ndarray | None
-    languages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,7 @@ class Examples:
     """E examples; example e is the parts `part_offsets_E1[e]:part_offsets_E1[e + 1]`."""
 
     id_E: np.ndarray
-    """int64, unique within an epoch: the copy of the document in the high 16 bits, the token it begins at."""
+    """int64, unique within an epoch: the document's copy in the high 16 bits, then a token of the corpus."""
     label_E: np.ndarray
     """int64: 0 next or in order, 1 random or swapped, −100 where the example is one segment."""
     document_E: np.ndarray
@@ -122,147 +114,55 @@ class Examples:
         )
 
 
-def epoch_documents(corpus: Documents, alpha: float, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """(document, copy) numbers of an epoch in its random order.
-
-    Language l is sampled with p_l ∝ n_l^α (Conneau et al. 2020) of the corpus's tokens, so its documents
-    appear f_l = p_l / share_l times an epoch. Whole copies are counted over epochs (⌊u + (e+1) f⌋ − ⌊u + e f⌋
-    with u fixed for each document): every document has its turn, rare ones every 1 / f epochs.
-    """
-    documents = np.arange(len(corpus.document_sentences) - 1)
-    copies = np.zeros_like(documents)
-    if alpha < 1 and corpus.document_language is not None:
-        size = np.diff(corpus.sentence_offsets[corpus.document_sentences])
-        tokens = np.bincount(corpus.document_language, size, minlength=len(corpus.languages))
-        share = tokens / tokens.sum()
-        smooth = np.where(tokens > 0, share**alpha, 0)
-        times = (smooth / smooth.sum() / np.where(tokens > 0, share, 1))[corpus.document_language]
-        u = uniform(make_key(seed, 1), documents)
-        count = (np.floor(u + (epoch + 1) * times) - np.floor(u + epoch * times)).astype(np.int64)
-        copies = ranges(np.zeros_like(count), count)
-        documents = np.repeat(documents, count)
-    order = permutation(make_key(seed, 2, epoch), len(documents))
-    return documents[order], copies[order]
-
-
-@dataclass(frozen=True)
-class Block:
-    """Some documents laid end to end in coordinates of their own (local tokens)."""
-
-    document_D: np.ndarray
-    copy_D: np.ndarray
-    base_D1: np.ndarray
-    """Local token where each document begins, and the end."""
-    shift_D: np.ndarray
-    """Add it to a document's local tokens to have the corpus's."""
-    end_S: np.ndarray
-    """Local token where each sentence ends."""
-    language_D: np.ndarray
-
-    @classmethod
-    def of(cls, corpus: Documents, documents: np.ndarray, copies: np.ndarray, by_language: bool = False) -> "Block":
-        """Lay out the given copies of documents, one language after another if asked to."""
-        if by_language and corpus.document_language is not None:
-            grouped = np.argsort(corpus.document_language[documents], kind="stable")
-            documents, copies = documents[grouped], copies[grouped]
-        first, last = corpus.document_sentences[documents], corpus.document_sentences[documents + 1]
-        filled = corpus.sentence_offsets[last] > corpus.sentence_offsets[first]
-        documents, copies, first, last = documents[filled], copies[filled], first[filled], last[filled]
-        start = corpus.sentence_offsets[first]
-        base = offsets(corpus.sentence_offsets[last] - start)
-        shift = start - base[:-1]
-        sentences = ranges(first, last - first)
-        end = corpus.sentence_offsets[sentences + 1] - np.repeat(shift, last - first)
-        end = end[np.diff(end, prepend=0) > 0]  # an empty sentence is none
-        language = np.zeros(len(documents), np.int64)
-        if corpus.document_language is not None:
-            language = corpus.document_language[documents].astype(np.int64)
-        return cls(documents, copies, base, shift, end, language)
-
-    def example_id(self, cursor: np.ndarray, d: np.ndarray) -> np.ndarray:
-        """int64 id of the examples that begin at a local token of the block's document d."""
-        return (self.copy_D[d] << 48) + cursor + self.shift_D[d]
-
-
-class Elsewhere:
-    """Draws random second sentences: even over the sentences of the language, outside the first's document.
-
-    Even over sentences, not documents, so that random sentences are as long and as deep in their documents
-    as true ones; of the same language, or the label would be given away.
-    """
-
-    def __init__(self, corpus: Documents, other_document: bool):
-        sentences = np.diff(corpus.document_sentences)
-        language = corpus.document_language
-        self.language = np.zeros(len(sentences), np.uint8) if language is None else language
-        self.order = np.argsort(self.language, kind="stable")
-        self.cumulative = offsets(sentences[self.order])
-        self.rank = np.argsort(self.order, kind="stable")
-        documents = np.bincount(self.language)
-        edge = self.cumulative[offsets(documents)]
-        self.first, self.total = edge[:-1], np.diff(edge)
-        self.other_document, self.corpus = other_document, corpus
-        if other_document and (documents == 1).any():
-            where = f"language {corpus.languages[np.argmin(documents != 1)]}" if language is not None else "corpus"
-            raise EverybertError(
-                f"the {where} is one document, so no random sentence can come from another: add documents, or "
-                "set other_document = false"
-            )
-
-    def draw(self, key_E: np.ndarray, document_E: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Global token offsets (start, end of its document) of one random sentence for each example."""
-        language, rank = self.language[document_E], self.rank[document_E]
-        own_start = self.cumulative[rank]
-        own = self.cumulative[rank + 1] - own_start if self.other_document else 0
-        place = self.first[language] + below(key_E, 4, self.total[language] - own)
-        place += np.where(place >= own_start, own, 0)
-        slot = np.searchsorted(self.cumulative, place, side="right") - 1
-        document = self.order[slot]
-        sentence = self.corpus.document_sentences[document] + place - self.cumulative[slot]
-        last = self.corpus.document_sentences[document + 1]
-        return self.corpus.sentence_offsets[sentence], self.corpus.sentence_offsets[last]
-
-
 class Chunks(NamedTuple):
     """Runs of consecutive sentences, split in two: local tokens begin … split … end."""
 
     begin: np.ndarray
     split: np.ndarray
     end: np.ndarray
-    target: np.ndarray
     d: np.ndarray
     label: np.ndarray
     key: np.ndarray
 
 
-def pair_examples(block: Block, config: ExampleConfig, separators: int, seed: int, epoch: int, elsewhere) -> Examples:
-    """BERT's and ALBERT's two-segment examples of a block; see `_next_chunks` for how text is cut."""
+def pair_examples(
+    block: Block, config: ExampleConfig, separators: int, seed: int, epoch: int, elsewhere: Elsewhere | None
+) -> Examples:
+    """Two-segment examples of a block: BERT's, with random sentences from `elsewhere`, or else ALBERT's.
+
+    Nothing but the text should tell the label. A random second segment is as long as the true one it replaces.
+    Chunks of whole sentences begin with a sentence that did not fit the chunk before, a long one as a rule;
+    so ALBERT's are cut from the front in half of the documents and from the back in the others.
+    """
     room = config.length - 2 - separators
-    chunks = _walk(block, config, room, make_key(seed, 3, epoch))
-    begin, split, end, target, d, label, key = chunks
+    mirrored_D = np.zeros(len(block.document_D), bool)
+    if elsewhere is None:
+        mirrored_D = bits(make_key(seed, 4, epoch, block.copy_D), block.document_D) % np.uint64(2) == 1
+        block = block.mirror(mirrored_D)
+    begin, split, end, d, label, key = _walk(block, config, room, make_key(seed, 3, epoch))
+    id_E = block.example_id(begin, d)
+    ends = block.base_D1[d] + block.base_D1[d + 1]
+    begin, split, end = np.where(mirrored_D[d], (ends - end, ends - split, ends - begin), (begin, split, end))
+    split = np.where(label == UNLABELLED, end, split)
     shift = block.shift_D[d]
     first, first_length = begin + shift, split - begin
     second, second_length = split + shift, end - split
-    if config.kind == "pairs":
-        e = np.flatnonzero(label == 1)
-        start, stop = elsewhere.draw(key[e], block.document_D[d[e]])
-        wanted = np.minimum(stop, start + np.maximum(1, target[e] - first_length[e]))
-        sentence_end = elsewhere.corpus.sentence_offsets
-        stop = sentence_end[np.searchsorted(sentence_end, wanted)]
-        second[e], second_length[e] = start, np.minimum(stop, start + room - first_length[e]) - start
+    e = np.flatnonzero(label == 1)
+    if elsewhere is not None:
+        fills = end[e] - begin[e] == room
+        start, stop = elsewhere.draw(key[e], block.document_D[d[e]], second_length[e], fills)
+        second[e], second_length[e] = start, np.minimum(stop - start, room - first_length[e])
     else:
-        e = np.flatnonzero(label == 1)
         first[e], second[e] = second[e], first[e]
         first_length[e], second_length[e] = second_length[e], first_length[e]
-    parts = np.where(second_length > 0, 2, 1)
-    filled = np.stack([first_length, second_length], 1).ravel() > 0
+    length = np.stack([first_length, second_length], 1).ravel()
     return Examples(
-        id_E=block.example_id(begin, d),
+        id_E=id_E,
         label_E=label,
         document_E=block.document_D[d],
-        part_offsets_E1=offsets(parts),
-        part_start_P=np.stack([first, second], 1).ravel()[filled],
-        part_length_P=np.stack([first_length, second_length], 1).ravel()[filled],
+        part_offsets_E1=offsets(1 + (second_length > 0)),
+        part_start_P=np.stack([first, second], 1).ravel()[length > 0],
+        part_length_P=length[length > 0],
         separators=separators,
     )
 
@@ -301,23 +201,22 @@ def _next_chunks(block, config: ExampleConfig, room: int, key, cursor, stop, d) 
     short = uniform(key_E, 0) < config.short_probability
     target = np.where(short, 2 + below(key_E, 1, room - 1), room)
     end_S = block.end_S
-    last = len(end_S) - 1
     first = np.searchsorted(end_S, cursor, side="right")
     reach = np.searchsorted(end_S, cursor + target)
-    end = np.minimum(end_S[np.minimum(np.maximum(reach, first + 1), last)], stop)
-    split_allowed = True
+    end = np.minimum(end_S[np.minimum(np.maximum(reach, first + 1), len(end_S) - 1)], stop)
     if config.kind == "pairs":
         end = np.minimum(end, cursor + room)
+        boundaries = np.searchsorted(end_S, end) - first
     else:
         before = np.searchsorted(end_S, cursor + room, side="right") - 1
-        whole = np.where(before >= first, end_S[before], cursor + room)
-        end = np.where(end > cursor + room, whole, end)
-        split_allowed = (cursor == block.base_D1[d]) | (end_S[first - 1] == cursor)
-    boundaries = np.where(split_allowed, np.searchsorted(end_S, end) - first, 0)
+        fitting = np.where(before >= first, end_S[before], cursor + room)
+        end = np.where(end > cursor + room, fitting, end)
+        whole = (cursor == block.base_D1[d]) | (end_S[first - 1] == cursor)
+        boundaries = np.where(whole, np.searchsorted(end_S, end) - first, 0)
     at = first + below(key_E, 2, np.maximum(boundaries, 1))
     split = np.where(boundaries > 0, end_S[at], end)
     label = np.where(boundaries > 0, (uniform(key_E, 3) < 0.5).astype(np.int64), UNLABELLED)
-    return Chunks(cursor, split, end, target, d, label, key_E)
+    return Chunks(cursor, split, end, d, label, key_E)
 
 
 def sentence_examples(block: Block, config: ExampleConfig) -> Examples:

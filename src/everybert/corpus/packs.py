@@ -13,15 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from everybert.corpus.examples import (
-    Block,
-    Elsewhere,
-    ExampleConfig,
-    Examples,
-    epoch_documents,
-    pair_examples,
-    sentence_examples,
-)
+from everybert.corpus.blocks import Block, Elsewhere, epoch_documents
+from everybert.corpus.examples import ExampleConfig, Examples, pair_examples, sentence_examples
 from everybert.corpus.layout import Layout
 from everybert.corpus.masking import Masker, MaskingConfig, Text
 from everybert.corpus.random import make_key, permutation
