@@ -27,8 +27,9 @@ def make_corpus(path, parts, vocab_size=100, languages=("en",), collocations=Non
                 np.array([i for s in sentences for i in s], dtype),
                 np.cumsum([0, *(len(s) for s in sentences)]),
                 np.cumsum([0, *(len(d) for d in documents)]),
-                np.zeros(len(documents), np.uint8) if len(languages) > 1 else None,
+                np.zeros(len(documents), np.uint8),
             ),
+            len(languages) > 1,
         )
     if collocations:
         ids = np.array([i for c in collocations for i in c], np.int32)

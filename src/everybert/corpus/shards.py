@@ -26,9 +26,7 @@ import numpy as np
 from everybert.errors import EverybertError
 
 VERSION = 1
-OPEN_SHARDS = (
-    256  # memory maps kept open at once: each holds a file descriptor, and limits of 1,024 are common
-)
+OPEN_SHARDS = 256  # memory maps kept open at once: each holds a file descriptor, and limits of 1,024 are common
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
@@ -38,22 +36,22 @@ def dtype_for(vocab_size: int) -> np.dtype:
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard in memory: ids, and the offsets of its sentences and documents (both end-inclusive)."""
+    """One shard in memory: ids, offsets of its sentences and documents (with their ends), languages."""
 
     tokens: np.ndarray
     sentences: np.ndarray
     documents: np.ndarray
-    languages: np.ndarray | None = None
+    languages: np.ndarray
 
 
-def write_shard(folder: Path, name: str, shard: Shard) -> list[Path]:
+def write_shard(folder: Path, name: str, shard: Shard, with_languages: bool) -> list[Path]:
     """Write and sync the files of one shard; returns their paths."""
     tokens = folder / f"{name}.tokens.bin"
     with tokens.open("wb") as file:
         shard.tokens.tofile(file)
         _sync(file)
     arrays = {"sentences": shard.sentences.astype("<i8"), "documents": shard.documents.astype("<i8")}
-    if shard.languages is not None:
+    if with_languages:
         arrays["languages"] = shard.languages.astype(np.uint8)
     paths = [tokens]
     for kind, array in arrays.items():
@@ -227,9 +225,7 @@ def read_meta(path: str | Path) -> dict[str, Any]:
     file = path / "corpus.json"
     if not file.exists():
         if path.with_name(path.name + ".building").exists():
-            raise EverybertError(
-                f"{path} is not finished: run its `everybert corpus build` again to continue"
-            )
+            raise EverybertError(f"{path} is not finished: run its `everybert corpus build` again to continue")
         raise EverybertError(f"{path} is not a corpus folder: make one with `everybert corpus build`")
     try:
         meta = json.loads(file.read_text("utf-8"))
@@ -237,7 +233,5 @@ def read_meta(path: str | Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise EverybertError(f"{file} is damaged ({error}): build the corpus again") from error
     if version != VERSION:
-        raise EverybertError(
-            f"{path} has corpus format {version}, this everybert reads {VERSION}: build it again"
-        )
+        raise EverybertError(f"{path} has corpus format {version}, this everybert reads {VERSION}: build it again")
     return meta
