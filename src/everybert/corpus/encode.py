@@ -150,9 +150,9 @@ class Encoder:
 def _words(sentence: str) -> list[str] | None:
     """The words after each space; the one at the start, often empty, is marked by a line end.
 
-    None where spaces stand together: how many of them belong to a word is for the tokenizer to say.
+    None where spaces stand together or last: which word they belong to is for the tokenizer to say.
     """
-    if "  " in sentence:
+    if "  " in sentence or sentence.endswith(" ") or "\n" in sentence:
         return None
     words = sentence.split(" ")
     words[0] = "\n" + words[0]

@@ -57,7 +57,7 @@ class ShardWriter:
             "short": sum(part.short for part in parts),
             "sentence_lengths": _histogram(np.diff(shard.sentences)),
             "document_lengths": _histogram(np.diff(shard.sentences[shard.documents])),
-            "languages": np.bincount(shard.languages, minlength=self.languages).tolist(),
+            "languages": np.bincount(shard.languages, minlength=max(1, self.languages)).tolist(),
         }
 
 

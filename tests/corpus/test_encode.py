@@ -1,0 +1,103 @@
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from corpus_texts import WORDS, documents, tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everybert.corpus import encode
+from everybert.corpus.encode import Encoder, Piece, words_apart
+
+KINDS = ("wordpiece", "bpe", "unigram")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tokenizers")
+    for kind in KINDS:
+        tokenizer(kind).save(root / kind)
+    return root
+
+
+odd = st.sampled_from([*WORDS, "", "\xa0", "\t", "é", "e\u0301", "\u0301x", "[SEP]", "<mask>", "'s", "x\u2028y", "ﬁ"])
+texts = st.lists(odd | st.text(max_size=5), min_size=1, max_size=12).map(" ".join)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=150, deadline=None)
+@given(some=st.lists(texts, min_size=1, max_size=4))
+def test_words_one_by_one_give_the_ids_of_whole_sentences(folders, kind, some):
+    encoder = Encoder(folders / kind, 1, False)
+    assert encoder.by_words
+    fast = encoder.encode(some)
+    encoder.by_words = False
+    assert fast == encoder.encode(some)
+
+
+def decoded(encoder, result):
+    bounds = np.cumsum([0, *result.sentence_lengths])
+    return [encoder.tokenizer.decode(result.tokens[a:b].tolist()) for a, b in pairwise(bounds)]
+
+
+def test_lines_end_sentences_unless_wrapped(folders):
+    text = "The old town\nwalks over. A river\nsings."
+    plain = Encoder(folders / "bpe", 1, False)
+    assert decoded(plain, plain([Piece(text)])) == ["The old town", " walks over.", " A river", " sings."]
+    wrapped = Encoder(folders / "bpe", 1, True)
+    assert decoded(wrapped, wrapped([Piece(text)])) == ["The old town walks over.", " A river sings."]
+
+
+def test_special_tokens_in_text_do_not_act(folders):
+    encoder = Encoder(folders / "wordpiece", 1, False)
+    result = encoder([Piece("the [SEP] river [MASK]. [CLS]\n[PAD]\n☃ hill")])
+    assert not set(result.tokens.tolist()) & (encoder.tokenizer.special_ids - {encoder.tokenizer.unk_id})
+    assert decoded(encoder, result)[0] == "the river."
+    assert result.unknown == 1
+    assert result.piece_sentences.tolist() == [len(result.sentence_lengths)]
+    assert (result.sentence_lengths > 0).all()
+
+
+def test_short_documents_are_left_out_and_counted(folders):
+    encoder = Encoder(folders / "wordpiece", 4, False)
+    pieces = [Piece("the river", language=1), Piece("the old green town walks.", language=2), Piece("\x01")]
+    result = encoder(pieces)
+    assert decoded(encoder, result) == ["the old green town walks."]
+    assert (result.short, result.piece_sentences.tolist(), result.piece_language.tolist()) == (2, [1], [2])
+    part = encoder([Piece("the river", first=True, last=False), Piece("hill", first=False)])
+    assert part.piece_sentences.tolist() == [1, 1]  # parts of a long document are never short
+
+
+def test_a_full_memory_of_words_is_emptied(folders, monkeypatch):
+    monkeypatch.setattr(encode, "CACHED_CHARACTERS", 20)
+    encoder = Encoder(folders / "wordpiece", 1, False)
+    pieces = [Piece(text) for text in documents(20)]
+    expected = [Encoder(folders / "wordpiece", 1, False)([piece]).tokens.tolist() for piece in pieces]
+    assert [encoder([piece]).tokens.tolist() for piece in pieces] == expected
+    assert encoder.characters < 2000
+
+
+def test_wikitext_becomes_prose(folders):
+    encoder = Encoder(folders / "wordpiece", 1, False)
+    result = encoder([Piece("the [[river]]{{x|y}} sings.\n* town", namespaces=frozenset())])
+    assert decoded(encoder, result) == ["the river sings."]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pre_tokenizer": None},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": ".*"}, "behavior": "Isolated", "invert": False}},
+        {"pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": False}},
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": "a b"}, "content": "ab"}},
+        {"normalizer": {"type": "Prepend", "prepend": "▁"}},
+        {"added_tokens": [{"content": "New York"}]},
+    ],
+)
+def test_other_tokenizers_see_sentences_whole(tmp_path, folders, change):
+    spec = json.loads((folders / "wordpiece/tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    assert words_apart(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec | change))
+    assert not words_apart(tmp_path)
