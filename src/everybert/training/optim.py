@@ -88,10 +88,9 @@ class Optimizer:
         self.parameters = list(self.names)
 
     def zero(self) -> None:
-        """Forget the gradients but keep their memory, so that compiled code sees the same tensors."""
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        if grads:
-            torch._foreach_zero_(grads)
+        """Forget the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     @torch.no_grad()
     def step(self, lr: float, skip: Tensor | None = None) -> Tensor:
@@ -163,7 +162,10 @@ class Muon:
         self.momentum_Kmn = torch.zeros(len(rows), m, n, device=rows[0].parameter.device)
         self.weights = [r.parameter.detach()[r.start : r.start + self.height] for r in rows]
         # match_rms_adamw (Liu et al. 2025, eq. 4): updates as large as AdamW's, so that one learning rate fits both
-        self.factors = [0.2 * math.sqrt(n) * r.factor for r in rows]
+        on_gpu = rows[0].parameter.is_cuda
+        self.direction = torch.compile(_direction, dynamic=False) if on_gpu else _direction
+        factors = [0.2 * math.sqrt(n) * r.factor for r in rows]
+        self.factors_K11 = torch.tensor(factors, device=rows[0].parameter.device)[:, None, None]
 
     def step(self, lr: float, bad: Tensor) -> None:
         """Nesterov momentum, orthogonalised, added to the weights; nothing moves where `bad` is 1."""
@@ -171,20 +173,10 @@ class Muon:
         if any(g is None for g in grads):
             raise EverybertError("muon: a layer matrix received no gradient")
         grad_Kmn = torch.stack([g[r.start : r.start + self.height] for g, r in zip(grads, self.rows) if g is not None])
-        if self.turned:
-            grad_Kmn = grad_Kmn.transpose(1, 2)
-        good = 1.0 - bad
-        grad_Kmn = torch.where(bad > 0, 0.0, grad_Kmn)
-        mu = self.config.momentum
-        mixed_Kmn = self.momentum_Kmn * (1 - good * (1 - mu)) + grad_Kmn * (good * (1 - mu))
-        self.momentum_Kmn.copy_(mixed_Kmn)
-        step_Kmn = _orthogonalise(torch.lerp(grad_Kmn, mixed_Kmn, mu)).float() * good
-        if self.turned:
-            step_Kmn = step_Kmn.transpose(1, 2).contiguous()
+        step_Kmn = self.direction(grad_Kmn, self.momentum_Kmn, bad, self.config.momentum, self.turned)
         keep = 1.0 - lr * self.config.weight_decay
         torch._foreach_mul_(self.weights, torch.where(bad > 0, 1.0, torch.full_like(bad, keep)))
-        factors = torch.tensor([-lr * f for f in self.factors], device=step_Kmn.device)
-        torch._foreach_add_(self.weights, list((step_Kmn * factors[:, None, None]).unbind()))
+        torch._foreach_add_(self.weights, list((step_Kmn * self.factors_K11 * -lr).unbind()))
 
     def state(self) -> dict[str, Tensor]:
         """The momentum of each matrix under its parameter's name and first row."""
@@ -205,6 +197,18 @@ def _by_shape(matrices: list[tuple[str, Tensor, float]]) -> list[list[Rows]]:
         for part in range(parts):
             groups.setdefault((height, width), []).append(Rows(name, parameter, part * height, height, factor))
     return list(groups.values())
+
+
+def _direction(grad_Kmn: Tensor, momentum_Kmn: Tensor, bad: Tensor, mu: float, turned: bool) -> Tensor:
+    """Update the momentum in place and return the orthogonalised Nesterov step; zero, and no change, where bad."""
+    if turned:
+        grad_Kmn = grad_Kmn.transpose(1, 2)
+    good = 1.0 - bad
+    grad_Kmn = torch.where(bad > 0, 0.0, grad_Kmn)
+    mixed_Kmn = torch.lerp(momentum_Kmn, grad_Kmn, good * (1 - mu))
+    momentum_Kmn.copy_(mixed_Kmn)
+    step_Kmn = _orthogonalise(torch.lerp(grad_Kmn, mixed_Kmn, mu)).float() * good
+    return step_Kmn.transpose(1, 2).contiguous() if turned else step_Kmn
 
 
 def _orthogonalise(x_Kmn: Tensor) -> Tensor:
