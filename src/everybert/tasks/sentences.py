@@ -1,0 +1,98 @@
+"""Tagged sentences from CoNLL columns, CoNLL-U trees, records and tuples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from everybert.errors import EverybertError
+from everybert.tasks import columns as col
+from everybert.tasks import schemes
+from everybert.tasks.records import Bad, Examples, Source, read_rows
+from everybert.text.files import kind
+from everybert.text.task_files import CONLLU_FIELDS, read_conll, read_conllu
+
+
+def read(
+    source: Source,
+    columns: Mapping[str, str] | None = None,
+    skip_bad: bool = False,
+    scheme: str | None = None,
+) -> Examples:
+    """Sentences of words with a tag each, from CoNLL, CoNLL-U (`columns={"label": "upos"}`), records, or tuples.
+
+    Entities come out in BIO (IOB1 and ill-formed sequences are rewritten) or BIOES, as they were or as `scheme` says.
+    """
+    words, tags, where, notes, bad = _sentences(source, dict(columns or {}), skip_bad)
+    found = schemes.find_scheme(tags)
+    if found == "plain":
+        if scheme not in (None, "plain"):
+            raise EverybertError(f"{where}: the tags have no B-, I- … prefixes, so they cannot become {scheme}")
+    else:
+        target = scheme or ("BIO" if found == "IOB1" else found)
+        fresh = [schemes.convert(t, target) for t in tags]
+        if found != target:
+            notes.append(f"{where}: tags converted from {found} to {target}")
+        elif changed := sum(a != list(b) for a, b in zip(fresh, tags)):
+            notes.append(f"{where}: {changed} sentences had ill-formed {target} tags, which were put right")
+        tags = fresh
+    return Examples(words, tags, where, tuple(notes), tuple(bad))
+
+
+def _sentences(
+    source: Source, chosen: dict[str, str], skip_bad: bool
+) -> tuple[list[list[str]], list[list[str]], str, list[str], list[str]]:
+    if isinstance(source, str | Path):
+        path = Path(source)
+        if kind(path) == ".conllu":
+            column = chosen.get("label", "upos")
+            if column not in CONLLU_FIELDS:
+                raise EverybertError(f"{path}: CoNLL-U has no column {column!r}; it has {', '.join(CONLLU_FIELDS)}")
+            trees = list(read_conllu(path))
+            words = [[w["form"] for w in tree] for tree in trees]
+            note = f"{path}: labels read from the column {column!r}"
+            return words, [[w[column] for w in tree] for tree in trees], str(path), [note], []
+        if kind(path) not in (".jsonl", ".ndjson", ".json", ".parquet", ".csv"):
+            sentences = list(read_conll(path))
+            at = int(chosen.get("label", -1))
+            tags = [[row[at] for row in s] for s in sentences]
+            return [[row[0] for row in s] for s in sentences], tags, str(path), [], []
+    return _records(source, chosen, skip_bad)
+
+
+def _records(
+    source: Source, chosen: dict[str, str], skip_bad: bool
+) -> tuple[list[list[str]], list[list[str]], str, list[str], list[str]]:
+    table = read_rows(source, ("words", "tags"), skip_bad)
+    first, where = table.rows[0], table.where
+    text = col.find(first, "text", ("words", "tokens"), chosen, where)
+    label = col.find(first, "label", ("tags", "ner_tags", "labels", "pos_tags", "upos", "label"), chosen, where)
+    if text is None or label is None:
+        raise EverybertError(
+            f"{where}: tagging needs words and tags; it has {', '.join(map(str, first))} (columns: text=…, label=…)"
+        )
+    bad = Bad(where, skip_bad, table.bad)
+    words: list[list[str]] = []
+    tags: list[list[str]] = []
+    for i, row in enumerate(table.rows):
+        w, t = _list(row.get(text)), _list(row.get(label))
+        if not w or any(not isinstance(x, str) or not x.strip() for x in w):
+            bad(i, "the words are missing, or one of them is empty")
+        elif len(w) != len(t):
+            bad(i, f"{len(w)} words but {len(t)} tags")
+        elif any(not col.label_name(x) for x in t):
+            bad(i, "a tag is missing")
+        else:
+            words.append([str(x) for x in w])
+            tags.append([str(col.label_name(x)) for x in t])
+    if not words:
+        raise EverybertError(f"{where} has no usable row; {bad.found[0]}")
+    return words, tags, where, [*table.notes, *bad.notes()], bad.found
+
+
+def _list(value: Any) -> list[Any]:
+    """A list as it is; a text at its spaces (csv)."""
+    if isinstance(value, str):
+        return value.split()
+    return list(value) if value is not None and hasattr(value, "__iter__") else []
