@@ -46,7 +46,7 @@ class Words:
     starts: np.ndarray  # token offsets in the corpus
     stops: np.ndarray
     sentences: np.ndarray
-    spoken: np.ndarray  # the word has a letter or a digit
+    spoken: np.ndarray  # the word is one, not punctuation
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,12 @@ def mine(corpus: Corpus, tokenizer: Tokenizer, options: PmiOptions = DEFAULTS) -
 
 
 def _marks(tokenizer: Tokenizer) -> np.ndarray:
-    """(V,) bool: the piece has neither letter nor digit, as punctuation has not."""
-    pieces = (tokenizer.decode([i], skip_special=False) for i in range(tokenizer.size))
-    return np.array([not any(c.isalnum() for c in piece) for piece in pieces])
+    """(V,) bool: the piece is no part of a word: punctuation, or a special token such as the unknown one."""
+    pieces = [tokenizer.decode([i], skip_special=False).strip() for i in range(tokenizer.size)]
+    # U+FFFD is part of a character, which a byte-level vocabulary may cut.
+    marks = np.array([piece != "" and not any(c.isalnum() or c == "\ufffd" for c in piece) for piece in pieces])
+    marks[list(tokenizer.special_ids)] = True
+    return marks
 
 
 def _blocks(corpus: Corpus, continues: np.ndarray, marks: np.ndarray, n: int) -> Iterator[Words]:

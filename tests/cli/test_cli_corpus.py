@@ -1,0 +1,76 @@
+import json
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+from typer.testing import CliRunner
+
+from everybert.cli.corpus import app
+from everybert.errors import EverybertError
+from everybert.text.tokenizer import Tokenizer
+
+WORDS = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "the", "river", "sings", "hill", "."]
+
+
+@pytest.fixture
+def place(tmp_path):
+    backend = Backend(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    Tokenizer(backend).save(tmp_path / "t")
+    (tmp_path / "a.txt").write_text("the river sings. The hill.\n\nthe hill\n\nthe hill\n")
+    return tmp_path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def common(place):
+    return ("--tokenizer", place / "t", "--out", place / "c", "--workers", 1, "--heldout", 0)
+
+
+def test_build_and_info_print_the_counts(place):
+    result = run("build", place / "a.txt", *common(place))
+    assert result.exit_code == 0, result.output
+    for text in ("documents", "duplicates 1", "unknown rate 11.1111%", "1-8", "tokens/s"):
+        assert text in result.stdout
+    shown = run("info", place / "c", "--check")
+    assert "duplicates 1" in shown.stdout
+
+
+def test_json_is_all_of_stdout(place):
+    result = run("build", place / "a.txt", *common(place), "--json", "--pmi")
+    summary = json.loads(result.stdout)
+    assert summary["counts"] == {
+        "documents": 2,
+        "sentences": 3,
+        "tokens": 9,
+        "unknown": 1,
+        "short": 0,
+        "duplicates": 1,
+        "replaced": 0,
+        "cut": 0,
+    }
+    assert summary["collocations"] == 0
+    assert json.loads(run("info", place / "c", "--json").stdout)["counts"] == summary["counts"]
+
+
+def test_languages_by_name(place):
+    (place / "b.txt").write_text("the river")
+    result = run("build", "--language", f"en={place / 'a.txt'}", "--language", f"de={place / 'b.txt'}", *common(place))
+    assert "de 1, en 2" in result.stdout
+    wrong = run("build", "--language", "en", *common(place))
+    assert isinstance(wrong.exception, EverybertError)
+    assert "LANGUAGE=FILE" in str(wrong.exception)
+
+
+def test_ctrl_c_says_how_to_go_on(place, monkeypatch):
+    from everybert.corpus import build
+
+    def stop(*rest):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "_build", stop)
+    result = run("build", place / "a.txt", *common(place))
+    assert result.exit_code == 130
+    assert "run the same command again" in result.stderr

@@ -1,0 +1,105 @@
+import random
+from itertools import combinations, pairwise
+from math import log
+
+import numpy as np
+import pytest
+from corpus_texts import tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everybert.corpus import pmi
+from everybert.corpus.build import build_corpus
+from everybert.corpus.pmi import PmiOptions, mine
+from everybert.corpus.shards import Corpus
+
+
+def build(tmp_path, text, kind="wordpiece"):
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "in.txt").write_text(text, "utf-8")
+    tok = tokenizer(kind)
+    build_corpus(tmp_path / "in.txt", tok, tmp_path / "c", workers=1, heldout=0, fresh=True)
+    return Corpus.open(tmp_path / "c"), tok
+
+
+def by_definition(sentences, options):
+    """PMI_n straight from its definition, over sentences of words."""
+    total = sum(len(sentence) for sentence in sentences)
+    counts = {}
+    for sentence in sentences:
+        for n in range(1, options.words + 1):
+            for i in range(len(sentence) - n + 1):
+                ngram = tuple(sentence[i : i + n])
+                if all(any(c.isalnum() for c in word) for word in ngram):
+                    counts[ngram] = counts.get(ngram, 0) + 1
+
+    def score(ngram):
+        places = range(1, len(ngram))
+        cuts = [c for k in places for c in combinations(places, k)]
+        return min(
+            log(counts[ngram] / total)
+            - sum(log(counts[ngram[a:b]] / total) for a, b in pairwise((0, *cut, len(ngram))))
+            for cut in cuts
+        )
+
+    scores = {g: score(g) for g, count in counts.items() if len(g) > 1 and count >= options.min_count}
+    return {ngram: value for ngram, value in scores.items() if value >= options.min_pmi}
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([40, 1 << 20]))
+def test_scores_follow_the_definition(tmp_path_factory, seed, block):
+    rng = random.Random(seed)
+    sentences = [
+        rng.choices(["river", "hill", "New", "York", "old", ",", "stone"], k=rng.randint(1, 9)) for _ in range(60)
+    ]
+    corpus, tok = build(tmp_path_factory.mktemp("p"), "\n".join(" ".join(s) for s in sentences))
+    options = PmiOptions(words=4, min_count=3, min_pmi=0.2)
+    original, pmi.BLOCK = pmi.BLOCK, block
+    try:
+        found = mine(corpus, tok, options)
+    finally:
+        pmi.BLOCK = original
+    expected = {
+        tuple(tok.encode(" ".join(ngram), specials=False).ids): value
+        for ngram, value in by_definition([[w.lower() for w in s] for s in sentences], options).items()
+    }
+    assert dict(zip(found.ngrams, found.scores)) == pytest.approx(expected, rel=1e-5)
+    assert [len(ngram) for ngram in found.ngrams] == sorted((len(n) for n in found.ngrams), reverse=True)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_planted_collocations_are_found_and_chance_is_not(tmp_path, kind):
+    rng = random.Random(1)
+    words = ["river", "hill", "town", "old", "green", "quiet", "stone", "bridge", "morning", "light", "near", "under"]
+    lines = []
+    for _ in range(600):
+        line = rng.choices(words, k=8)
+        line.insert(rng.randint(1, 8), rng.choice(["New York,", "naïve café"]) if rng.random() < 0.2 else "over")
+        lines.append(" ".join(line))
+    corpus, tok = build(tmp_path, "\n".join(lines), kind)
+    found = {tok.decode(ngram).strip().lower() for ngram in mine(corpus, tok, PmiOptions(min_pmi=2.0)).ngrams}
+    plain = {"naïve café", "naive cafe"}  # BERT's uncased vocabulary strips accents
+    assert "new york" in found
+    assert found & plain
+    assert found <= plain | {"new york"}
+
+
+def test_a_small_table_keeps_the_frequent(tmp_path):
+    rng = random.Random(2)
+    lines = [
+        " ".join(rng.choices(["river", "hill", "town", "old", "green", "quiet", "stone"], k=6)) for _ in range(300)
+    ]
+    corpus, tok = build(tmp_path, "\n".join([*lines, *["New York sings"] * 60]))
+    options = PmiOptions(words=3, min_count=5, min_pmi=1.5, table=12)
+    found = mine(corpus, tok, options)
+    assert tok.decode(found.ngrams[0]) == "new york sings"
+    assert len(mine(corpus, tok, PmiOptions(words=3, min_count=5, min_pmi=-9, size=4)).ngrams) == 4
+
+
+def test_one_sentence_longer_than_a_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(pmi, "BLOCK", 16)
+    corpus, tok = build(tmp_path, "New York river hill " * 30)
+    found = mine(corpus, tok, PmiOptions(words=2, min_count=10, min_pmi=0.5))
+    assert tuple(tok.encode("new york", specials=False).ids) in found.ngrams
+    assert np.isfinite(found.scores).all()
