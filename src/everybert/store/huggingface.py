@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 EXTRAS = "everybert.json"
 EXTRAS_VERSION = 1
+GOOGLE_CONFIG = "bert_config.json"
+"""What config.json is called beside an original TensorFlow checkpoint."""
 LABELLED = ("classify", "tag")
 IGNORED = re.compile(r"(position_ids|token_type_ids|inv_freq)$")
 """Buffers of old files that can be computed."""
@@ -73,11 +75,12 @@ class Loaded:
 def read_config(folder: str | Path) -> tuple[EncoderConfig, dict[str, Any]]:
     """A folder's encoder configuration, and its config.json as it is."""
     folder = Path(folder)
-    try:
-        path = inside(folder, "config.json")
-    except (FileNotFoundError, NotADirectoryError):
+    names = ("config.json", GOOGLE_CONFIG)
+    path = next((folder / name for name in names if (folder / name).exists()), None)
+    if path is None:
         what = "has no config.json" if folder.is_dir() else "is not a folder"
-        raise EverybertError(f"{folder} {what}; give a model's folder, or a hub id") from None
+        raise EverybertError(f"{folder} {what}; give a model's folder, or a hub id")
+    inside(folder, path.name)
     raw = read_json(path)
     if not isinstance(raw, dict):
         raise EverybertError(f"{path} is not a JSON object; download the folder again")
