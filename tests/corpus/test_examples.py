@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -33,7 +35,7 @@ def document_of(corpus, token):
     return int(np.searchsorted(starts, token, side="right")) - 1
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(corpora, st.sampled_from(KINDS), st.integers(8, 64), st.integers(0, 9), st.sampled_from([50, 1 << 14]))
 def test_every_token_has_one_place_and_examples_fit(corpus, kind, length, seed, lane):
     with pytest.MonkeyPatch.context() as patch:
@@ -54,7 +56,7 @@ def test_every_token_has_one_place_and_examples_fit(corpus, kind, length, seed, 
     assert (seen == 1).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(corpora, st.integers(12, 64), st.integers(0, 9))
 def test_pairs_are_next_or_from_another_document(corpus, length, seed):
     examples = all_examples(corpus, ExampleConfig("pairs", length), seed)
@@ -68,7 +70,7 @@ def test_pairs_are_next_or_from_another_document(corpus, length, seed):
             assert document_of(corpus, a) != document_of(corpus, b)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(corpora, st.integers(12, 64), st.integers(0, 9))
 def test_order_is_two_runs_of_whole_sentences_in_or_out_of_order(corpus, length, seed):
     examples = all_examples(corpus, ExampleConfig("order", length), seed)
@@ -79,7 +81,7 @@ def test_order_is_two_runs_of_whole_sentences_in_or_out_of_order(corpus, length,
         assert (b == a_end) if examples.label_E[e] == 0 else (a == b_end)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(corpora, st.sampled_from(["full", "document"]), st.integers(8, 64))
 def test_sentences_are_packed_greedily(corpus, kind, length):
     examples = all_examples(corpus, ExampleConfig(kind, length))
@@ -89,7 +91,7 @@ def test_sentences_are_packed_greedily(corpus, kind, length):
         mine = parts(examples, e)
         if kind == "document":
             assert len(mine) == 1
-        for (_, a_end), (b, _) in zip(mine, mine[1:]):  # a new part is the next document from its beginning
+        for (_, a_end), (b, _) in pairwise(mine):  # a new part is the next document from its beginning
             assert a_end == starts[corpus.document_sentences[document_of(corpus, a_end - 1) + 1]]
             assert b == starts[corpus.document_sentences[document_of(corpus, b)]]
         end = mine[-1][1]
@@ -165,9 +167,9 @@ def test_a_lonely_sentence_is_an_example_without_label():
 def test_an_overlong_sentence_goes_on_in_the_next_example(kind):
     examples = all_examples(MemoryCorpus([[500], [20, 20]]), ExampleConfig(kind, 32))
     pieces = sorted(p for e in np.flatnonzero(examples.document_E == 0) for p in parts(examples, e) if p[0] < 500)
-    assert len(pieces) == 18 if kind in ("pairs", "order") else 17  # rooms of 29 and of 30 tokens
+    assert len(pieces) == (18 if kind in ("pairs", "order") else 17)  # rooms of 29 and of 30 tokens
     assert pieces[0][0] == 0 and pieces[-1][1] == 500
-    assert all(a[1] == b[0] for a, b in zip(pieces, pieces[1:]))
+    assert all(a[1] == b[0] for a, b in pairwise(pieces))
 
 
 def test_epochs_and_seeds_differ_and_repeat():

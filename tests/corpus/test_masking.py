@@ -53,7 +53,7 @@ texts = st.builds(
 )
 
 
-@settings(max_examples=120)
+@settings(max_examples=120, deadline=None)
 @given(texts, st.sampled_from(STRATEGIES), st.floats(0.01, 0.7), st.integers(0, 99))
 def test_laws_of_every_strategy(text, strategy, rate, seed):
     key_B = make_key(seed, np.arange(len(text.sequence_offsets_B1) - 1))
@@ -70,7 +70,7 @@ def test_laws_of_every_strategy(text, strategy, rate, seed):
     assert np.isin(index, more.index_M).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(texts, st.sampled_from(STRATEGIES), st.integers(0, 99))
 def test_a_mask_does_not_depend_on_the_pack(text, strategy, seed):
     key_B = make_key(seed, np.arange(len(text.sequence_offsets_B1) - 1))
@@ -90,7 +90,7 @@ def test_a_mask_does_not_depend_on_the_pack(text, strategy, seed):
         assert np.array_equal(masked.index_M + start, together.index_M[inside])
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(texts, st.floats(0.05, 0.9), st.integers(0, 99))
 def test_whole_words_are_masked_together(text, rate, seed):
     key_B = make_key(seed, np.arange(len(text.sequence_offsets_B1) - 1))
@@ -103,7 +103,7 @@ def test_whole_words_are_masked_together(text, rate, seed):
             assert hidden[i] == hidden[i - 1]
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(texts, st.floats(0.05, 0.6), st.integers(1, 6), st.integers(0, 99))
 def test_spans_are_short_whole_and_apart(text, rate, most, seed):
     key_B = make_key(seed, np.arange(len(text.sequence_offsets_B1) - 1))

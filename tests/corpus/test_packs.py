@@ -2,8 +2,9 @@ import json
 import pickle
 import subprocess
 import sys
-from itertools import islice
+from itertools import islice, pairwise
 
+import corpus_texts
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,10 +12,15 @@ from hypothesis import strategies as st
 from memory_corpus import MemoryCorpus, layout, random_corpus
 
 from everybert.corpus import packs as module
+from everybert.corpus.build import build_corpus
 from everybert.corpus.examples import KINDS, ExampleConfig
+from everybert.corpus.layout import Layout
 from everybert.corpus.masking import STRATEGIES, MaskingConfig
 from everybert.corpus.packs import PackStream, Position, fill_packs
+from everybert.corpus.pmi import PmiOptions
+from everybert.corpus.shards import Corpus
 from everybert.errors import EverybertError
+from everybert.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -39,14 +45,14 @@ def epoch_of(packs):
     return {int(e): p["position"] for p in packs for e in p["example"]}
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(3, 64), max_size=300), st.integers(64, 400))
 def test_packs_keep_every_example_once_and_never_overflow(lengths, capacity):
     lengths = np.array(lengths, dtype=np.int64)
     order, offsets = fill_packs(lengths, capacity)
     assert sorted(order.tolist()) == list(range(len(lengths)))
     assert offsets[0] == 0 and offsets[-1] == len(lengths) and (np.diff(offsets) > 0).all()
-    for a, b in zip(offsets[:-1], offsets[1:]):
+    for a, b in pairwise(offsets):
         gap = capacity - lengths[order[a:b]].sum()
         assert gap >= 0
         ahead = lengths[order[b : b + module.LOOKAHEAD]]
@@ -227,3 +233,30 @@ def test_streams_can_be_sent_to_workers():
 def test_torch_is_not_needed():
     code = "import sys, everybert.corpus.packs; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A corpus folder in several shards, with collocations."""
+    folder = tmp_path_factory.mktemp("packs")
+    (folder / "text.txt").write_text("\n\n".join(corpus_texts.documents(300)), "utf-8")
+    mined = PmiOptions(min_count=2, min_pmi=0.5)
+    options = {"workers": 1, "pmi": mined, "shard_characters": 20_000, "heldout": 0.1}
+    build_corpus(folder / "text.txt", corpus_texts.tokenizer(), folder / "corpus", **options)
+    return folder / "corpus"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_packs_of_a_built_corpus(built, strategy):
+    corpus = Corpus.open(built)
+    where = Layout.of(Tokenizer.load(corpus.tokenizer_path))
+    masking = MaskingConfig(strategy=strategy, replacement="unigram")
+    s = PackStream(corpus, where, ExampleConfig("document", 64), masking, capacity=1024)
+    text = []
+    for p in s.packs(epochs=1):
+        p["tokens"][p["mask_index"]] = p["mask_label"]
+        text.append(p["tokens"][~np.isin(p["tokens"], [where.cls_id, where.sep_id])])
+    counts = np.bincount(np.concatenate(text), minlength=where.vocab_size)
+    assert np.array_equal(counts, corpus.unigram())  # every token of the corpus, once
+    assert same(pickle.loads(pickle.dumps(s))[0, 0, 1], s[0, 0, 1])
+    assert sum(len(p["example"]) for p in PackStream(Corpus.open(built, "heldout"), where).packs(epochs=1)) > 0

@@ -28,7 +28,7 @@ def plain_join(found, token, first, last):
     return joined
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(phrases, st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), min_size=1, max_size=40))
 def test_joins_the_longest_first(found, cells):
     token, begins, last = (np.array(x) for x in zip(*cells))
