@@ -127,11 +127,11 @@ class Masker:
                 raise EverybertError("unigram replacements need the token counts of the corpus")
             self.cumulative = np.cumsum(unigram[self.ordinary])
         lengths = config.span_lengths()
-        self.span_cdf = np.cumsum(lengths)
+        self.span_cdf = np.cumsum(lengths)[:-1]  # the last is 1, give or take a rounding
         # A renewal process met at a random time: what is left of a tile (a span and the word after it) has
         # P(r) ∝ P(tile ≥ r), so that no place in a sequence is likelier to be in a span than another.
         at_least = np.append(1.0, np.cumsum(lengths[::-1])[::-1])
-        self.first_cdf = np.cumsum(at_least / at_least.sum())
+        self.first_cdf = np.cumsum(at_least / at_least.sum())[:-1]
 
     def __call__(self, text: Text, key_B: np.ndarray, rate: float | None = None) -> Masked:
         """Mask a pack; sequence b has its own key. `rate` stands in for the configured one."""
