@@ -48,7 +48,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x_TH: Tensor, watch: Watch | None = None) -> Tensor:
         """(T, H) → (T, I) → (T, H)."""
-        if self.fuses and watch is None and self.training and fused(x_TH):
+        plain = type(self.input) is nn.Linear  # an adapted one has more to add than its weight
+        if self.fuses and plain and watch is None and self.training and fused(x_TH):
             from everybert.model.kernels import bias_gelu
 
             active_TI = bias_gelu(F.linear(x_TH, self.input.weight), self.input.bias)

@@ -4,7 +4,7 @@ Written in Triton and used only where it is at hand; attention.py and encoder.py
 Why they exist (one H200, BERT-base, docs/LOG.md): library attention reads and writes Q, K, V and their gradients
 several times over, and the exact GELU is bound by the arithmetic of erf; both should cost one pass over memory.
 
-Legend: T tokens in the batch, B sequences, A heads, D head size, n length of a sequence, I intermediate width (N below).
+Legend: T tokens in the batch, B sequences, A heads, D head size, n length of a sequence, I inner width (N below).
 """
 
 from __future__ import annotations

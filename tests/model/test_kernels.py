@@ -1,0 +1,42 @@
+"""The fused kernels against plain torch, run by Triton's interpreter on the CPU in a process of its own."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import torch
+from everybert.model import kernels
+from everybert.model.attention import grouped
+from everybert.model.ragged import Ragged
+torch.manual_seed(0)
+for lengths in ([5, 33, 16], [5, 140, 64, 1]):
+    batch = Ragged.of([[1] * n for n in lengths])
+    qkv = torch.randn(sum(lengths), 3, 2, 16, requires_grad=True)
+    grad = torch.randn(sum(lengths), 2, 16)
+    offsets = torch.cat((batch.offsets_B1, batch.offsets_B1[-1:]))  # an empty sequence at the end, as filler is
+    out, _ = kernels.attention(qkv, offsets, max(lengths))
+    want = grouped(*qkv.unbind(1), batch, 0.0)
+    torch.testing.assert_close(out, want, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(*(torch.autograd.grad(x, qkv, grad)[0] for x in (out, want)), atol=5e-6, rtol=1e-5)
+x = (torch.randn(37, 100) * 3).requires_grad_()
+bias = torch.randn(100, requires_grad=True)
+grad = torch.randn(37, 100)
+out, want = kernels.bias_gelu(x, bias), torch.nn.functional.gelu(x + bias)
+torch.testing.assert_close(out, want, atol=3e-6, rtol=1e-5)
+for mine, reference in zip(torch.autograd.grad(out, (x, bias), grad), torch.autograd.grad(want, (x, bias), grad)):
+    torch.testing.assert_close(mine, reference, atol=2e-5, rtol=1e-5)
+print("equal")
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (it comes with torch's CUDA builds)")
+def test_kernels_equal_plain_torch():
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root / "src")}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env)
+    assert done.stdout.strip() == "equal", done.stderr[-2000:]

@@ -1,0 +1,84 @@
+"""Ragged batches: what goes in comes out, in order, whatever the lengths."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everybert.errors import EverybertError
+from everybert.model.attention import grouped
+from everybert.model.heads import log_partition, pool_mean
+from everybert.model.ragged import Ragged
+
+lengths = st.lists(st.integers(1, 9), min_size=1, max_size=8)
+
+
+def counted(ns):
+    """Sequences whose ids number the tokens of the batch."""
+    ids = iter(range(sum(ns)))
+    return [[next(ids) for _ in range(n)] for n in ns]
+
+
+@given(lengths)
+def test_split_gives_back_the_sequences(ns):
+    sequences = counted(ns)
+    batch = Ragged.of(sequences)
+    assert [x.tolist() for x in batch.split(batch.tokens_T)] == sequences
+    assert batch.first_B.tolist() == [s[0] for s in sequences]
+    assert [x.tolist() for x in batch.split(batch.positions_T)] == [list(range(n)) for n in ns]
+    assert [x.tolist() for x in batch.split(batch.sequence_T)] == [[b] * n for b, n in enumerate(ns)]
+    assert batch.max_length == max(ns)
+
+
+@given(lengths)
+def test_groups_hold_every_token_once_and_can_be_undone(ns):
+    batch = Ragged.of(counted(ns))
+    laid = torch.cat([batch.tokens_T[rows] for _, rows in batch.groups])
+    assert sorted(laid.tolist()) == batch.tokens_T.tolist()
+    back = laid if batch.ungroup is None else laid[batch.ungroup]
+    assert torch.equal(back, batch.tokens_T)
+    assert sorted(n for n, _ in batch.groups) == sorted(set(ns))
+
+
+@settings(deadline=None, max_examples=30)
+@given(lengths, st.randoms(use_true_random=False))
+def test_attention_is_blind_to_order_and_neighbours(ns, random):
+    torch.manual_seed(0)
+    sequences = [torch.randn(n, 3, 2, 4) for n in ns]
+    order = list(range(len(ns)))
+    random.shuffle(order)
+
+    def run(which):
+        q, k, v = torch.cat([sequences[i] for i in which]).unbind(1)
+        batch = Ragged.of(counted([ns[i] for i in which]))
+        return dict(zip(which, batch.split(grouped(q, k, v, batch, 0.0))))
+
+    one, two = run(list(range(len(ns)))), run(order)
+    for i in order:
+        torch.testing.assert_close(one[i], two[i], atol=1e-6, rtol=1e-6)
+
+
+@given(lengths)
+def test_pooling_and_partition_per_sequence(ns):
+    torch.manual_seed(1)
+    batch = Ragged.of(counted(ns))
+    x = torch.randn(sum(ns), 3)
+    for mine, part in zip(pool_mean(x, batch), batch.split(x)):
+        torch.testing.assert_close(mine, part.mean(0))
+    logits = torch.randn(sum(ns)) * 50  # far beyond what exp of fp32 holds without the shift
+    for mine, part in zip(log_partition(logits, batch), batch.split(logits)):
+        torch.testing.assert_close(mine, part.logsumexp(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: Ragged.of([]), "at least one sequence"),
+        (lambda: Ragged.of([[1], []]), "sequence 1 of the batch is empty"),
+        (lambda: Ragged.of([[1, 2]], [[0]]), "one entry for each token"),
+        (lambda: Ragged.of([[1, 2]], None, [[2]]), "outside its sequence"),
+    ],
+)
+def test_bad_batches_say_why(make, why):
+    with pytest.raises(EverybertError, match=why):
+        make()
