@@ -29,7 +29,7 @@ from everybert.text.mediawiki import read_pages
 from everybert.text.readers import file_documents
 from everybert.text.tokenizer import Tokenizer
 
-UNIT = 1 << 20  # characters a worker tokenizes at a time
+UNIT = 1 << 18  # characters a worker tokenizes at a time
 SHARD = 1 << 26  # characters of text in a shard
 
 

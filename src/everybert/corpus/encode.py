@@ -8,7 +8,7 @@ as tokenizing whole sentences, and the same ids wherever the tokenizer treats th
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,8 @@ class Encoder:
         if self.characters > CACHED_CHARACTERS:
             self._forget()
         split = [_words(sentence) for sentence in sentences]
-        self._learn(set(chain.from_iterable(words for words in split if words)) - self.words.keys())
+        used = chain.from_iterable(words for words in split if words)
+        self._learn(set(filterfalse(self.words.__contains__, used)))
         whole = iter(self._tokenize([sentence for sentence, words in zip(sentences, split) if not words]))
         find = self.words.__getitem__
         return [b"".join(map(find, words)) if words else next(whole) for words in split]
