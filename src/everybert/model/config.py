@@ -85,7 +85,7 @@ class EncoderConfig:
     dropout: float = 0.1
     """On the embeddings and on each block's output, while training."""
     attention_dropout: float = 0.1
-    """On the attention probabilities, while training (varlen kernels lack it: attention.py takes another path)."""
+    """On the attention probabilities, while training (on every backend; attention.py says how)."""
     feed_forward_dropout: float = 0.0
     """Inside the feed-forward block, before its second matrix (ModernBERT's mlp_dropout)."""
     classifier_dropout: float | None = None
@@ -101,7 +101,7 @@ class EncoderConfig:
     tied: bool = True
     """Whether the MLM decoder is the token embedding transposed."""
     pad_id: int = 0
-    """Id of the padding token: its embedding starts at zero and is what fills a pack's tail."""
+    """Id of the padding token: what fills the tail of a pack of constant size."""
 
     def __post_init__(self) -> None:
         def refuse(why: str) -> None:

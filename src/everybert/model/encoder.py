@@ -209,10 +209,9 @@ def initialise(module: nn.Module, config: EncoderConfig) -> None:
             nn.init.ones_(part.weight)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
-        if isinstance(part, Embeddings):
-            with torch.no_grad():
-                if config.positions == "sinusoidal" and part.position is not None:
-                    part.position.weight.copy_(sinusoids(*part.position.weight.shape))
+    for part in module.modules():  # a fixed table, after its parent's turn
+        if isinstance(part, Embeddings) and part.position is not None and config.positions == "sinusoidal":
+            part.position.weight.data.copy_(sinusoids(*part.position.weight.shape))
 
 
 def _norm(config: EncoderConfig) -> nn.LayerNorm:

@@ -1,0 +1,262 @@
+"""LoRA (Hu et al. 2021): a frozen matrix W acts as W + (α / r)·B·A, with A (r × in) and B (out × r) trained.
+
+Many adapters may lie on one trunk; switching between them moves no weights. Each brings the head of its task. Q, K
+and V have an A and a B of their own though they are one matrix here, as PEFT's files have them; ModernBERT's files
+have them as one.
+
+Legend: T tokens in the batch, P adapted parts of a matrix (Q, K, V are three), r rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from everybert.errors import EverybertError
+from everybert.model.config import EncoderConfig
+from everybert.model.heads import Network
+
+QKV = ("query", "key", "value")
+TARGETS = (*QKV, "attention.output", "feed_forward.input", "feed_forward.output")
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """The size and place of an adapter."""
+
+    rank: int = 8
+    """r: the inner width. 8 on all six matrices of a layer is about 1 % of the model."""
+    alpha: float = 16.0
+    """The product B·A is scaled by α / r, so that r can change without the learning rate."""
+    dropout: float = 0.0
+    """On the adapter's input while training."""
+    targets: tuple[str, ...] = TARGETS
+    """Which matrices of each layer are adapted."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "targets", tuple(self.targets))
+        if self.rank < 1 or not 0 <= self.dropout < 1:
+            raise EverybertError("an adapter needs a rank of at least 1 and a dropout in [0, 1)")
+        if not self.targets or (unknown := [t for t in self.targets if t not in TARGETS]):
+            raise EverybertError(f"adapter targets are {', '.join(TARGETS)}, not {', '.join(unknown) or 'none'}")
+
+
+class Lora(nn.Module):
+    """The low-rank addition to P equal parts of a matrix's rows."""
+
+    def __init__(self, base: nn.Linear, parts: tuple[int, ...], of: int, config: LoraConfig) -> None:
+        super().__init__()
+        r, height, like = config.rank, base.out_features // of, base.weight
+        self.of = of
+        self.scale = config.alpha / r
+        self.dropout = nn.Dropout(config.dropout)
+        self.down = nn.Parameter(torch.empty(len(parts) * r, base.in_features, device=like.device, dtype=like.dtype))
+        self.up = nn.Parameter(torch.zeros(len(parts), height, r, device=like.device, dtype=like.dtype))
+        self.parts: Tensor
+        self.register_buffer("parts", torch.tensor(parts, device=like.device), persistent=False)
+        for a in self.down.detach().split(r):  # each A as PEFT draws it; B is zero, so training starts at W
+            nn.init.kaiming_uniform_(a, a=math.sqrt(5))
+
+    def forward(self, x_TI: Tensor, y_TO: Tensor) -> Tensor:
+        """y + (α / r)·B·A·x."""
+        low_TPr = F.linear(self.dropout(x_TI), self.down).unflatten(-1, (len(self.up), -1))
+        if len(self.up) == 1:
+            add = F.linear(low_TPr[:, 0], self.up[0])
+            return y_TO + self.scale * add
+        add_TPO = torch.einsum("tpr,por->tpo", low_TPr, self.up) * self.scale
+        if len(self.up) == self.of:
+            return y_TO + add_TPO.flatten(1)
+        return y_TO.unflatten(-1, (self.of, -1)).index_add(1, self.parts, add_TPO).flatten(1)
+
+    def delta(self) -> Tensor:
+        """(α / r)·B·A of all rows, in fp32: what merging adds to the matrix."""
+        down_PrI = self.down.detach().float().unflatten(0, (len(self.up), -1))
+        added = torch.bmm(self.up.detach().float(), down_PrI) * self.scale
+        whole = added.new_zeros(self.of, *added.shape[1:])
+        whole[self.parts] = added
+        return whole.flatten(0, 1)
+
+
+class AdaptedLinear(nn.Linear):
+    """A linear layer that shares its weight and bias with the one it replaces, and may have additions."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.weight, self.bias = base.weight, base.bias
+        self.lora = nn.ModuleDict()
+        self.active: str | None = None
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        """(T, in) → (T, out)."""
+        y_TO = F.linear(x_TI, self.weight, self.bias)
+        if self.active is None or self.active not in self.lora:
+            return y_TO
+        return self.lora[self.active](x_TI, y_TO)
+
+
+@dataclass
+class Adapter:
+    """One adapter: its shape, and the task head (and pooler) that go with it."""
+
+    config: LoraConfig
+    heads: dict[str, nn.Module]
+    pooler: nn.Module | None = None
+
+
+class AdapterSet:
+    """The adapters of a network. `use` chooses one, or none: the trunk as it was."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.entries: dict[str, Adapter] = {}
+        self.active: str | None = None
+        self._heads: dict[str, nn.Module] = dict(network.heads.items())
+        self._pooler = network.pooler
+        self._before: list[tuple[AdaptedLinear, Tensor]] | None = None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def add(
+        self,
+        name: str,
+        config: LoraConfig,
+        heads: Mapping[str, nn.Module] | None = None,
+        pooler: nn.Module | None = None,
+    ) -> None:
+        """Put a fresh adapter on the trunk: it changes nothing until trained, or loaded."""
+        if not name or "." in name:
+            raise EverybertError(f"an adapter's name may not be empty or hold a dot: {name!r}")
+        if name in self.entries:
+            raise EverybertError(f"there is an adapter {name!r} already; remove it first, or choose another name")
+        for at, parts, of in _places(self.network.config, config):
+            parent, _, last = at.rpartition(".")
+            owner = self.network.get_submodule(parent)
+            linear = getattr(owner, last)
+            if not isinstance(linear, AdaptedLinear):
+                linear = AdaptedLinear(linear)
+                setattr(owner, last, linear)
+            linear.lora[name] = Lora(linear, parts, of, config)
+        self.entries[name] = Adapter(config, dict(heads or {}), pooler)
+
+    def use(self, name: str | None) -> None:
+        """Switch to an adapter and its heads, or to the bare trunk; no weights move."""
+        if name is not None and name not in self.entries:
+            have = ", ".join(self.entries) or "none"
+            raise EverybertError(f"there is no adapter {name!r}; this model has {have}")
+        if self._before is not None:
+            raise EverybertError("an adapter is merged into the weights; unmerge it before switching")
+        for linear in self._linears():
+            linear.active = name
+        entry = self.entries[name] if name is not None else None
+        self.network.heads.clear()
+        self.network.heads.update({**self._heads, **(entry.heads if entry else {})})
+        self.network.pooler = entry.pooler if entry and entry.pooler is not None else self._pooler  # type: ignore[assignment]
+        self.active = name
+
+    def merge(self) -> None:
+        """Add the active adapter into the weights: prediction costs what the trunk alone does."""
+        if self.active is None or self._before is not None:
+            raise EverybertError("merge needs an adapter in use that is not merged yet")
+        self._before = []
+        with torch.no_grad():
+            for linear in self._linears():
+                if self.active in linear.lora:
+                    self._before.append((linear, linear.weight.clone()))
+                    addition = linear.lora[self.active].delta()  # type: ignore[operator, union-attr]
+                    linear.weight.copy_(linear.weight.float() + addition)
+                linear.active = None
+
+    def unmerge(self) -> None:
+        """Put the weights back exactly as they were."""
+        if self._before is None:
+            raise EverybertError("no adapter is merged")
+        with torch.no_grad():
+            for linear, weight in self._before:
+                linear.weight.copy_(weight)
+        self._before = None
+        for linear in self._linears():
+            linear.active = self.active
+
+    def settle(self) -> None:
+        """Make a merged adapter part of the weights for good, and leave a plain network without adapters."""
+        if self._before is None:
+            self.merge()
+        self._before = None
+        for parent in list(self.network.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, AdaptedLinear):
+                    plain = nn.Linear(child.in_features, child.out_features, child.bias is not None, device="meta")
+                    plain.weight, plain.bias = child.weight, child.bias
+                    setattr(parent, name, plain)
+        self.entries.clear()
+        self.active = None
+        self._heads, self._pooler = dict(self.network.heads.items()), self.network.pooler
+
+    def remove(self, name: str) -> None:
+        """Take an adapter off."""
+        if self.active == name:
+            self.use(None)
+        del self.entries[name]
+        for linear in self._linears():
+            if name in linear.lora:
+                del linear.lora[name]
+
+    def state(self, name: str) -> dict[str, Tensor]:
+        """Every A (r × in) and B (out × r) by layer, matrix and part: "encoder.layers.0.attention.qkv.query.A"."""
+        out: dict[str, Tensor] = {}
+        for at, lora, parts in self._parts(name):
+            r = self.entries[name].config.rank
+            for i, part in enumerate(parts):
+                out[f"{at}{part}.A"] = lora.down.detach()[i * r : (i + 1) * r]
+                out[f"{at}{part}.B"] = lora.up.detach()[i]
+        return out
+
+    def load(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Take what `state` gave into the adapter of that name."""
+        wanted = self.state(name)
+        if set(wanted) != set(state):
+            differ = sorted(set(wanted) ^ set(state))
+            raise EverybertError(
+                f"the adapter {name!r} does not fit this model: {differ[0]} and {len(differ) - 1} more"
+            )
+        with torch.no_grad():
+            for key, tensor in wanted.items():
+                if tensor.shape != state[key].shape:
+                    raise EverybertError(
+                        f"the adapter {name!r} does not fit this model: {key} is {tuple(state[key].shape)}, "
+                        f"not {tuple(tensor.shape)}"
+                    )
+                tensor.copy_(state[key])
+
+    def parameters(self, name: str) -> list[nn.Parameter]:
+        """What training the adapter moves in the trunk: its A and B."""
+        return [p for _, lora, _ in self._parts(name) for p in lora.parameters()]
+
+    def _linears(self) -> Iterator[AdaptedLinear]:
+        return (m for m in self.network.modules() if isinstance(m, AdaptedLinear))
+
+    def _parts(self, name: str) -> Iterator[tuple[str, Lora, tuple[str, ...]]]:
+        for at, module in self.network.named_modules():
+            if isinstance(module, AdaptedLinear) and name in module.lora:
+                lora = module.lora[name]
+                assert isinstance(lora, Lora)
+                named = tuple(f".{QKV[i]}" for i in lora.parts.tolist()) if lora.of == len(QKV) else ("",)
+                yield at, lora, named
+
+
+def _places(config: EncoderConfig, lora: LoraConfig) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """(module, its adapted parts, into how many parts it falls) for each adapted matrix."""
+    chosen = tuple(i for i, name in enumerate(QKV) if name in lora.targets)
+    for i in range(max(config.layer_order) + 1):
+        at = f"encoder.layers.{i}."
+        if chosen:
+            one = config.family == "modernbert"  # Q, K and V are one matrix in its files
+            yield f"{at}attention.qkv", (0,) if one else chosen, 1 if one else len(QKV)
+        yield from ((at + target, (0,), 1) for target in lora.targets if target not in QKV)
