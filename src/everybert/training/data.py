@@ -80,7 +80,10 @@ class Step:
         """(pack number, batch) of each item, its losses divided by the step's counts over all ranks."""
         if not self.items:
             return
-        masked, pairs = counts.clamp(min=1.0).float().to(self.items[0].batch.device)
+        device, counts = self.items[0].batch.device, counts.clamp(min=1.0).float()
+        if device.type == "cuda":  # from page-locked memory: a plain copy would wait for all that the GPU has queued
+            counts = counts.pin_memory()
+        masked, pairs = counts.to(device, non_blocking=True)
         for item in self.items:
             yield item.number, replace(item.batch, extra=item.batch.extra | {"masked": masked, "pairs": pairs})
 
