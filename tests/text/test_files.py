@@ -1,6 +1,8 @@
 import bz2
 import gzip
 import lzma
+import os
+import threading
 
 import pytest
 import zstandard
@@ -111,3 +113,13 @@ def test_report_follows_the_bytes_on_disk(tmp_path):
 def test_unreadable_file_is_told(tmp_path):
     with pytest.raises(EverybertError, match="cannot be read"), open_bytes(tmp_path):
         pass
+
+
+def test_pipes_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"one\ntwo\n",))
+    writer.start()
+    report = ReadReport()
+    assert [line for _, line in lines(tmp_path / "pipe", report=report)] == ["one", "two"]
+    writer.join()
+    assert report.bytes_read == 0

@@ -1,4 +1,5 @@
 import bz2
+import time
 
 import pytest
 
@@ -24,7 +25,7 @@ People came early.{{sfn|Foo|1999}} The length is <math>x^2</math> today.
 |-
 | cell || cell
 |}
-[[Star Lore: Return]] was filmed here, as [[:Category:Films|some films]] were.<br />So it is.
+<p>Bonjour&nbsp;! [[Star Lore: Return]] was filmed here, as [[:Category:Films|some films]] were.<br />So it is.
 <gallery>
 File:a.jpg|caption
 </gallery>
@@ -38,7 +39,7 @@ PROSE = [
     "Alandia (also Alandya) is an isle in the sea.",
     "It is small & green, see its page.",
     "People came early. The length is today.",
-    "Star Lore: Return was filmed here, as some films were. So it is.",
+    "Bonjour ! Star Lore: Return was filmed here, as some films were. So it is.",
     "unclosed",
 ]
 
@@ -66,6 +67,12 @@ def test_only_prose_is_kept():
 )
 def test_broken_markup_does_not_stop_it(text):
     assert "Fine." in prose("Fine.\n" + text)
+
+
+def test_odd_pages_take_linear_time():
+    started = time.perf_counter()
+    prose("\n" * 300_000 + " " * 300_000 + "(" * 100_000 + "Fine.")
+    assert time.perf_counter() - started < 20
 
 
 def test_articles_alone_are_read_from_a_packed_dump(tmp_path):

@@ -15,12 +15,12 @@ app = typer.Typer(help="Build a pre-training corpus from text, and look at one."
 
 @app.command()
 def build(
+    tokenizer: Annotated[Path, typer.Option(help="Tokenizer folder or file.")],
+    out: Annotated[Path, typer.Option(help="Corpus folder to make.")],
     files: Annotated[
         list[Path] | None,
         typer.Argument(help="Files or folders: txt, jsonl, json, csv, tsv, parquet, MediaWiki .xml.bz2; - is stdin."),
     ] = None,
-    tokenizer: Annotated[Path, typer.Option(help="Tokenizer folder or file.")] = ...,  # type: ignore[assignment]
-    out: Annotated[Path, typer.Option(help="Corpus folder to make.")] = ...,  # type: ignore[assignment]
     language: Annotated[
         list[str] | None, typer.Option(help="LANGUAGE=FILE, repeated: files or folders of one language.")
     ] = None,

@@ -133,8 +133,8 @@ def _is_finished(out: Path, plan: dict[str, Any], sources: list[tuple[Path, int]
         return False
     meta = read_meta(out)
     changed = [key for key, value in plan.items() if meta.get(key) != value]
-    if meta["sources"] != _listed(sources):
-        changed.append("inputs")
+    if meta["sources"] != _listed(sources) or not all(path.is_file() for path, _ in sources):
+        changed.append("inputs")  # what a pipe held cannot be known
     if changed:
         raise EverybertError(
             f"{out} was built with other {', '.join(changed)}: choose another --out, or replace it with --fresh"

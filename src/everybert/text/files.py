@@ -77,9 +77,9 @@ def open_bytes(path: Path, report: ReadReport | None = None) -> Iterator[IO[byte
         return
     try:
         with path.open("rb") as raw:
-            report._raw = raw
+            report._raw = raw if raw.seekable() else None  # a pipe cannot say how far it has come
             yield _unpack(raw, path.suffix.lower())
-            report._done += raw.tell()
+            report._done = report.bytes_read
     except EverybertError:
         raise
     except Exception as error:  # each packing has errors of its own

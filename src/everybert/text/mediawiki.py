@@ -35,12 +35,13 @@ INTERLANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z]+)*:")
 TIDY = [
     (re.compile(r"'{2,}"), ""),  # bold and italic
     (re.compile(r"__[A-Z]+__"), ""),  # switches such as __NOTOC__
-    (re.compile(r"\{\{|\}\}|\[\[|\]\]"), ""),  # left over from unbalanced markup
+    (re.compile(r"</?[a-zA-Z][^<>]{0,200}>"), ""),  # left over from unbalanced markup, as are these:
+    (re.compile(r"\{\{|\}\}|\[\[|\]\]"), ""),
     (re.compile(r"[ \t\xa0]+"), " "),
-    (re.compile(r"\(\s*[,;:]\s*"), "("),  # what dropped templates leave behind in brackets
-    (re.compile(r"\s*[,;]?\s*\)"), ")"),
-    (re.compile(r"\s?\(\)"), ""),
-    (re.compile(r" +([,.;:!?])(?=\s|$)"), r"\1"),
+    (re.compile(r"\( ?(?:[,;:] ?)+"), "("),  # what dropped templates leave behind in brackets
+    (re.compile(r" ?[,;]? ?\)"), ")"),
+    (re.compile(r" ?\(\)"), ""),
+    (re.compile(r" ([,.])(?=\s|$)"), r"\1"),
 ]
 
 
