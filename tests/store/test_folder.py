@@ -134,6 +134,15 @@ def test_a_full_disk_inside_the_block_is_named(tmp_path: Path):
     assert leftovers(tmp_path) == []
 
 
+def test_permissions_follow_the_umask(tmp_path: Path):
+    with atomic_folder(tmp_path / "model") as tmp:
+        (tmp / "private").write_text("x")
+        (tmp / "private").chmod(0o600)  # as safetensors leaves its files
+        (tmp / "plain").write_text("x")
+    modes = {(tmp_path / "model" / name).stat().st_mode for name in ("private", "plain")}
+    assert len(modes) == 1
+
+
 def test_an_exception_in_the_block_passes_and_leaves_nothing(tmp_path: Path):
     with pytest.raises(KeyError), atomic_folder(tmp_path / "a" / "model") as tmp:
         (tmp / "x").write_text("x")

@@ -20,6 +20,7 @@ from everybert.model.ragged import Ragged  # noqa: E402
 from everybert.store import config_json, layouts  # noqa: E402
 from everybert.store.folder import atomic_folder  # noqa: E402
 from everybert.store.huggingface import Loaded, load_network, read_config, save_network  # noqa: E402
+from everybert.text.tokenizer import Tokenizer  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -268,6 +269,24 @@ def test_shards_are_read(tmp_path: Path):
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
     one, many = (load_network(tmp_path / name).network.state_dict() for name in ("whole", "shards"))
     assert same(dict(one), dict(many))
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh", "##x", "Héllo", "hello"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokenizer_travels_with_the_model(tmp_path: Path, kind: str):
+    loaded = load_network(saved(tmp_path / "theirs", kind))
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
+    tokenizer = Tokenizer.load(tmp_path / "vocab.txt")
+    resave(loaded, tmp_path / "ours", tokenizer=tokenizer)
+    text = "Héllo hello ax [MASK]"
+    ids = tokenizer.encode(text).ids
+    assert Tokenizer.load(tmp_path / "ours").encode(text).ids == ids and 1 not in ids
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "ours").encode(text) == ids
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "ours")
+    if kind in ("modernbert", "longformer"):
+        assert config.sep_token_id == tokenizer.sep_id
 
 
 # ── dtypes, extras, configurations ──────────────────────────────────────────────────────────────────────────

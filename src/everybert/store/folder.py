@@ -84,6 +84,8 @@ def _seal(folder: Path) -> None:
     """Sync every file, list them with size and hash, sync the list: from here on the folder is complete."""
     files = _files(folder)
     for file in files:
+        if not file.is_symlink():  # some writers make theirs private: let the folder's permissions hold for all
+            file.chmod(file.stat().st_mode | (folder.stat().st_mode & 0o666))
         _sync(file)
     listed = {
         file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": _sha256(file)} for file in files

@@ -12,13 +12,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import initialise
 from everybert.model.heads import Network, Pooler
 from everybert.store import config_json, layouts
-from everybert.store.folder import check, inside, read_json, write_json
+from everybert.store.folder import check, inside, read_json, recover, write_json
+from everybert.store.layouts import to_theirs
 from everybert.store.weights import SAFE, Weights, open_weights
 
 if TYPE_CHECKING:
@@ -122,7 +124,7 @@ def load_network(
     the folder lacks them. `dtype` None keeps the file's, but widens 16 bits to 32 on the CPU. `verify` compares
     the files' hashes with the folder's list, where it has one.
     """
-    folder = Path(folder)
+    folder = recover(folder)
     config, raw = read_config(folder)
     check(folder, hashes=verify)
     weights, original = _canonical(open_weights(folder, allow_pickle), config.family)
@@ -133,7 +135,7 @@ def load_network(
     found = {head: rows for head in natural if (rows := _rows(config, head, held, weights))}
     asked = found if heads is None else {h: n for h, n in found.items() if h in heads and heads[h] in (n, None)}
 
-    with torch.device("meta"):
+    with torch.device("meta"), _Unfilled():
         network = Network(config, dict(asked), pooler=_in_file(config, "pooler.dense.weight", held, weights))
     state, lacking = _gather(network, held, weights, original, folder)
     used = {part for name in state for part in layouts.theirs(config, name, held)}
@@ -156,6 +158,15 @@ def load_network(
         raw_config=raw,
         extras={k: v for k, v in read_extras(folder).items() if k != "encoder"},
     )
+
+
+class _Unfilled(TorchFunctionMode):
+    """Parameters without values: the file has them, and to draw random ones for the meta device imports for seconds."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return (kwargs or {}).get("tensor")
+        return func(*args, **(kwargs or {}))
 
 
 def _canonical(weights: Weights, family: str) -> tuple[Weights, dict[str, str]]:
@@ -342,26 +353,10 @@ def save_network(
         raise EverybertError(f"{folder / SAFE} could not be written ({error})") from None
     write_json(folder / "config.json", dict(sorted(raw.items())))
     if tokenizer is not None:
-        tokenizer.save(folder)
+        tokenizer.save(folder, max_length=config.max_positions)
     if extras or ours_alone:
         ours = {"encoder": ours_alone} if ours_alone else {}
         write_json(folder / EXTRAS, {"version": EXTRAS_VERSION} | (extras or {}) | ours)
-
-
-def to_theirs(network: Network, suffix: str) -> dict[str, Tensor]:
-    """The network's tensors as the class of that suffix names them."""
-    config, layout = network.config, layouts.LAYOUTS[network.config.family]
-    tensors: dict[str, Tensor] = {}
-    for name, value in network.state_dict().items():
-        parts = layouts.theirs(config, name, layout.classes[suffix])
-        bare = layouts.is_head(name) or suffix == "Model" or parts[0].startswith(layouts.OWN)
-        for part, piece in zip(parts, value.detach().cpu().chunk(len(parts))):
-            tensors[part if bare else layout.prefix + part] = piece.contiguous()
-    if not config.tied:  # an untied class has its bias twice
-        for second, first in layouts.copies(config.family).items():
-            if first in tensors:
-                tensors[second] = tensors[first].clone()
-    return tensors
 
 
 def _stem(raw: dict[str, Any], config: EncoderConfig) -> str:

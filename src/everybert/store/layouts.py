@@ -11,7 +11,10 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from everybert.model.config import EncoderConfig
+from everybert.model.heads import Network
 
 OWN = "everybert."
 Names = str | tuple[str, ...]
@@ -241,6 +244,22 @@ def theirs(config: EncoderConfig, name: str, held: Collection[str]) -> tuple[str
     if found is None:
         return (OWN + name,)
     return tuple(f"{at}{part}.{kind}" for part in ((found,) if isinstance(found, str) else found))
+
+
+def to_theirs(network: Network, suffix: str) -> dict[str, Tensor]:
+    """The network's tensors as the class of that suffix names them."""
+    config, layout = network.config, LAYOUTS[network.config.family]
+    tensors: dict[str, Tensor] = {}
+    for name, value in network.state_dict().items():
+        parts = theirs(config, name, layout.classes[suffix])
+        bare = is_head(name) or suffix == "Model" or parts[0].startswith(OWN)
+        for part, piece in zip(parts, value.detach().cpu().chunk(len(parts))):
+            tensors[part if bare else layout.prefix + part] = piece.contiguous()
+    if not config.tied:  # an untied class has its bias twice
+        for second, first in copies(config.family).items():
+            if first in tensors:
+                tensors[second] = tensors[first].clone()
+    return tensors
 
 
 def is_head(name: str) -> bool:
