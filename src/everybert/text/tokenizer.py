@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, processors
 
 from everybert.errors import EverybertError
-from everybert.text import formats
+from everybert.text import formats, pipelines
 
 MASK = "[MASK]"  # understood in every model's text, whatever its own mask token is called
 _KINDS = {models.WordPiece: "wordpiece", models.BPE: "bpe", models.Unigram: "unigram"}
@@ -74,7 +74,7 @@ class Encoding:
     @cached_property
     def tokens(self) -> list[str]:
         """The pieces as the vocabulary spells them."""
-        return self._raw.tokens
+        return [token.strip() or token for token in self._raw.tokens]  # the crate shows a space that a mask took
 
     @cached_property
     def segments(self) -> list[int]:
@@ -128,9 +128,7 @@ class Tokenizer:
         kind = next((name for model, name in _KINDS.items() if isinstance(backend.model, model)), None)
         if kind is None:
             found = type(backend.model).__name__
-            raise EverybertError(
-                f"a {found} tokenizer is not of the BERT family: WordPiece, BPE or Unigram is needed"
-            )
+            raise EverybertError(f"a {found} tokenizer is not of the BERT family: WordPiece, BPE or Unigram is needed")
         backend.no_truncation()
         backend.no_padding()
         self.kind: str = kind
@@ -139,15 +137,13 @@ class Tokenizer:
         self.size: int = max(self._vocab.values(), default=-1) + 1
         self._roles = _find_roles(self._vocab, settings)
         tokens = [formats.special_token(settings, role) or name for role, name in self._roles.items()]
-        formats.add_specials(backend, tokens)
+        pipelines.add_specials(backend, tokens)
         if backend.post_processor is None and {"cls", "sep"} <= self._roles.keys():
             roles = self._roles
             pair = (
-                {"pair_segment": 0, "separators": 2}
-                if roles["cls"] == "<s>"
-                else {"pair_segment": 1, "separators": 1}
+                {"pair_segment": 0, "separators": 2} if roles["cls"] == "<s>" else {"pair_segment": 1, "separators": 1}
             )
-            backend.post_processor = formats.template(backend, roles["cls"], roles["sep"], **pair)
+            backend.post_processor = pipelines.template(backend, roles["cls"], roles["sep"], **pair)
         self._backend = backend
         added = backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
@@ -159,7 +155,9 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
         """Read a folder or file: tokenizer.json, vocab.txt, vocab.json + merges.txt, SentencePiece model."""
-        return cls(*formats.read_backend(path))
+        backend, settings = formats.read_backend(path)
+        with formats.one_line_errors(f"the tokenizer in {path} is damaged", "fetch it again"):
+            return cls(backend, settings)
 
     def __len__(self) -> int:
         return self.size
@@ -235,9 +233,7 @@ class Tokenizer:
 
     def continues_word(self) -> np.ndarray:
         """(V,) bool: the piece continues a word (## in WordPiece; no space marker in BPE and Unigram)."""
-        mark = (
-            "##" if self.kind == "wordpiece" else "Ġ" if any(t.startswith("Ġ") for t in self._vocab) else "▁"
-        )
+        mark = "##" if self.kind == "wordpiece" else "Ġ" if any(t.startswith("Ġ") for t in self._vocab) else "▁"
         continues = np.zeros(self.size, dtype=bool)
         for token, i in self._vocab.items():
             continues[i] = token.startswith(mark) == (self.kind == "wordpiece")
@@ -267,13 +263,12 @@ class Tokenizer:
 
     def _run(self, encode: Any, texts: Sequence[str | tuple[str, str]], specials: bool) -> list[Any]:
         """Encode; the crate's TypeError means a lone surrogate or something that is not text: look closer."""
-        try:
-            return encode(
-                list(map(self._own_mask, texts)) if self._alias else texts, add_special_tokens=specials
-            )
-        except TypeError:
-            cleaned = [self._own_mask(_clean(text, i)) for i, text in enumerate(texts)]
-            return encode(cleaned, add_special_tokens=specials)
+        with formats.one_line_errors("the tokenizer cannot encode this", "its files may be damaged"):
+            try:
+                return encode(list(map(self._own_mask, texts)) if self._alias else texts, add_special_tokens=specials)
+            except TypeError:
+                cleaned = [self._own_mask(_clean(text, i)) for i, text in enumerate(texts)]
+                return encode(cleaned, add_special_tokens=specials)
 
     def _own_mask(self, text: Any) -> Any:
         """The text with "[MASK]" spelt as this vocabulary does."""
@@ -300,9 +295,7 @@ class Tokenizer:
         ids: list[int] = []
         segments: list[int] = []
         texts = [ids_a] if ids_b is None else [ids_a, ids_b]
-        for (special, special_segments, segment), text in zip(
-            self._layouts[len(texts) - 1], [*texts, []], strict=True
-        ):
+        for (special, special_segments, segment), text in zip(self._layouts[len(texts) - 1], [*texts, []], strict=True):
             ids += [*special, *text]
             segments += special_segments + [segment] * len(text)
         return ids, segments
@@ -310,15 +303,7 @@ class Tokenizer:
     # Files
 
     def _settings(self) -> dict[str, Any]:
-        flags = {t.content: t for t in self._backend.get_added_tokens_decoder().values()}
-        tokens: dict[str, Any] = {}
-        for role, name in self._roles.items():
-            token = flags[name]
-            plain = not (token.lstrip or token.rstrip or token.single_word)
-            state = {
-                k: getattr(token, k) for k in ("content", "lstrip", "rstrip", "single_word", "normalized")
-            }
-            tokens[f"{role}_token"] = name if plain else state
+        tokens: dict[str, Any] = {f"{role}_token": name for role, name in self._roles.items()}
         return tokens | ({"model_max_length": self.max_length} if self.max_length else {})
 
     def save(self, folder: str | Path, max_length: int | None = None) -> None:
@@ -329,7 +314,7 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         settings = self._settings() | ({"model_max_length": max_length} if max_length else {})
-        config = formats.class_settings(self._backend, self._roles) | settings
+        config = pipelines.class_settings(self._backend, self._roles) | settings
         self._backend.save(str(folder / "tokenizer.json"))
         tokens = {name: value for name, value in settings.items() if name.endswith("_token")}
         for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", tokens)):
@@ -344,8 +329,8 @@ def _restore(serialised: str, settings: dict[str, Any]) -> Tokenizer:
 def _find_roles(vocab: dict[str, int], settings: dict[str, Any]) -> dict[str, str]:
     """Which token plays which part: as the settings say, or by its usual name."""
     roles: dict[str, str] = {}
-    for role, usual in formats.ROLES.items():
-        names = [formats.content(formats.special_token(settings, role) or usual[0]), *usual]
+    for role, usual in pipelines.ROLES.items():
+        names = [pipelines.content(formats.special_token(settings, role) or usual[0]), *usual]
         found = next((name for name in names if name in vocab), None)
         if found is not None:
             roles[role] = found
