@@ -103,10 +103,10 @@ def _show(summary, as_json: bool) -> None:
         console.print("documents by language: " + _listing(summary.languages))
     if summary.collocations is not None:
         console.print(f"{summary.collocations:,} collocations")
-    if summary.seconds:
-        rate = summary.counts["tokens"] / summary.seconds
-        again = f", {summary.kept_shards} shards kept from before" if summary.kept_shards else ""
-        console.print(f"{summary.seconds:.1f} s, {rate:,.0f} tokens/s{again}")
+    if summary.kept_shards:
+        console.print(f"{summary.seconds:.1f} s, {summary.kept_shards} shards kept from before")
+    elif summary.seconds:
+        console.print(f"{summary.seconds:.1f} s, {summary.counts['tokens'] / summary.seconds:,.0f} tokens/s")
     lengths = Table("tokens", "sentences", "", "documents", title="lengths")
     most = max(summary.sentence_lengths.values())
     for (bin_, sentences), documents in zip(summary.sentence_lengths.items(), summary.document_lengths.values()):
