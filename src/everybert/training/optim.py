@@ -169,10 +169,11 @@ class Muon:
 
     def step(self, lr: float, bad: Tensor) -> None:
         """Nesterov momentum, orthogonalised, added to the weights; nothing moves where `bad` is 1."""
-        grads = [r.parameter.grad for r in self.rows]
-        if any(g is None for g in grads):
-            raise EverybertError("muon: a layer matrix received no gradient")
-        grad_Kmn = torch.stack([g[r.start : r.start + self.height] for g, r in zip(grads, self.rows) if g is not None])
+        rows = [(r.parameter if r.parameter.grad is None else r.parameter.grad, r) for r in self.rows]
+        grad_Kmn = torch.stack([g[r.start : r.start + self.height] for g, r in rows])
+        for k, r in enumerate(self.rows):
+            if r.parameter.grad is None:  # unused in this objective (Longformer's global projections): stays put
+                grad_Kmn[k].zero_()
         step_Kmn = self.direction(grad_Kmn, self.momentum_Kmn, bad, self.config.momentum, self.turned)
         keep = 1.0 - lr * self.config.weight_decay
         torch._foreach_mul_(self.weights, torch.where(bad > 0, 1.0, torch.full_like(bad, keep)))

@@ -168,7 +168,8 @@ def build_network(setting: Setting) -> Network:
 def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str, ...], quiet: bool) -> Result:
     """Train a network with a loss, from the start or the last checkpoint, and write the model."""
     recipe, out, world = setting.recipe, setting.out, setting.world
-    compiled = recipe.run.compile if recipe.run.compile is not None else setting.device.type == "cuda"
+    fit = setting.device.type == "cuda" and setting.dtype != torch.float32
+    compiled = recipe.run.compile if recipe.run.compile is not None else fit
     compute = Compute(network, loss, setting.device, setting.dtype, compiled)
     optimizer = Optimizer(compute.master, recipe.optimizer)
     progress = Progress(total=recipe.steps)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from everybert.errors import EverybertError
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 
@@ -37,6 +38,8 @@ class Compute:
         compile: bool = False,
     ) -> None:
         self.device = torch.device(device)
+        if compile and (self.device.type != "cuda" or dtype == torch.float32):
+            raise EverybertError("compile needs a CUDA device and bfloat16: without them attention works by lengths")
         self.master = network.to(self.device, torch.float32)
         self.network = self.master if dtype == torch.float32 else copy.deepcopy(self.master).to(dtype)
         self.loss = torch.compile(loss, dynamic=False) if compile else loss
@@ -82,9 +85,9 @@ class Compute:
 
 def steady(batch: Ragged) -> Ragged:
     """The batch as compiled code wants it: no host-side lengths to specialise on, sizes that may vary marked so."""
-    for name in ("mask_index", "mask_label", "pair_label"):
-        if name in batch.extra:
-            torch._dynamo.mark_dynamic(batch.extra[name], 0)
+    for value in batch.extra.values():
+        if isinstance(value, Tensor) and value.dim():
+            torch._dynamo.mark_dynamic(value, 0)
     torch._dynamo.mark_dynamic(batch.offsets_B1, 0)
     return replace(batch, lengths=())
 

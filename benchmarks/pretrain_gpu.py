@@ -1,0 +1,190 @@
+"""Pre-training throughput on one GPU: everybert and transformers, the same model, tokens and step, in one process.
+
+    python benchmarks/pretrain_gpu.py                    # BERT-base at 128 and 512, bf16, full training step
+    python benchmarks/pretrain_gpu.py --quick            # fewer peers and steps
+
+A full step is forward, backward, gradient clipping and fused AdamW on fp32 master weights. `natural` draws lengths
+as text has them (log-normal, mean 150, at most 512): transformers pads to 512, everybert packs; only real tokens
+count. MFU is of the data sheet's dense bf16 rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+from everybert.model.heads import Network
+from everybert.model.presets import PRESETS
+from everybert.training.optim import Optimizer, OptimizerConfig
+from everybert.training.plan import flops_per_token, peak_flops
+from everybert.training.step import Compute, collate, pretrain_loss
+
+MASKED = 0.15
+VOCABULARY = 30528  # BERT's 30,522 rounded up to a multiple of 64
+
+
+def lengths_of(kind: str | int, tokens: int, rng: np.random.Generator) -> list[int]:
+    """Sequence lengths that add up to `tokens`: all equal, or as text has them."""
+    if kind != "natural":
+        return [int(kind)] * (tokens // int(kind))
+    out: list[int] = []
+    while sum(out) < tokens:
+        out.append(min(int(np.clip(rng.lognormal(4.75, 0.75), 8, 512)), tokens - sum(out)))
+    return out
+
+
+def timed(step, steps: int, device: str) -> float:
+    """Median seconds of a step, by the GPU's own clock."""
+    for i in range(4):
+        step(i)
+    marks = []
+    for i in range(steps):
+        if device == "cuda":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            step(i)
+            end.record()
+            marks.append((start, end))
+        else:
+            began = time.perf_counter()
+            step(i)
+            marks.append(time.perf_counter() - began)
+    if device == "cuda":
+        torch.cuda.synchronize()
+        marks = [a.elapsed_time(b) / 1e3 for a, b in marks]
+    return statistics.median(marks)
+
+
+def everybert(config, kind, tokens, steps, device, optimizer="adamw"):
+    """Seconds a step of our packed, compiled training."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    half = torch.bfloat16 if device == "cuda" else torch.float32
+    compute = Compute(Network(config, {"mlm": None}), pretrain_loss, device, half, compile=device == "cuda")
+    mover = Optimizer(compute.master, OptimizerConfig(kind=optimizer))
+    batches = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        lengths = lengths_of(kind, tokens, rng)
+        ids = rng.integers(1000 if config.vocab_size > 2000 else 5, config.vocab_size, sum(lengths))
+        index = np.sort(rng.choice(len(ids), int(len(ids) * MASKED), replace=False))
+        pack = {"tokens": ids, "lengths": lengths, "segments": ids * 0, "mask_index": index, "mask_label": ids[index]}
+        longest = 512 if kind == "natural" else int(kind)
+        batch = collate(pack, masked=len(index), pairs=1, max_length=longest, capacity=tokens)
+        batches.append(batch.to(device))
+
+    def step(i: int) -> None:
+        compute.run(batches[i % 3])
+        mover.step(1e-4)
+        mover.zero()
+        compute.refresh()
+
+    return timed(step, steps, device), tokens
+
+
+def transformers(config, kind, tokens, steps, device, compiled):
+    """Seconds a step of BertForMaskedLM under bf16 autocast; padded to 512 where lengths differ."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    theirs = BertConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        intermediate_size=config.intermediate_size,
+        hidden_dropout_prob=config.dropout,
+        attention_probs_dropout_prob=config.attention_dropout,
+    )
+    model = BertForMaskedLM(theirs).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+    rng = np.random.default_rng(0)
+    if kind == "natural":  # as many rows as fit the same number of cells; real tokens are counted
+        lengths = lengths_of(kind, tokens, rng)[: tokens // 512]
+        wide, real = 512, sum(lengths)
+    else:
+        lengths = lengths_of(kind, tokens, rng)
+        wide, real = int(kind), tokens
+    ids = torch.from_numpy(rng.integers(5, config.vocab_size, (len(lengths), wide)))
+    mask = torch.arange(wide)[None] < torch.tensor(lengths)[:, None]
+    labels = torch.where((torch.rand(ids.shape) < MASKED) & mask, ids, -100)
+    ids, mask, labels = ids.to(device), mask.long().to(device), labels.to(device)
+    given = {"attention_mask": mask} if kind == "natural" else {}
+    run = torch.compile(model) if compiled else model
+
+    def step(i: int) -> None:
+        with torch.autocast(device, torch.bfloat16):
+            loss = run(input_ids=ids, labels=labels, **given).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return timed(step, steps, device), real
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=65536, help="tokens a step")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="a toy model, to see that the script runs")
+    parser.add_argument("--json", type=Path, help="write the rows here")
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    off = {"dropout": 0.0, "attention_dropout": 0.0}
+    config = PRESETS["bert-base-uncased"].replace(vocab_size=VOCABULARY, **off)
+    if args.tiny:
+        small = {"layers": 2, "hidden_size": 64, "heads": 4, "intermediate_size": 128, "vocab_size": 512}
+        config, args.tokens, args.steps = config.replace(**small), 2048, 2
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    print(f"{name}, torch {torch.__version__}, {args.tokens:,} tokens a step, masked {MASKED:.0%}, bf16", flush=True)
+    cases = [(128, "transformers eager", False), (128, "transformers compile", True), (128, "everybert", None)]
+    cases += [(512, "transformers eager", False), (512, "transformers compile", True), (512, "everybert", None)]
+    cases += [("natural", "transformers eager, padded", False), ("natural", "everybert", None)]
+    if args.quick:
+        cases = [c for c in cases if "compile" not in c[1]]
+    else:
+        cases += [
+            (128, "everybert, dropout 0.1", 0.1),
+            (512, "everybert, dropout 0.1", 0.1),
+            (128, "everybert, Muon", "muon"),
+        ]
+    rows = []
+    print(f"| {'length':>8} | {'what':<28} | ms/step | tokens/s | MFU | × eager |")
+    print("|---|---|---|---|---|---|")
+    for kind, what, how in cases:
+        if what.startswith("transformers"):
+            seconds, real = transformers(config, kind, args.tokens, args.steps, device, how)
+        elif how == "muon":
+            seconds, real = everybert(config, kind, args.tokens, args.steps, device, "muon")
+        else:
+            changed = config.replace(dropout=how, attention_dropout=how) if how else config
+            seconds, real = everybert(changed, kind, args.tokens, args.steps, device)
+        speed = real / seconds
+        mean = 150.0 if kind == "natural" else float(kind)
+        mfu = speed * flops_per_token(config, mean, MASKED) / (peak_flops(name) or float("inf"))
+        rows.append({"length": kind, "what": what, "ms": seconds * 1e3, "tokens_per_second": speed, "mfu": mfu})
+        eager = next(r for r in rows if r["length"] == kind)["tokens_per_second"]
+        figures = f"{seconds * 1e3:.1f} | {speed / 1e3:,.0f}k | {mfu:.3f} | {speed / eager:.2f}"
+        print(f"| {kind!s:>8} | {what:<28} | {figures} |", flush=True)
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
