@@ -23,9 +23,9 @@ max_positions = 64
 [examples]
 kind = "pairs"
 [batch]
-tokens = 1024
-pack = 512
-length = 64
+tokens = 512
+pack = 256
+length = 32
 [schedule]
 peak = 5e-3
 warmup = 4

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from everybert.corpus.shards import VERSION, Shard, write_shard
+from everybert.corpus.shards import VERSION
 from everybert.text.tokenizer import Tokenizer
 
-PEOPLE = "farmer teacher doctor sailor painter baker pilot singer judge nurse".split()
-ANIMALS = "dog cat horse fox bird goat duck bear wolf frog".split()
-THINGS = "apple boat letter lamp stone book drum wheel coat bell".split()
-ADJECTIVES = "old young small tall quiet brave clever happy tired red".split()
+PEOPLE = ["farmer", "teacher", "doctor", "sailor", "painter", "baker", "pilot", "singer", "judge", "nurse"]
+ANIMALS = ["dog", "cat", "horse", "fox", "bird", "goat", "duck", "bear", "wolf", "frog"]
+THINGS = ["apple", "boat", "letter", "lamp", "stone", "book", "drum", "wheel", "coat", "bell"]
+ADJECTIVES = ["old", "young", "small", "tall", "quiet", "brave", "clever", "happy", "tired", "red"]
 VERBS = {"watch": "watches", "follow": "follows", "paint": "paints", "carry": "carries", "find": "finds"}
 PLACES = {"garden": "in", "river": "by", "hill": "on", "market": "at", "forest": "in", "harbour": "at"}
-TIMES = "morning evening night winter summer".split()
+TIMES = ["morning", "evening", "night", "winter", "summer"]
 
 
 def noun_phrase(rng: random.Random, plural: bool) -> str:
@@ -40,7 +40,7 @@ def document(rng: random.Random, least: int = 3, most: int = 12) -> list[str]:
 
 def words() -> list[str]:
     nouns = PEOPLE + ANIMALS
-    closed = "this that the these those many a every in by on at .".split()
+    closed = ["this", "that", "the", "these", "those", "many", "a", "every", "in", "by", "on", "at", "."]
     inflected = [*VERBS, *VERBS.values(), *(n + "s" for n in nouns)]
     return sorted({*nouns, *THINGS, *ADJECTIVES, *inflected, *PLACES, *TIMES, *closed})
 
@@ -69,9 +69,12 @@ def write_corpus(folder: Path, documents: int = 200, heldout: int = 20, seed: in
                 ids += tokenizer.encode(text, specials=False).ids
                 sentences.append(len(ids))
             starts.append(len(sentences) - 1)
-        language = np.arange(count) % 4 == 0 if languages > 1 else None
-        shard = Shard(np.array(ids, "<u2"), np.array(sentences), np.array(starts), language)
-        write_shard(folder / "shards", f"{split}-00000", shard)
+        stem = folder / "shards" / f"{split}-00000"
+        np.array(ids, "<u2").tofile(f"{stem}.tokens.bin")
+        np.save(f"{stem}.sentences.npy", np.array(sentences, "<i8"))
+        np.save(f"{stem}.documents.npy", np.array(starts, "<i8"))
+        if languages > 1:
+            np.save(f"{stem}.languages.npy", (np.arange(count) % 4 == 0).astype(np.uint8))
         if split == "train":
             counts += np.bincount(ids, minlength=tokenizer.size)
     np.save(folder / "unigram.npy", counts)

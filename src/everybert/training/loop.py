@@ -88,7 +88,7 @@ def train(job: Job, progress: Progress, logs: Logs) -> bool:
             # Forward and backward, pack by pack: losses are sums over the step's own counts, so they just add up.
             figures = torch.zeros(len(job.names), device=compute.device)
             for number, batch in share.batches(counts[:2]):
-                torch.manual_seed(int(make_key(job.seed, progress.step, number)[0]))
+                seed_dropout(int(make_key(job.seed, progress.step, number)[0]), compute.device)
                 figures += compute.run(batch)[: len(job.names)]
             world.sum_gradients(job.optimizer.parameters)
             world.sum(figures)
@@ -209,6 +209,13 @@ class Meter:
             values["mfu"] = share * self.tokens / seconds
         values["data_wait"] = self.wait / seconds
         return values
+
+
+def seed_dropout(key: int, device: torch.device) -> None:
+    """Begin the generators that dropout draws from (`torch.manual_seed` would touch every device, slowly)."""
+    torch.default_generator.manual_seed(key)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(key)
 
 
 def fetch(steps: Iterator[Step], stop: StopFlag) -> Step | None:

@@ -1,0 +1,363 @@
+"""One fine-tuning run: a task on a pre-trained encoder, trained in full, in part, by adapters, or as features.
+
+Shuffling is keyed by (seed, epoch) and dropout by (seed, step), so a run is a pure function of its settings. The step
+is one function of tensors, `loss(network, batch)`; batches are `batch_size` examples, ragged, without padding.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from everybert.corpus.packs import Position
+from everybert.corpus.random import make_key, permutation
+from everybert.errors import EverybertError
+from everybert.model.adapters import AdapterSet, LoraConfig
+from everybert.model.config import EncoderConfig
+from everybert.model.encoder import initialise
+from everybert.model.features import SEQUENCE_HEADS, FeatureConfig, FeatureHead, add_feature_head, read_features
+from everybert.model.heads import Network
+from everybert.model.ragged import Ragged
+from everybert.tasks.features import Features, batch, run
+from everybert.tasks.records import Examples
+from everybert.tasks.task import Task
+from everybert.training.data import Item, Place, Step
+from everybert.training.logs import Logs
+from everybert.training.loop import Job, train
+from everybert.training.optim import Optimizer, OptimizerConfig
+from everybert.training.settings import RunSettings
+from everybert.training.state import Progress
+from everybert.training.step import Compute
+
+ADAPTER = "default"
+"""What a freshly trained adapter is called until it is given a name."""
+FILL = 256
+"""On CUDA the tokens of a batch are rounded up to a multiple of this."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to fine-tune. None means: what suits the mode and the model's size."""
+
+    mode: str = "full"
+    """full; top:K (the last K layers and the head); frozen (features computed once, head alone); lora."""
+    epochs: int = 3
+    """Times that the training examples are seen."""
+    lr: float | None = None
+    """The highest learning rate."""
+    batch_size: int = 32
+    """Examples a step."""
+    accumulate: int = 1
+    """Parts that a step's batch is computed in: less memory, the same step."""
+    warmup: float = 0.1
+    """The share of the steps in which the learning rate rises from 0; then it falls linearly to 0."""
+    weight_decay: float = 0.01
+    """Of matrices and tables; biases and norms are not decayed."""
+    clip: float | None = 1.0
+    """Largest gradient norm."""
+    layer_decay: float = 1.0
+    """Each layer's learning rate is this times that of the layer above it (0.8 – 0.95 is usual; 1: all the same)."""
+    reinit: int = 0
+    """Top layers that start from fresh weights (Zhang et al. 2021)."""
+    patience: int | None = None
+    """Stop after so many epochs without a better score; None: train them all. The best epoch is kept either way."""
+    features: str = "last"
+    """frozen: the last layer, the sum or the concat of the last four."""
+    pool: str = "mean"
+    """frozen, whole texts: the mean over tokens, or cls."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """lora: size and place of the adapter."""
+    device: str | None = None
+    """None: CUDA where there is one."""
+    dtype: str | None = None
+    """None: bfloat16 on CUDA, float32 elsewhere."""
+    compile: bool = False
+    """torch.compile the step."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"full|frozen|lora|top:[1-9]\d*", self.mode):
+            raise EverybertError(f"mode is full, top:K, frozen or lora, not {self.mode!r}")
+        for name in ("epochs", "batch_size", "accumulate"):
+            if getattr(self, name) < 1:
+                raise EverybertError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.lr is not None and not 0 < self.lr < 1:
+            raise EverybertError(f"lr must lie between 0 and 1, not {self.lr}")
+        if not 0 <= self.warmup < 1 or not 0 < self.layer_decay <= 1:
+            raise EverybertError("warmup lies in [0, 1) and layer_decay in (0, 1]")
+
+    def rate(self, config: EncoderConfig) -> float:
+        """The highest learning rate: the one given, else by mode; smaller encoders take larger steps."""
+        if self.lr is not None:
+            return self.lr
+        if self.mode == "frozen":
+            return 2e-3
+        small = config.hidden_size < 512
+        if self.mode == "lora":
+            return 1e-3 if small else 5e-4
+        return 1e-4 if small else 5e-5 if config.hidden_size < 768 else 3e-5
+
+
+@dataclass
+class Run:
+    """One run's outcome. `network` has the best epoch's weights."""
+
+    seed: int
+    scores: dict[str, float]
+    epoch: int
+    """The epoch that was kept."""
+    history: list[dict[str, Any]]
+    """What was logged: losses by step, scores by epoch."""
+    network: Network
+    task: Task
+    adapters: AdapterSet | None = None
+    finished: bool = True
+    """False where it was interrupted: the best so far was kept."""
+    seconds: float = 0.0
+    trained: int = 0
+    """How many parameters were trained."""
+
+    @property
+    def metric(self) -> float:
+        """The score that chooses."""
+        return self.scores[self.task.metric]
+
+
+def tune(
+    network: Network,
+    task: Task,
+    train_features: Features,
+    dev_features: Features,
+    dev: Examples,
+    settings: Settings,
+    seed: int = 0,
+    fresh_pooler: bool = False,
+    quiet: bool = False,
+) -> Run:
+    """Train one network on one task; the network must have the task's head, freshly initialised where it is new."""
+    device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    dtype = getattr(torch, settings.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
+    network.to(device)
+    adapters = prepare(network, task, settings, fresh_pooler)
+    if settings.mode == "frozen":
+        train_features, dev_features = (_cached(network, task, f) for f in (train_features, dev_features))
+    compute = Compute(network, _loss(task), device, dtype, settings.compile)
+    config = OptimizerConfig(eps=1e-8, weight_decay=settings.weight_decay, clip=settings.clip)
+    optimizer = Optimizer(compute.master, config, layer_rates(network.config, settings))
+    each = math.ceil(len(train_features) / settings.batch_size)
+    progress = Progress(total=each * settings.epochs)
+    keeper = Keeper(task, compute, dev_features, dev, each, settings.patience)
+    peak = settings.rate(network.config)
+    job = Job(
+        compute=compute,
+        optimizer=optimizer,
+        steps=lambda at: steps(task, train_features, settings, seed, device, network.config.pad_id, at.step),
+        lr=lambda at: peak * linear(at.step, settings.warmup, each * settings.epochs),
+        save=lambda at: None,
+        names=("loss",),
+        run=RunSettings(
+            evaluate_every=each, save_every=10**9, log_every=max(1, min(10, each)), spike=0.0, tensorboard=False
+        ),
+        evaluate=keeper.evaluate,
+        seed=seed,
+        memory_hint="lower batch_size, or raise accumulate",
+    )
+    history = History(quiet)
+    with history:
+        finished = train(job, progress, history)
+    keeper.restore()
+    task = task.tuned(compute.network, dev_features, dev)
+    scores = task.evaluate(compute.network, dev_features, dev)
+    return Run(
+        seed=seed,
+        scores=scores,
+        epoch=keeper.epoch,
+        history=history.rows,
+        network=compute.master.eval(),
+        task=task,
+        adapters=adapters,
+        finished=finished,
+        seconds=progress.seconds,
+        trained=sum(p.numel() for p in optimizer.parameters),
+    )
+
+
+# ── the parts that are trained ───────────────────────────────────────────────────────────────────────────────
+
+
+def prepare(network: Network, task: Task, settings: Settings, fresh_pooler: bool) -> AdapterSet | None:
+    """Freeze what the mode freezes, renew the layers to renew, put on what the mode needs."""
+    config = network.config
+    shared = config.layer_groups is not None
+    if shared and (settings.mode.startswith("top:") or settings.reinit or settings.layer_decay != 1.0):
+        raise EverybertError("this model's layers share their weights: top:K, reinit and layer_decay do not apply")
+    if settings.reinit > config.layers:
+        raise EverybertError(f"reinit {settings.reinit} is more than the model's {config.layers} layers")
+    for layer in list(network.encoder.layers)[config.layers - settings.reinit :] if settings.reinit else []:
+        initialise(layer, config)
+    if settings.mode == "frozen":
+        if task.head is None:
+            raise EverybertError("embed trains the encoder itself, so it cannot be frozen; use full, top:K or lora")
+        network.requires_grad_(False)
+        outputs = task.outputs or {"answer": 2, "choose": 1}[task.head]
+        features = FeatureConfig(settings.features, settings.pool)  # type: ignore[arg-type]
+        add_feature_head(network, task.head, outputs, features)
+        return None
+    if settings.mode == "lora":
+        network.requires_grad_(False)
+        heads = {task.head: network.heads[task.head]} if task.head else {}
+        adapters = AdapterSet(network)
+        adapters.add(ADAPTER, settings.lora, heads, network.pooler if fresh_pooler else None)
+        adapters.use(ADAPTER)
+        for part in [*heads.values(), *([network.pooler] if fresh_pooler and network.pooler else [])]:
+            part.requires_grad_(True)
+        return adapters
+    if network.pooler is not None and (task.head is None or not network.reads_pooler(task.head)):
+        network.pooler.requires_grad_(False)  # nothing reads it
+    return None
+
+
+def layer_rates(config: EncoderConfig, settings: Settings) -> Callable[[str], float]:
+    """A parameter's learning rate as a multiple of the highest one: by its layer, 0 where the mode freezes it."""
+    top = int(settings.mode[4:]) if settings.mode.startswith("top:") else None
+    if top is not None and top > config.layers:
+        raise EverybertError(f"{settings.mode} asks for more than the model's {config.layers} layers")
+
+    def rate(name: str) -> float:
+        if settings.mode in ("frozen", "lora"):
+            return 1.0  # what is frozen there asks for no gradient
+        found = re.match(r"encoder\.layers\.(\d+)\.", name)
+        if found:
+            below = config.layers - int(found[1])
+        elif name.startswith("encoder.embeddings."):
+            below = config.layers + 1
+        else:
+            below = 0
+        if top is not None and below > top:
+            return 0.0
+        return settings.layer_decay**below
+
+    return rate
+
+
+def _cached(network: Network, task: Task, features: Features) -> Features:
+    """The features with what the head reads computed once, in half precision."""
+    assert task.head is not None
+    name = task.head
+    out = run(network, features, lambda ragged: read_features(network, ragged, name))
+    pooled = name in SEQUENCE_HEADS
+    values = (np.stack(out) if pooled else np.concatenate(out)).astype(np.float16)
+    return replace(features, labels={**features.labels, f"features_{'B' if pooled else 'T'}": values})
+
+
+def plain_head(network: Network, name: str) -> bool:
+    """Turn a feature-based head that is one of the family's own after all into that; whether it is one now."""
+    head = network.heads[name]
+    if not isinstance(head, FeatureHead):
+        return True
+    if head.features.layers != "last" or name in SEQUENCE_HEADS or network.config.family == "modernbert":
+        return False
+    network.add_head(name, head.output.out_features)
+    output = network.heads[name].output
+    assert isinstance(output, torch.nn.Linear)
+    output.load_state_dict(head.output.state_dict())
+    return True
+
+
+# ── batches, rates, and the best epoch ───────────────────────────────────────────────────────────────────────
+
+
+def steps(
+    task: Task, features: Features, settings: Settings, seed: int, device: torch.device, pad_id: int, start: int = 0
+) -> Iterator[Step]:
+    """The batches of every step from `start`: `batch_size` examples in the epoch's own order, in `accumulate` parts."""
+    size = settings.batch_size
+    each = math.ceil(len(features) / size)
+    fill = min(FILL, features.size) if device.type == "cuda" else None
+    for epoch in range(start // each, settings.epochs):
+        order = permutation(make_key(seed, epoch), len(features))
+        for first in range((start - epoch * each if epoch == start // each else 0) * size, len(features), size):
+            which = order[first : first + size]
+            total = task.share(features, which)
+            items = []
+            for number, part in enumerate(np.array_split(which, min(settings.accumulate, len(which)))):
+                ragged = batch(features, part, fill=fill, pad_id=pad_id)
+                share = torch.tensor(task.share(features, part) / total if total else 0.0)
+                ragged = replace(ragged, extra=ragged.extra | {"share": share})
+                items.append(
+                    Item(
+                        ragged.to(device, non_blocking=True),
+                        number,
+                        Position(epoch, 0, 0),
+                        len(ragged.tokens_T),
+                        (1.0, 0.0),
+                    )
+                )
+            yield Step(items, Place())
+
+
+def _loss(task: Task) -> Callable[[Network, Ragged], tuple[Tensor, Tensor]]:
+    def loss(network: Network, ragged: Ragged) -> tuple[Tensor, Tensor]:
+        value = task.loss(network, ragged) * ragged.extra["share"]
+        return value, value.detach()[None]
+
+    return loss
+
+
+def linear(step: int, warmup: float, total: int) -> float:
+    """The learning rate as a share of its peak: up from 0 in the warm-up, then down to 0, as `transformers` has it."""
+    warm = round(warmup * total)
+    if step < warm:
+        return step / warm
+    return max(0.0, (total - step) / max(1, total - warm))
+
+
+class History(Logs):
+    """Logs that remember what they were told."""
+
+    def __init__(self, quiet: bool) -> None:
+        super().__init__(None, quiet=quiet)
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Keep the row."""
+        self.rows.append({"step": step, **values})
+
+
+class Keeper:
+    """Scores every epoch and keeps the weights of the best."""
+
+    def __init__(
+        self, task: Task, compute: Compute, features: Features, dev: Examples, each: int, patience: int | None
+    ) -> None:
+        self.task, self.compute, self.features, self.dev, self.each = task, compute, features, dev, each
+        self.patience = patience
+        self.best: float | None = None
+        self.epoch = 0
+        self.weights: dict[str, Tensor] = {}
+
+    def evaluate(self, progress: Progress) -> tuple[float, dict[str, float]]:
+        """(−score, scores); ends the run when patience is over."""
+        scores = self.task.evaluate(self.compute.network, self.features, self.dev)
+        score, epoch = scores[self.task.metric], math.ceil(progress.step / self.each)
+        if self.best is None or score > self.best:
+            self.best, self.epoch = score, epoch
+            trained = self.compute.master.named_parameters()
+            self.weights = {name: p.detach().clone() for name, p in trained if p.requires_grad}
+        elif self.patience is not None and epoch - self.epoch >= self.patience:
+            progress.total = progress.step
+        return -score, scores
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the best epoch's weights back; the last ones stay where no epoch was finished."""
+        for name, parameter in self.compute.master.named_parameters():
+            if name in self.weights:
+                parameter.copy_(self.weights[name])
+        self.compute.refresh()
