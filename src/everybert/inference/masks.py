@@ -1,0 +1,104 @@
+"""Blanks and how well they are foreseen: fill and score.
+
+Legend: M masked positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from everybert.errors import EverybertError
+from everybert.inference.engine import Inputs, Piece, cover, encode
+from everybert.inference.results import Candidate, Score, TokenScore
+from everybert.model.heads import Network
+from everybert.text.tokenizer import Encoding, Tokenizer
+
+MOST_SCORED = 4096
+"""Tokens of a text that `score` takes: each costs a pass through the encoder."""
+
+
+def pieces_of(encoding: Encoding, size: int) -> list[Piece]:
+    """A text in windows; see `cover`."""
+    special = encoding.special
+    lead = special.index(False) if False in special else len(special)
+    tail = special[::-1].index(False) if False in special else 0
+    return cover(encoding.ids, lead, tail, size)
+
+
+@torch.inference_mode()
+def fill(network: Network, tokenizer: Tokenizer, text: str, top: int, size: int) -> list[list[Candidate]]:
+    """For each blank, the most probable tokens. In a long text a blank is seen in the window that owns it."""
+    encoding = tokenizer.encode(text)
+    mask = mask_id(tokenizer)
+    blanks = [i for i, token in enumerate(encoding.ids) if token == mask]
+    if not blanks:
+        raise EverybertError("the text has no [MASK]; put [MASK] where a word is missing")
+    if top < 1:
+        raise EverybertError(f"top is the number of candidates and at least 1, not {top}")
+    pieces = [(p, [i for i in blanks if p.owns(i)]) for p in pieces_of(encoding, size)]
+    pieces = [(p, own) for p, own in pieces if own]
+    sequences = [p.ids for p, _ in pieces]
+    found: dict[int, list[Candidate]] = {}
+    for which, logits_MV in _logits(network, sequences, [[p.index(i) for i in own] for p, own in pieces]):
+        probability_MV = logits_MV.softmax(-1)
+        known = probability_MV[:, : tokenizer.size]
+        scores, ids = known.topk(min(top, known.shape[1]))
+        at = [i for k in which for i in pieces[k][1]]
+        for i, row_scores, row_ids in zip(at, scores.tolist(), ids.tolist()):
+            found[i] = [Candidate(_spelt(tokenizer, t), s, t) for t, s in zip(row_ids, row_scores)]
+    return [found[i] for i in blanks]
+
+
+@torch.inference_mode()
+def score(network: Network, tokenizer: Tokenizer, text: str, size: int) -> Score:
+    """Each token masked in turn: Σ ln P(tokenᵢ | the others) (Salazar et al. 2020, eq. 1)."""
+    encoding = tokenizer.encode(text)
+    mask = mask_id(tokenizer)
+    scored = [i for i, special in enumerate(encoding.special) if not special]
+    if len(scored) > MOST_SCORED:
+        raise EverybertError(
+            f"the text has {len(scored)} tokens, and each costs a pass through the model; "
+            f"score at most {MOST_SCORED} at a time"
+        )
+    sequences: list[list[int]] = []
+    places: list[list[int]] = []
+    for piece in pieces_of(encoding, size):
+        for i in scored:
+            if piece.owns(i):
+                ids = list(piece.ids)
+                ids[piece.index(i)] = mask
+                sequences.append(ids)
+                places.append([piece.index(i)])
+    values = [0.0] * len(scored)
+    for which, logits_MV in _logits(network, sequences, places):
+        gold_M = torch.tensor([encoding.ids[scored[k]] for k in which], device=logits_MV.device)
+        chosen_M = logits_MV.log_softmax(-1).gather(1, gold_M[:, None])[:, 0]
+        for k, value in zip(which, chosen_M.tolist()):
+            values[k] = value
+    tokens = [TokenScore(encoding.tokens[i], v, *encoding.offsets[i]) for i, v in zip(scored, values)]
+    return Score(sum(values), tokens)
+
+
+def mask_id(tokenizer: Tokenizer) -> int:
+    """The id of the mask token; a vocabulary without one is an error."""
+    if tokenizer.mask_id is None:
+        raise EverybertError("this model's vocabulary has no mask token; use a model that was trained with one")
+    return tokenizer.mask_id
+
+
+def _logits(
+    network: Network, sequences: Sequence[Sequence[int]], places: list[list[int]]
+) -> Iterator[tuple[list[int], Tensor]]:
+    """Batch after batch: which sequences, and fp32 logits (M, V) at the places asked for in each."""
+    for which, batch, x_TH in encode(network, Inputs(sequences)):
+        first = batch.offsets_B1.tolist()
+        index_M = torch.tensor([first[b] + place for b, k in enumerate(which) for place in places[k]])
+        yield which, network.mlm_logits(x_TH, index_M.to(x_TH.device)).float()
+
+
+def _spelt(tokenizer: Tokenizer, token: int) -> str:
+    """A token as text; one that is nothing but white space as the vocabulary spells it."""
+    return tokenizer.decode([token], skip_special=False).strip() or tokenizer.token(token)

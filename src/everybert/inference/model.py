@@ -1,0 +1,256 @@
+"""The Model users hold: a network, its tokenizer, and what they can do together.
+
+Legend: L layers, A heads, H hidden, n tokens of one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from everybert.errors import EverybertError
+from everybert.inference import embedding, masks
+from everybert.inference.engine import Inputs, Piece, encode
+from everybert.inference.results import Candidate, Score, TokenVectors
+from everybert.inside.attention import Attention, attention
+from everybert.model.config import EncoderConfig
+from everybert.model.heads import Network
+from everybert.store.folder import atomic_folder
+from everybert.store.hub import resolve
+from everybert.store.huggingface import Report, load_network, save_network
+from everybert.text.tokenizer import Encoding, Tokenizer
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
+
+
+def load(
+    name: str | Path = "everybert-small",
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    *,
+    revision: str | None = None,
+    allow_pickle: bool = False,
+) -> Model:
+    """Load a model: a bundled name, a folder, or a hub id (`org/name`).
+
+    `device` None takes a GPU where there is one. `dtype` None keeps the file's (on the CPU always float32).
+    """
+    folder = resolve(name, revision, allow_pickle)
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    found = load_network(folder, device=device, dtype=_dtype(dtype), allow_pickle=allow_pickle)
+    has_tokenizer = any((folder / file).is_file() for file in TOKENIZER_FILES)
+    return Model(
+        found.network,
+        Tokenizer.load(folder) if has_tokenizer else None,
+        labels=found.labels,
+        problem_type=found.problem_type,
+        raw_config=found.raw_config,
+        extras=found.extras,
+        report=found.report,
+        folder=folder,
+    )
+
+
+class Model:
+    """An encoder with its tokenizer. Made by `everybert.load`, or from a network of your own."""
+
+    def __init__(
+        self,
+        network: Network,
+        tokenizer: Tokenizer | None = None,
+        *,
+        labels: list[str] | None = None,
+        problem_type: str | None = None,
+        raw_config: dict[str, Any] | None = None,
+        extras: dict[str, Any] | None = None,
+        report: Report | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self.network = network.eval()
+        self.labels = labels
+        self.problem_type = problem_type
+        self.raw_config = raw_config
+        self.extras = extras or {}
+        self.report = report or Report()
+        """What the folder did not have, and what was not used of it."""
+        self.folder = folder
+        self._tokenizer = tokenizer
+
+    def __repr__(self) -> str:
+        c = self.config
+        heads = ", ".join(self.network.heads) or "none"
+        return f"Model({c.family}, {c.layers} layers, hidden {c.hidden_size}, heads: {heads}, on {self.device})"
+
+    @property
+    def config(self) -> EncoderConfig:
+        """The shape of the encoder."""
+        return self.network.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.network.encoder.embeddings.token.weight.device
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer; a folder without one takes only ids, through `hidden`."""
+        if self._tokenizer is None:
+            raise EverybertError("this model has no tokenizer; put one in its folder, or give ids to hidden()")
+        return self._tokenizer
+
+    @property
+    def window(self) -> int:
+        """The longest sequence the model reads at once, special tokens included."""
+        longest = self._tokenizer.max_length if self._tokenizer is not None else None
+        return min(self.config.max_positions, longest or self.config.max_positions)
+
+    # ── blanks ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def fill(self, text: str, top: int = 5) -> list[list[Candidate]]:
+        """For each [MASK] of the text, its `top` most probable tokens."""
+        return masks.fill(self.network, self.tokenizer, text, top, self.window)
+
+    def score(self, text: str) -> Score:
+        """The text's pseudo-log-probability: each token masked in turn and foreseen from the others."""
+        return masks.score(self.network, self.tokenizer, text, self.window)
+
+    # ── vectors ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        long: Literal["window", "cut"] = "window",
+    ) -> np.ndarray:
+        """float32 (N, H): one vector a text.
+
+        pooling: mean, cls, max or mean_sqrt_len_tokens; None follows the folder's sentence-transformers files, or
+        is the mean. A text longer than the window is read in overlapping windows; long="cut" truncates it instead,
+        as sentence-transformers does, and warns.
+        """
+        if long not in ("window", "cut"):
+            raise EverybertError(f"long texts are read by window or cut, not {long!r}")
+        how = self.pooling if pooling is None else replace(self._plain_pooling, modes=(pooling,), dense=())
+        embedding.check_modes(how.modes)
+        if normalize is not None:
+            how = replace(how, normalize=normalize)
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        if not texts:
+            return np.empty((0, self.config.hidden_size), dtype=np.float32)
+        size = min(how.size or self.window, self.window)
+        return embedding.embed(self.network, self.tokenizer, texts, how, size, long)
+
+    @cached_property
+    def pooling(self) -> embedding.Pooling:
+        """How `embed` makes vectors unless told otherwise."""
+        return embedding.read_pooling(self.folder) if self.folder is not None else embedding.Pooling()
+
+    @property
+    def _plain_pooling(self) -> embedding.Pooling:
+        """The folder's settings, or none where it asks for more than we know."""
+        try:
+            return self.pooling
+        except EverybertError:
+            return embedding.Pooling()
+
+    def tokens(self, text: str, layer: int | None = None, pair: str | None = None) -> TokenVectors:
+        """The text's tokens and their vectors after a layer (None the last, 0 the embeddings, −1 counts back)."""
+        layer = self._layer(layer)
+        encoding, pieces = self._pieces(text, pair)
+        vectors = np.empty((len(encoding), self.config.hidden_size), dtype=np.float32)
+        segments = [encoding.segments] if pair is not None else None
+        for which, batch, x_TH in encode(self.network, Inputs([p.ids for p in pieces], segments), layer):
+            for k, x_nH in zip(which, batch.split(x_TH)):
+                piece = pieces[k]
+                own_nH = x_nH[piece.own].float().cpu().numpy()
+                vectors[piece.at : piece.at + len(own_nH)] = own_nH
+        return TokenVectors(encoding.tokens, encoding.offsets, vectors, encoding.ids, encoding.segments, layer)
+
+    def hidden(
+        self,
+        sequences: Sequence[Sequence[int]],
+        segments: Sequence[Sequence[int]] | None = None,
+        global_tokens: Sequence[Sequence[int]] | None = None,
+    ) -> list[Tensor]:
+        """Raw ids to final hidden states, one (n, H) tensor a sequence; `global_tokens` are Longformer's."""
+        out: dict[int, Tensor] = {}
+        for which, batch, x_TH in encode(self.network, Inputs(sequences, segments, global_tokens)):
+            out |= zip(which, batch.split(x_TH))
+        return [out[i].clone() for i in range(len(out))]  # outside of inference mode: usable for training
+
+    def attention(self, text: str, pair: str | None = None) -> Attention:
+        """Who attends to whom: `.weights` (L, A, n, n), row i what token i draws from. Notebooks draw it."""
+        encoding, pieces = self._pieces(text, pair)
+        if len(pieces) > 1:
+            raise EverybertError(
+                f"the text has {len(encoding)} tokens, the model reads {self.window} at once; "
+                "attention is shown for one window: give a shorter text"
+            )
+        return attention(self.network, encoding)
+
+    def next_sentence(self, first: str, second: str) -> float:
+        """P(the second text follows the first)."""
+        encoding, _ = self._pieces(first, second)
+        for _, batch, x_TH in encode(self.network, Inputs([encoding.ids], [encoding.segments])):
+            with torch.inference_mode():
+                logits_2 = self.network.sequence_logits(x_TH, batch, "nsp")[0].float()
+                return float(logits_2.softmax(-1)[0])
+        raise AssertionError
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, folder: str | Path) -> None:
+        """Write a folder that `everybert.load` and transformers (and sentence-transformers) read."""
+        pooling = self._plain_pooling
+        with atomic_folder(folder) as temporary:
+            save_network(
+                self.network,
+                temporary,
+                tokenizer=self._tokenizer,
+                labels=self.labels,
+                problem_type=self.problem_type,
+                extras=self.extras,
+                raw_config=self.raw_config,
+            )
+            if pooling.published:
+                embedding.write_pooling(temporary, pooling, self.config.hidden_size)
+
+    # ── helpers ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _pieces(self, text: str, pair: str | None) -> tuple[Encoding, list[Piece]]:
+        """A text in windows, or a pair, which must fit one."""
+        encoding = self.tokenizer.encode(text, pair)
+        if not len(encoding):
+            raise EverybertError("the text is empty, and this tokenizer adds no special tokens; give some text")
+        if pair is None:
+            return encoding, masks.pieces_of(encoding, self.window)
+        if len(encoding) > self.window:
+            raise EverybertError(
+                f"the pair has {len(encoding)} tokens, the model reads {self.window} at once; give shorter texts"
+            )
+        return encoding, [Piece(encoding.ids, 0, len(encoding), 0)]
+
+    def _layer(self, layer: int | None) -> int:
+        count = len(self.config.layer_order)
+        if layer is None:
+            return count
+        if not -count - 1 <= layer <= count:
+            raise EverybertError(f"there is no layer {layer}: 0 is the embeddings, {count} the last layer")
+        return layer % (count + 1)
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if not isinstance(dtype, str):
+        return dtype
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype not in known:
+        raise EverybertError(f"there is no dtype {dtype!r} here; choose one of {', '.join(known)}")
+    return known[dtype]
