@@ -29,9 +29,9 @@ TARGETS = (*QKV, "attention.output", "feed_forward.input", "feed_forward.output"
 class LoraConfig:
     """The size and place of an adapter."""
 
-    rank: int = 8
-    """r: the inner width. 8 on all six matrices of a layer is about 1 % of the model."""
-    alpha: float = 16.0
+    rank: int = 4
+    """r: the inner width. 4 on all six matrices of a layer is less than 1 % of the model."""
+    alpha: float = 8.0
     """The product B·A is scaled by α / r, so that r can change without the learning rate."""
     dropout: float = 0.0
     """On the adapter's input while training."""

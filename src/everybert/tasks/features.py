@@ -328,7 +328,8 @@ def plan(lengths: np.ndarray, budget: int = BUDGET) -> Iterator[np.ndarray]:
 def run(network: Network, features: Features, read: Read, budget: int = BUDGET) -> list[np.ndarray]:
     """What `read` gives for each sequence, in order: an array a sequence. Batches are made by token budget."""
     device = network.encoder.embeddings.token.weight.device
-    alone = replace(features, example_S=np.arange(len(features.lengths_S)), labels={})
+    known = {name: x for name, x in features.labels.items() if name.startswith("features_")}
+    alone = replace(features, example_S=np.arange(len(features.lengths_S)), labels=known)
     out: list[Any] = [None] * len(features.lengths_S)
     was = network.training
     network.eval()

@@ -282,7 +282,6 @@ def save(tuned: Tuned, data: Data, folder: Path) -> None:
     extras: dict[str, Any] = {"task": task.state()}
     if best.adapters is not None:
         save_adapter(best.adapters, ADAPTER, folder, base=str(data.folder), extras=extras)
-        data.tokenizer.save(folder)
     else:
         if head is not None and not plain_head(network, head):
             feature_head = network.heads.pop(head)

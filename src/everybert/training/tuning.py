@@ -80,11 +80,13 @@ class Settings:
     """None: bfloat16 on CUDA, float32 elsewhere."""
     compile: bool = False
     """torch.compile the step."""
+    log_every: int = 10
+    """Steps between the losses that the history keeps."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"full|frozen|lora|top:[1-9]\d*", self.mode):
             raise EverybertError(f"mode is full, top:K, frozen or lora, not {self.mode!r}")
-        for name in ("epochs", "batch_size", "accumulate"):
+        for name in ("epochs", "batch_size", "accumulate", "log_every"):
             if getattr(self, name) < 1:
                 raise EverybertError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.lr is not None and not 0 < self.lr < 1:
@@ -162,7 +164,7 @@ def tune(
         save=lambda at: None,
         names=("loss",),
         run=RunSettings(
-            evaluate_every=each, save_every=10**9, log_every=max(1, min(10, each)), spike=0.0, tensorboard=False
+            evaluate_every=each, save_every=10**9, log_every=settings.log_every, spike=0.0, tensorboard=False
         ),
         evaluate=keeper.evaluate,
         seed=seed,
