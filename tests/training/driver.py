@@ -11,9 +11,9 @@ import signal
 import sys
 import time
 
-import conftest
 import torch
 import torch._dynamo  # torch's optimizers import it on first use: once here, not in each child
+from toy import tiny_recipe
 
 from everybert.training.pretrain import pretrain
 
@@ -50,7 +50,7 @@ def child(corpus: str, out: str, die: int = 0, **changes) -> int:
             torch.set_num_threads(1)
             if die:
                 die_at(die)
-            pretrain(conftest.tiny_recipe(**changes), corpus, out, device="cpu", quiet=True)
+            pretrain(tiny_recipe(**changes), corpus, out, device="cpu", quiet=True)
             code = 0
         finally:
             sys.stdout.flush()

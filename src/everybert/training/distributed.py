@@ -53,6 +53,8 @@ class World:
         """Replace each gradient by its sum over the ranks. A rank without packs adds zeros."""
         if self.size == 1:
             return
+        used = self.sum(torch.tensor([float(p.grad is not None) for p in parameters])).tolist()
+        parameters = [p for p, ranks in zip(parameters, used) if ranks]
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

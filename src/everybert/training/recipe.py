@@ -185,7 +185,7 @@ def _model(source: Source, table: dict[str, Any]) -> ModelSettings:
             base = preset(settings.preset) if settings.preset else EncoderConfig()
         except EverybertError as problem:
             raise source.refuse("preset", str(problem), "model") from problem
-        source.build(EncoderConfig, dataclasses.asdict(base) | shape, "model")
+        source.build(EncoderConfig, shape | {k: v for k, v in vars(base).items() if k not in shape}, "model")
     return settings
 
 

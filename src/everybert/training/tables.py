@@ -61,7 +61,7 @@ class Source:
             if header:
                 seen += header[1] == table
                 here = header[1] == table and seen == index
-                fallback = number if here else fallback
+                fallback = number if here or (not table and header[1] == key) else fallback
             elif here and re.match(rf"""\s*["']?{re.escape(key)}["']?\s*[=.]""", line):
                 return number
             elif not here and table and re.match(rf"\s*{re.escape(table)}\s*\.\s*{re.escape(key)}\s*=", line):

@@ -1,0 +1,66 @@
+"""The batches of a step are the same for every number of workers and ranks, and after every restart."""
+
+import pytest
+import torch
+from toy import tiny_recipe
+
+from everybert.corpus.layout import Layout
+from everybert.corpus.shards import Corpus
+from everybert.text.tokenizer import Tokenizer
+from everybert.training.data import Feed, Place
+
+
+@pytest.fixture(scope="module")
+def opened(corpus):
+    found = Corpus.open(corpus)
+    return found, Layout.of(Tokenizer.load(found.tokenizer_path))
+
+
+def feed(opened, **settings):
+    phases = [{"share": 0.5}, {"share": 0.5, "length": 16}]
+    recipe = tiny_recipe(steps=12, batch__tokens=[256, 1024], mask__rate=[0.3, 0.1], phase=phases)
+    return Feed(recipe, *opened, torch.device("cpu"), **settings)
+
+
+def contents(steps):
+    """Per step: {pack number: (tokens, masked places)}, and where the data stood after it."""
+    return [
+        ({i.number: (i.batch.tokens_T.tolist(), i.batch.extra["mask_index"].tolist()) for i in s.items}, s.place)
+        for s in steps
+    ]
+
+
+@pytest.fixture(scope="module")
+def straight(opened):
+    return contents(feed(opened).steps(0, 12, Place()))
+
+
+def test_steps_differ(straight):
+    assert len(straight) == 12
+    assert len({str(packs) for packs, _ in straight}) == 12
+    sizes = [len(packs) for packs, _ in straight]
+    assert sizes[0] == 1 and sizes[5] == 4  # the ramp from one pack a step to four
+    assert straight[5][1].phase == 0 and straight[6][1].phase == 1
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_workers_do_not_matter(opened, straight, workers):
+    assert contents(feed(opened, workers=workers).steps(0, 12, Place())) == straight
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_share_the_packs(opened, straight, ranks):
+    parts = [contents(feed(opened, rank=r, ranks=ranks).steps(0, 12, Place())) for r in range(ranks)]
+    for step, (packs, _) in enumerate(straight):
+        shared = [part[step][0] for part in parts]
+        assert {n: p for share in shared for n, p in share.items()} == packs
+        assert sum(map(len, shared)) == len(packs)
+
+
+@pytest.mark.parametrize("step", [1, 4, 6, 9])
+def test_resumes_at_any_step(opened, straight, step):
+    place = straight[step - 1][1]
+    assert contents(feed(opened).steps(step, 12, place)) == straight[step:]
+    rank_one = contents(feed(opened, rank=1, ranks=2).steps(step, 12, place))
+    assert [p for p, _ in rank_one] == [{n: v for n, v in p.items() if n % 2} for p, _ in straight[step:]]
