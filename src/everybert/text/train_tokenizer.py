@@ -31,7 +31,7 @@ _RUNS = 1_000_000  # different runs between spaces held before they are split in
 _WORDS = 2_000_000  # different words held before the rarer half is forgotten
 _WORD_LENGTH = 100  # longer words, which WordPiece calls unknown, are cut
 _FED_WORDS = 50_000_000  # words fed to the crate's trainer: above it counts are scaled, so that none overflows
-_COVERAGE = 0.9999  # share of the letters read that the alphabet of a WordPiece holds
+_COVERAGE = 0.9999  # share of the letters read that the alphabet holds, of WordPiece and Unigram
 _HELD_OUT_CHARACTERS = 2_000_000
 _CONTINUING = 0xF0000  # private characters that stand for a WordPiece's letters inside a word
 _ALBERT = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
@@ -278,6 +278,7 @@ def _train_unigram(words: Counter[str], size: int, lowercase: bool, min_frequenc
             model_type="unigram",
             vocab_size=size,
             hard_vocab_limit=False,
+            character_coverage=_COVERAGE,
             normalization_rule_name="nmt_nfkc",
             pad_id=0,
             unk_id=1,
