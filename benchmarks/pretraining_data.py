@@ -1,8 +1,9 @@
 """The approach of BERT's first data script, rewritten for comparison: all in Python, all documents in memory.
 
-Words are cleaned and split character by character, pieces found by greedy longest match, documents held as lists of
-strings, instances cut to length with a random second half, masked once (a duplication factor of one) and written
-out as padded integers. Not the original code, and kinder than it: no TensorFlow records are made.
+It makes the same passes over the text, character by character: clean, set ideographs apart, lower-case, strip
+accents, split punctuation, match pieces greedily, longest first. Documents are lists of strings; instances are cut
+to length with a random second half, masked once (a duplication factor of one) and written out as padded integers.
+Not the original code, and kinder than it: no TensorFlow records are made.
 """
 
 import random
@@ -13,27 +14,15 @@ from pathlib import Path
 MAX_LENGTH, MAX_MASKED, SHORT = 128, 20, 0.1
 
 
-def basic_tokens(text: str) -> list[str]:
-    cleaned = []
-    for char in text:
-        if char in (" ", "\t", "\n", "\r") or unicodedata.category(char) == "Zs":
-            cleaned.append(" ")
-        elif ord(char) not in (0, 0xFFFD) and not unicodedata.category(char).startswith("C"):
-            cleaned.append(f" {char} " if 0x4E00 <= ord(char) <= 0x9FFF else char)
-    words: list[str] = []
-    for word in "".join(cleaned).split():
-        plain = [c for c in unicodedata.normalize("NFD", word.lower()) if unicodedata.category(c) != "Mn"]
-        start = True
-        for char in plain:
-            if is_punctuation(char):
-                words.append(char)
-                start = True
-            elif start:
-                words.append(char)
-                start = False
-            else:
-                words[-1] += char
-    return words
+IDEOGRAPHS = ((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0xF900, 0xFAFF), (0x20000, 0x2CEAF), (0x2F800, 0x2FA1F))
+
+
+def is_space(char: str) -> bool:
+    return char in " \t\n\r" or unicodedata.category(char) == "Zs"
+
+
+def is_control(char: str) -> bool:
+    return char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf")
 
 
 def is_punctuation(char: str) -> bool:
@@ -43,17 +32,69 @@ def is_punctuation(char: str) -> bool:
     return unicodedata.category(char).startswith("P")
 
 
+def is_ideograph(code: int) -> bool:
+    return any(first <= code <= last for first, last in IDEOGRAPHS)
+
+
+def clean(text: str) -> str:
+    kept = []
+    for char in text:
+        if ord(char) in (0, 0xFFFD) or is_control(char):
+            continue
+        kept.append(" " if is_space(char) else char)
+    return "".join(kept)
+
+
+def spaced(text: str) -> str:
+    output = []
+    for char in text:
+        output.append(f" {char} " if is_ideograph(ord(char)) else char)
+    return "".join(output)
+
+
+def without_accents(word: str) -> str:
+    output = []
+    for char in unicodedata.normalize("NFD", word):
+        if unicodedata.category(char) != "Mn":
+            output.append(char)
+    return "".join(output)
+
+
+def at_punctuation(word: str) -> list[str]:
+    parts: list[list[str]] = []
+    start = True
+    for char in word:
+        if is_punctuation(char):
+            parts.append([char])
+            start = True
+            continue
+        if start:
+            parts.append([])
+            start = False
+        parts[-1].append(char)
+    return ["".join(part) for part in parts]
+
+
+def basic_tokens(text: str) -> list[str]:
+    words: list[str] = []
+    for word in spaced(clean(text)).split():
+        words.extend(at_punctuation(without_accents(word.lower())))
+    return " ".join(words).split()
+
+
 def word_pieces(word: str, vocabulary: dict[str, int]) -> list[str]:
-    if len(word) > 200:
+    chars = list(word)
+    if len(chars) > 200:
         return ["[UNK]"]
-    pieces, start = [], 0
-    while start < len(word):
-        end = len(word)
-        while end > start:
-            piece = ("##" if start else "") + word[start:end]
+    pieces: list[str] = []
+    start = 0
+    while start < len(chars):
+        for end in range(len(chars), start, -1):
+            piece = "".join(chars[start:end])
+            if start:
+                piece = "##" + piece
             if piece in vocabulary:
                 break
-            end -= 1
         else:
             return ["[UNK]"]
         pieces.append(piece)
