@@ -104,9 +104,7 @@ def _pooled(network: Network, pieces: list[Piece], modes: tuple[str, ...]) -> np
     """(pieces, modes, H): each sequence pooled over the tokens it owns."""
     out = np.empty((len(pieces), len(modes), network.config.hidden_size), dtype=np.float32)
     for which, batch, x_TH in encode(network, Inputs([piece.ids for piece in pieces])):
-        rows = [
-            x_nH if len(x_nH) == pieces[i].stop else x_nH[pieces[i].own] for i, x_nH in zip(which, batch.split(x_TH))
-        ]
+        rows = [x_nH[pieces[i].own] for i, x_nH in zip(which, batch.split(x_TH))]
         for m, mode in enumerate(modes):
             if mode == "cls":
                 vectors = x_TH[batch.first_B]

@@ -45,10 +45,9 @@ def load(
     folder = resolve(name, revision, allow_pickle)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     found = load_network(folder, device=device, dtype=_dtype(dtype), allow_pickle=allow_pickle)
-    has_tokenizer = any((folder / file).is_file() for file in TOKENIZER_FILES)
     return Model(
         found.network,
-        Tokenizer.load(folder) if has_tokenizer else None,
+        Tokenizer.load(folder) if has_tokenizer(folder) else None,
         labels=found.labels,
         problem_type=found.problem_type,
         raw_config=found.raw_config,
@@ -56,6 +55,11 @@ def load(
         report=found.report,
         folder=folder,
     )
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds a tokenizer of any kind."""
+    return any((folder / file).is_file() for file in TOKENIZER_FILES)
 
 
 class Model:
