@@ -55,7 +55,7 @@ def one_line_errors(problem: str, remedy: str) -> Iterator[None]:
     """Turn the crate's failures into one line: it raises bare Exception, and panics outside of that."""
     try:
         yield
-    except (EverybertError, KeyboardInterrupt, SystemExit):
+    except (EverybertError, MemoryError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         raise EverybertError(f"{problem} ({_one_line(error)}): {remedy}") from error
@@ -119,10 +119,11 @@ def _special_tokens(settings: dict[str, Any], names: dict[str, str], vocab: Any)
 def _from_vocab(file: Path, settings: dict[str, Any]) -> Backend:
     """BERT's vocab.txt: a token a line. Without a setting, one that has no capitals is an uncased one."""
     lines = file.read_text(encoding="utf-8").split("\n")
-    vocab = {token.rstrip("\r"): i for i, token in enumerate(lines if lines[-1] else lines[:-1])}
-    unk = str(special_token(settings, "unk") or "[UNK]")
-    if unk not in vocab:
-        raise EverybertError(f"{file} has no {unk} line, so it is not a WordPiece vocabulary: a token a line is needed")
+    vocab = {token: i for i, token in enumerate(lines if lines[-1] else lines[:-1])}
+    unk, cls, sep = (content(special_token(settings, role) or BERT_NAMES[role]) for role in ("unk", "cls", "sep"))
+    for token in (unk, cls, sep):
+        if token not in vocab:
+            raise EverybertError(f"{file} has no line {token}: a WordPiece vocabulary is needed, a token a line")
     backend = Backend(WordPiece(vocab, unk_token=unk))
     capital = any(token.lower() != token for token in vocab if not (token.startswith("[") and token.endswith("]")))
     add_specials(backend, _special_tokens(settings, BERT_NAMES, vocab))
@@ -131,8 +132,8 @@ def _from_vocab(file: Path, settings: dict[str, Any]) -> Backend:
         lowercase=settings.get("do_lower_case", not capital),
         strip_accents=settings.get("strip_accents"),
         chinese=settings.get("tokenize_chinese_chars", True),
-        cls=content(special_token(settings, "cls") or "[CLS]"),
-        sep=content(special_token(settings, "sep") or "[SEP]"),
+        cls=cls,
+        sep=sep,
     )
     return pipeline.install(backend)
 

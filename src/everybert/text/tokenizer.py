@@ -135,15 +135,14 @@ class Tokenizer:
         self.max_length: int | None = _max_length(settings)
         self._vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         self.size: int = max(self._vocab.values(), default=-1) + 1
-        self._roles = _find_roles(self._vocab, settings)
+        special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+        self._roles = _find_roles(self._vocab, special, settings)
         tokens = [formats.special_token(settings, role) or name for role, name in self._roles.items()]
         pipelines.add_specials(backend, tokens)
         if backend.post_processor is None and {"cls", "sep"} <= self._roles.keys():
-            roles = self._roles
-            pair = (
-                {"pair_segment": 0, "separators": 2} if roles["cls"] == "<s>" else {"pair_segment": 1, "separators": 1}
-            )
-            backend.post_processor = pipelines.template(backend, roles["cls"], roles["sep"], **pair)
+            cls, sep = self._roles["cls"], self._roles["sep"]
+            pair = (0, 2) if cls == "<s>" else (1, 1)  # as RoBERTa has it, or BERT
+            backend.post_processor = pipelines.template(backend, cls, sep, *pair)
         self._backend = backend
         added = backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
@@ -326,11 +325,12 @@ def _restore(serialised: str, settings: dict[str, Any]) -> Tokenizer:
     return Tokenizer(Backend.from_str(serialised), settings)
 
 
-def _find_roles(vocab: dict[str, int], settings: dict[str, Any]) -> dict[str, str]:
-    """Which token plays which part: as the settings say, or by its usual name."""
+def _find_roles(vocab: dict[str, int], special: list[str], settings: dict[str, Any]) -> dict[str, str]:
+    """Which token plays which part: as the settings say, or by its usual name, or by a special token so called."""
     roles: dict[str, str] = {}
     for role, usual in pipelines.ROLES.items():
         names = [pipelines.content(formats.special_token(settings, role) or usual[0]), *usual]
+        names += [token for token in special if token.strip("[]<>|").lower() == role]
         found = next((name for name in names if name in vocab), None)
         if found is not None:
             roles[role] = found
@@ -345,12 +345,14 @@ def _max_length(settings: dict[str, Any]) -> int | None:
 
 def _trimming(backend: Backend) -> Backend:
     """A backend whose byte-level offsets leave out the space before a word; the ids are the same."""
-    byte_level = "ByteLevel" in repr(backend.pre_tokenizer)
-    processor = backend.post_processor
-    if not byte_level or processor is None or isinstance(processor, processors.RobertaProcessing):
+    splitter, template = (
+        str(part.__getstate__()) if part else "" for part in (backend.pre_tokenizer, backend.post_processor)
+    )
+    if '"ByteLevel"' not in splitter or not template or '"trim_offsets":true' in template:
         return backend
+    trim = processors.ByteLevel(add_prefix_space='"add_prefix_space":true' in splitter, trim_offsets=True)
     working = Backend.from_str(backend.to_str())
-    working.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), processor])
+    working.post_processor = processors.Sequence([trim, backend.post_processor])
     return working
 
 

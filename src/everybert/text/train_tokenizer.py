@@ -202,7 +202,7 @@ def _train_bpe_model(words: dict[str, int], size: int, min_frequency: int, alpha
     if size < len(alphabet):
         raise EverybertError(f"size is too small for the {len(alphabet)} single letters: give at least twice as many")
     scale = max(1.0, sum(words.values()) / _FED_WORDS)
-    scaled = {word: round(count / scale) for word, count in sorted(words.items())}
+    scaled = {word: round(count / scale) for word, count in words.items()}
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.BpeTrainer(
