@@ -16,15 +16,19 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.inference import embedding, masks
+from everybert.inference import embedding, masks, task_use
 from everybert.inference.engine import Inputs, Piece, encode
 from everybert.inference.results import Candidate, Score, TokenVectors
 from everybert.inside.attention import Attention, attention
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
+from everybert.store.adapters import is_adapter
 from everybert.store.folder import atomic_folder
 from everybert.store.hub import resolve
 from everybert.store.huggingface import Report, load_network, save_network
+from everybert.tasks.choose import Choice
+from everybert.tasks.classify import Prediction, Text
+from everybert.tasks.tag import Words
 from everybert.text.tokenizer import Encoding, Tokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
@@ -40,12 +44,17 @@ def load(
 ) -> Model:
     """Load a model: a bundled name, a folder, or a hub id (`org/name`).
 
-    `device` None takes a GPU where there is one. `dtype` None keeps the file's (on the CPU always float32).
+    `device` None takes a GPU where there is one. `dtype` None keeps the file's (on the CPU always float32). An
+    adapter's folder loads the model it was trained on, and switches to the adapter.
     """
     folder = resolve(name, revision, allow_pickle)
+    if is_adapter(folder):
+        model = load(task_use.base_of(folder), device, dtype, allow_pickle=allow_pickle)
+        model.use(model.add_adapter(folder))
+        return model
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     found = load_network(folder, device=device, dtype=_dtype(dtype), allow_pickle=allow_pickle)
-    return Model(
+    model = Model(
         found.network,
         Tokenizer.load(folder) if has_tokenizer(folder) else None,
         labels=found.labels,
@@ -55,6 +64,8 @@ def load(
         report=found.report,
         folder=folder,
     )
+    task_use.open_feature_head(model, folder)
+    return model
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -85,6 +96,7 @@ class Model:
         self.report = report or Report()
         """What the folder did not have, and what was not used of it."""
         self.folder = folder
+        self.adapters: task_use.Adapters | None = None
         self._tokenizer = tokenizer
 
     def __repr__(self) -> str:
@@ -209,19 +221,55 @@ class Model:
                 return float(logits_2.softmax(-1)[0])
         raise AssertionError
 
+    # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def classify(self, texts: Text | Sequence[Text], adapter: str | None = None) -> list[Prediction]:
+        """A label and the probability of each, for every text or (text, text) pair, of any length."""
+        return task_use.classify(self, texts, adapter)
+
+    def regress(self, texts: Text | Sequence[Text], adapter: str | None = None) -> list[float]:
+        """A number for every text or pair."""
+        return task_use.regress(self, texts, adapter)
+
+    def tag(self, texts: str | Sequence[Words], adapter: str | None = None) -> Any:
+        """The labelled spans of a text: list[Span]. Of several texts (or lists of words): a list of such lists."""
+        return task_use.tag(self, texts, adapter)
+
+    def answer(
+        self, question: str | Sequence[str], context: str | Sequence[str], top: int = 1, adapter: str | None = None
+    ) -> Any:
+        """The `top` best spans of a context: list[Answer]. Of several questions: a list of such lists."""
+        return task_use.answer(self, question, context, top, adapter)
+
+    def choose(self, prompt: str, endings: Sequence[str], adapter: str | None = None) -> Choice:
+        """The ending that fits the prompt best."""
+        return task_use.choose(self, prompt, endings, adapter)
+
+    def add_adapter(self, folder: str | Path, name: str | None = None) -> str:
+        """Put a LoRA adapter on this trunk beside others; returns its name, for `adapter=` and `use`."""
+        return task_use.add_adapter(self, folder, name)
+
+    def use(self, adapter: str | None) -> None:
+        """Switch to an adapter and its head; None is the bare trunk."""
+        task_use.use(self, adapter)
+
+    def merge(self, adapter: str | None = None) -> None:
+        """Make an adapter part of the weights: a plain model, which `save` writes."""
+        task_use.merge(self, adapter)
+
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def save(self, folder: str | Path) -> None:
         """Write a folder that `everybert.load` and transformers (and sentence-transformers) read."""
         pooling = self._plain_pooling
-        with atomic_folder(folder) as temporary:
+        with atomic_folder(folder) as temporary, task_use.saving(self, temporary) as extras:
             save_network(
                 self.network,
                 temporary,
                 tokenizer=self._tokenizer,
                 labels=self.labels,
                 problem_type=self.problem_type,
-                extras=self.extras,
+                extras=extras,
                 raw_config=self.raw_config,
             )
             if pooling.published:
