@@ -24,6 +24,9 @@ COMMANDS = {
     "demo": ("everybert.cli.demo", "What works today, in a minute.", USE),
     "tokenizer": ("everybert.cli.tokenizer", "Train a tokenizer, and look at one.", BUILD),
     "corpus": ("everybert.cli.corpus", "Build a pre-training corpus from text, and look at one.", BUILD),
+    "pretrain": ("everybert.cli.pretrain", "Pre-train a model by a recipe; run again to resume.", BUILD),
+    "distil": ("everybert.cli.pretrain", "Train a small model to do what a larger one does.", BUILD),
+    "extend": ("everybert.cli.pretrain", "Add words to a model's vocabulary.", BUILD),
 }
 """Name → the module whose `app` has the command (or is the group of that name), its line of help, its panel."""
 

@@ -77,15 +77,15 @@ class Step:
         self.counts = torch.tensor([item.counts for item in self.items], dtype=torch.float64).reshape(-1, 2).sum(0)
 
     def batches(self, counts: Tensor) -> Iterator[tuple[int, Ragged]]:
-        """(pack number, batch) of each item, its losses divided by the step's counts over all ranks."""
+        """(pack number, batch) of each item, with the step's (masked, pairs, tokens) over all ranks to divide by."""
         if not self.items:
             return
         device, counts = self.items[0].batch.device, counts.clamp(min=1.0).float()
         if device.type == "cuda":  # from page-locked memory: a plain copy would wait for all that the GPU has queued
             counts = counts.pin_memory()
-        masked, pairs = counts.to(device, non_blocking=True)
+        shared = dict(zip(("masked", "pairs", "tokens"), counts.to(device, non_blocking=True)))
         for item in self.items:
-            yield item.number, replace(item.batch, extra=item.batch.extra | {"masked": masked, "pairs": pairs})
+            yield item.number, replace(item.batch, extra=item.batch.extra | shared)
 
 
 def stream(recipe: Recipe, corpus: Corpus, layout: Layout, phase: int) -> PackStream:
@@ -146,6 +146,7 @@ def to_item(pack: dict[str, Any], number: int, stream: PackStream, fill: bool) -
     for name in SPANS:
         if name in pack:
             batch.extra[name] = torch.from_numpy(np.pad(pack[name], (0, slots - len(pack[name]))))
+    batch.extra["real"] = torch.tensor(len(pack["tokens"]))  # what follows is filling
     return Item(batch, number, pack["position"], len(pack["tokens"]), counts)
 
 

@@ -87,7 +87,7 @@ def train(job: Job, progress: Progress, logs: Logs) -> bool:
 
             # Forward and backward, pack by pack: losses are sums over the step's own counts, so they just add up.
             figures = torch.zeros(len(job.names), device=compute.device)
-            for number, batch in share.batches(counts[:2]):
+            for number, batch in share.batches(counts[:3]):
                 seed_dropout(int(make_key(job.seed, progress.step, number)[0]), compute.device)
                 figures += compute.run(batch)[: len(job.names)]
             world.sum_gradients(job.optimizer.parameters)

@@ -24,6 +24,7 @@ from everybert.store.folder import atomic_folder, is_complete, read_json, remove
 from everybert.store.huggingface import save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import schedule
+from everybert.training.boundary import add_boundary, boundary_loss
 from everybert.training.convert import ROUND, start_from
 from everybert.training.data import Feed, Step
 from everybert.training.distributed import World
@@ -91,11 +92,16 @@ def pretrain(
         )
     setting = prepare(recipe, corpus, out, device)
     network = build_network(setting)
+    if recipe.boundary:
+        add_boundary(network)
+        return run(setting, network, boundary_loss, ("mlm", "nsp", "boundary"), quiet)
     names = ("mlm", "nsp") if "nsp" in network.heads else ("mlm",)
     return run(setting, network, pretrain_loss, names, quiet)
 
 
-def prepare(recipe: Recipe, corpus: str | Path, out: str | Path, device: str | None) -> Setting:
+def prepare(
+    recipe: Recipe, corpus: str | Path, out: str | Path, device: str | None, facts: dict[str, Any] | None = None
+) -> Setting:
     """Open the corpus and its tokenizer, join the other ranks, and refuse a folder that holds another run."""
     world = World.join()
     opened = Corpus.open(corpus)
@@ -107,14 +113,15 @@ def prepare(recipe: Recipe, corpus: str | Path, out: str | Path, device: str | N
         torch.cuda.set_device(where)
     setting = Setting(recipe, Path(out), opened, tokenizer, Layout.of(tokenizer), where, world)
     if world.first:
-        claim(setting)
+        claim(setting, facts or {})
     world.barrier()
     return setting
 
 
-def claim(setting: Setting) -> None:
+def claim(setting: Setting, more: dict[str, Any]) -> None:
     """Write run.json, or compare with the one that is there."""
     facts = {
+        **more,
         "recipe": setting.recipe.plain(),
         "corpus": {"tokenizer": setting.corpus.tokenizer_digest, "tokens": setting.corpus.token_count},
     }
@@ -127,8 +134,9 @@ def claim(setting: Setting) -> None:
                 f"{setting.out} holds a run of another recipe (differs in {', '.join(keys)}): "
                 "use that recipe to resume it, or another --out"
             )
-        if there.get("corpus") != facts["corpus"]:
-            raise EverybertError(f"{setting.out} holds a run on another corpus: use that corpus, or another --out")
+        for name in ("corpus", *more):
+            if there.get(name) != facts[name]:
+                raise EverybertError(f"{setting.out} holds a run with another {name}: use that one, or another --out")
     else:
         setting.out.mkdir(parents=True, exist_ok=True)
         write_json(path, facts)

@@ -81,25 +81,22 @@ class Recipe:
     def load(cls, name: str | Path, **overrides: Any) -> Recipe:
         """A recipe by file, or by the name of one that comes with everybert; see `parse` for the overrides."""
         path = Path(name)
-        if path.is_file():
-            return cls.parse(Source.read(path), **overrides)
-        known = names()
-        if str(name) not in known:
-            raise EverybertError(f"there is no recipe {str(name)!r}: give a .toml file, or one of {', '.join(known)}")
-        text = _shipped().joinpath(f"{name}.toml").read_text("utf-8")
-        return cls.parse(Source(text, f"{name}.toml"), **overrides)
+        source = Source.read(path) if path.is_file() else Source(text(name), f"{name}.toml")
+        return cls.parse(source, **overrides)
 
     @classmethod
     def parse(cls, source: Source, **overrides: Any) -> Recipe:
         """A recipe from TOML. Overrides are written `table__key` or `key`, and stand for lines of the file."""
-        table = {k: dict(v) if isinstance(v, dict) else v for k, v in source.table.items()}
+        table: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in source.table.items()}
         for key, value in overrides.items():
             where, _, field = key.rpartition("__")
             (table.setdefault(where, {}) if where else table)[field] = value
-        if "budget" in overrides:
-            table.pop("steps", None)
-        if "steps" in overrides:
-            table.pop("budget", None)
+        for given, dropped in (("budget", "steps"), ("steps", "budget")):
+            if given in overrides:
+                table.pop(dropped, None)
+                table["phase"] = _as_shares(table.get("phase", []))
+        if not table.get("phase"):
+            table.pop("phase", None)
         known = [*TOP, *TABLES, "model", "examples", "mask", "phase"]
         for key in table:
             if key not in known:
@@ -112,7 +109,7 @@ class Recipe:
         length = parts["batch"].length
         parts["examples"] = source.build(ExampleConfig, table.get("examples", {}), "examples", length=length)
         parts |= _mask(source, table.get("mask", {}))
-        parts["model"] = _model(source, table.get("model", {}))
+        parts["model"] = parse_model(source, table.get("model", {}))
         parts["phases"], steps = _phases(source, table, parts["batch"])
         own = {k: table[k] for k in TOP if k in table} | ({"steps": steps} if steps else {})
         return source.build(cls, own, **parts)
@@ -136,17 +133,19 @@ class Recipe:
     def differences(self, other: dict[str, Any]) -> list[str]:
         """The keys in which a saved recipe (as `plain` gives it) differs; [run] is free to change."""
         mine, theirs = _flat(self.plain()), _flat(other)
-        keys = [k for k in {**mine, **theirs} if not k.startswith("run.") and mine.get(k) != theirs.get(k)]
-        return sorted(keys)
+        keys = {_written(k) for k in {**mine, **theirs} if mine.get(k) != theirs.get(k)}
+        return sorted(key for key in keys if key is not None)
 
     def plain(self) -> dict[str, Any]:
         """The recipe as JSON values."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        table = dataclasses.asdict(self)
+        table["model"] |= dict(table["model"].pop("changes"))
+        return json.loads(json.dumps(table))
 
     @property
     def digest(self) -> str:
         """SHA-256 of what decides the result."""
-        kept = {k: v for k, v in _flat(self.plain()).items() if not k.startswith("run.")}
+        kept = {k: v for k, v in _flat(self.plain()).items() if _written(k)}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
@@ -155,10 +154,24 @@ def names() -> list[str]:
     return sorted(item.name.removesuffix(".toml") for item in _shipped().iterdir() if item.name.endswith(".toml"))
 
 
+def text(name: str | Path) -> str:
+    """A recipe's file as it is."""
+    if Path(name).is_file():
+        return Source.read(Path(name)).text
+    if str(name) not in names():
+        raise EverybertError(f"there is no recipe {str(name)!r}: give a .toml file, or one of {', '.join(names())}")
+    return _shipped().joinpath(f"{name}.toml").read_text("utf-8")
+
+
+def summary(name: str) -> str:
+    """The first line of a recipe's comment."""
+    return text(name).splitlines()[0].lstrip("# ")
+
+
 # ── tables that are more than their dataclass ────────────────────────────────────────────────────────────────
 
 
-def _model(source: Source, table: dict[str, Any]) -> ModelSettings:
+def parse_model(source: Source, table: dict[str, Any]) -> ModelSettings:
     """[model] mixes its own keys with fields of the encoder configuration."""
     own = {f.name for f in dataclasses.fields(ModelSettings)} - {"changes"}
     fields = {f.name for f in dataclasses.fields(EncoderConfig)} - own - set(DECIDED_ELSEWHERE)
@@ -224,6 +237,14 @@ def _phases(source: Source, table: dict[str, Any], batch: BatchSettings) -> tupl
     return tuple(_phase(source, p, i, batch, steps) for i, p in enumerate(written)), steps
 
 
+def _as_shares(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Phases by steps as shares of the run, so that another length of the run scales them."""
+    total = sum(row.get("steps", 0) for row in rows)
+    return [
+        {("share" if k == "steps" else k): v / total if k == "steps" else v for k, v in row.items()} for row in rows
+    ]
+
+
 def _phase(source: Source, phase: PhaseSettings, index: int, batch: BatchSettings, steps: int | None) -> Phase:
     length = phase.length or batch.length
     tokens = pair(phase.tokens if phase.tokens is not None else batch.tokens)
@@ -239,6 +260,12 @@ def _shipped() -> Any:
     """The folder of recipes: package data where installed, `recipes/` beside `src/` in a checkout."""
     inside = resources.files("everybert").joinpath("recipes")
     return inside if inside.is_dir() else Path(__file__).parents[3] / "recipes"
+
+
+def _written(key: str) -> str | None:
+    """A key as the recipe's author writes it; None where it does not decide the result."""
+    own = {"mask_rate": "mask.rate", "boundary": "mask.boundary", "phases": "phase", "examples.length": "batch.length"}
+    return None if key.startswith("run.") else own.get(key, key)
 
 
 def _flat(table: Any, prefix: str = "") -> dict[str, Any]:

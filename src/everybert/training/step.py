@@ -99,7 +99,11 @@ def pretrain_loss(network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
     `masked` and `pairs` counts (0-d), so that packs, accumulation and ranks add up to the loss of one large batch:
     L = Σ −log p(token) / masked + Σ −log p(pair) / pairs.
     """
-    x_TH = network.encoder(batch)
+    return word_and_pair_losses(network, network.encoder(batch), batch)
+
+
+def word_and_pair_losses(network: Network, x_TH: Tensor, batch: Ragged) -> tuple[Tensor, Tensor]:
+    """`pretrain_loss` of hidden states that are there already: (loss, (mlm, nsp) to log)."""
     extra = batch.extra
     logits_MV = network.mlm_logits(x_TH, extra["mask_index"])
     mlm = F.cross_entropy(logits_MV.float(), extra["mask_label"], ignore_index=-100, reduction="sum")

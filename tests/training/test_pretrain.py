@@ -1,0 +1,262 @@
+"""Pre-training end to end on a toy: what a run leaves, refuses and survives."""
+
+import dataclasses
+import errno
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from grammar import write_corpus
+from safetensors.torch import load_file
+from toy import tiny_recipe
+
+from everybert.corpus.layout import Layout
+from everybert.corpus.shards import Corpus
+from everybert.errors import EverybertError
+from everybert.model.ragged import Ragged
+from everybert.store.huggingface import load_network
+from everybert.text.tokenizer import Tokenizer
+from everybert.training import loop, pretrain, state
+from everybert.training.data import Feed, Place
+from everybert.training.recipe import Recipe, names
+from everybert.training.step import Compute, pretrain_loss
+
+
+def run(corpus, out, **changes):
+    return pretrain.pretrain(tiny_recipe(**changes), corpus, out, device="cpu", quiet=True)
+
+
+def logged(out):
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def done(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("done") / "run"
+    return run(corpus, out, steps=12, run__evaluate_every=6), out
+
+
+def test_the_model_loads_in_transformers_with_the_same_answers(done):
+    from transformers import AutoModelForPreTraining, AutoTokenizer
+
+    result, out = done
+    assert result.finished and result.step == 12
+    theirs = AutoModelForPreTraining.from_pretrained(result.model).eval()
+    tokenizer = AutoTokenizer.from_pretrained(result.model)
+    ours = load_network(result.model).network.eval()
+    ids = tokenizer("this farmer paints a boat .")["input_ids"]
+    assert len(set(ids)) > 5
+    with torch.no_grad():
+        wanted = theirs(torch.tensor([ids])).prediction_logits[0]
+        found = ours.mlm_logits(ours.encoder(Ragged.of([ids])))
+    assert torch.allclose(wanted, found, atol=1e-5)
+    trained = load_file(out / "checkpoints" / "step-00000012" / "network.safetensors")
+    assert torch.equal(trained["encoder.embeddings.token.weight"], ours.encoder.embeddings.token.weight)
+
+
+def test_evaluations_and_bookkeeping(done):
+    _, out = done
+    lines = logged(out)
+    assert [line["step"] for line in lines if "lr" in line] == [5, 10, 12]
+    evaluated = [line for line in lines if "heldout_loss" in line]
+    assert [line["step"] for line in evaluated] == [6, 12]
+    assert {"accuracy", "perplexity", "pair_accuracy"} <= evaluated[0].keys()
+    assert evaluated[1]["perplexity"] == pytest.approx(np.exp(evaluated[1]["heldout_loss"]))
+    assert 1 < evaluated[1]["pseudo_perplexity"] < 1000
+    progress = state.read_progress(state.latest(out / "checkpoints"))
+    assert progress.best == min(line["heldout_loss"] for line in evaluated)
+    assert progress.tokens == lines[-2]["tokens"] > 12 * 400
+
+
+def test_a_finished_run_says_so_and_changes_nothing(done, corpus, capsys):
+    _, out = done
+    before = {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in out.rglob("*")}
+    again = pretrain.pretrain(tiny_recipe(steps=12, run__evaluate_every=6), corpus, out, device="cpu")
+    assert again.finished and again.figures
+    assert "is finished (12 steps): nothing to do" in capsys.readouterr().err
+    assert {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in out.rglob("*")} == before
+
+
+def test_another_recipe_is_refused_with_its_keys(done, corpus):
+    _, out = done
+    with pytest.raises(EverybertError, match=r"differs in mask\.rate, schedule\.peak\)"):
+        run(corpus, out, steps=12, schedule__peak=1e-3, mask__rate=[0.15, 0.2])
+
+
+def test_another_corpus_is_refused(done, tmp_path):
+    _, out = done
+    with pytest.raises(EverybertError, match="another corpus"):
+        run(write_corpus(tmp_path / "c", documents=50), out, steps=12)
+
+
+def test_a_tokenizer_that_is_not_the_corpus_own_is_refused(corpus, tmp_path):
+    copy = shutil.copytree(corpus, tmp_path / "c")
+    file = copy / "tokenizer" / "tokenizer.json"
+    file.write_text(file.read_text().replace('"farmer"', '"former"'))
+    with pytest.raises(EverybertError, match="does not belong to the corpus"):
+        run(copy, tmp_path / "run")
+
+
+def test_too_long_for_the_model(corpus, tmp_path):
+    with pytest.raises(EverybertError, match="length 128 is more than the model's 64 positions"):
+        run(corpus, tmp_path / "run", batch__length=128)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(corpus, tmp_path, monkeypatch):
+    out, saves = tmp_path / "run", []
+    real = state.save_file
+
+    def full(tensors, path):
+        saves.append(path)
+        if len(saves) == 4:  # the optimizer of the second checkpoint
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(tensors, path)
+
+    monkeypatch.setattr(state, "save_file", full)
+    with pytest.raises(EverybertError, match="the disk is full"):
+        run(corpus, out, steps=20)
+    found = state.latest(out / "checkpoints")
+    assert found.name == "step-00000007"
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-00000007"]
+    monkeypatch.setattr(state, "save_file", real)
+    assert run(corpus, out, steps=20).finished
+    run(corpus, tmp_path / "straight", steps=20)
+    a, b = (
+        load_file(p / "checkpoints" / "step-00000020" / "network.safetensors") for p in (out, tmp_path / "straight")
+    )
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def poisoned(bad_steps, factor):
+    """The loss, multiplied in some steps (two packs a step)."""
+    calls = []
+
+    def loss(network, batch):
+        calls.append(1)
+        value, figures = pretrain_loss(network, batch)
+        bad = (len(calls) - 1) // 2 in bad_steps
+        return (value * factor, figures * factor) if bad else (value, figures)
+
+    return loss
+
+
+def test_steps_that_are_not_finite_are_skipped_and_reported(corpus, tmp_path, monkeypatch):
+    moved = []
+    real = loop.Optimizer.step
+
+    def step(self, *args, **kwargs):
+        before = [p.detach().clone() for p in self.parameters]
+        out = real(self, *args, **kwargs)
+        moved.append(any(not torch.equal(a, b) for a, b in zip(before, self.parameters)))
+        return out
+
+    monkeypatch.setattr(loop.Optimizer, "step", step)
+    monkeypatch.setattr(pretrain, "pretrain_loss", poisoned({3, 6}, float("nan")))
+    run(corpus, tmp_path / "run", steps=10)
+    assert [i for i, m in enumerate(moved) if not m] == [3, 6]
+    assert [line["skipped"] for line in logged(tmp_path / "run") if "lr" in line] == [1, 2]
+
+
+def test_a_spike_is_skipped(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain, "pretrain_loss", poisoned({25}, 50.0))
+    run(corpus, tmp_path / "run", steps=30)
+    assert [line.get("skipped", 0) for line in logged(tmp_path / "run") if "lr" in line] == [0, 0, 0, 0, 0, 1]
+
+
+def test_gives_up_after_too_many(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain, "pretrain_loss", poisoned(set(range(4, 100)), float("inf")))
+    with pytest.raises(EverybertError, match=r"the last 6 steps were skipped.*lower \[schedule\] peak"):
+        run(corpus, tmp_path / "run", steps=40, run__patience=5)
+
+
+def test_out_of_memory_says_what_to_lower(corpus, tmp_path, monkeypatch):
+    def hungry(network, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(pretrain, "pretrain_loss", hungry)
+    with pytest.raises(EverybertError, match=r"out of GPU memory: lower \[batch\] pack \(now 256 tokens"):
+        run(corpus, tmp_path / "run")
+
+
+def test_a_budget_ends_on_time(corpus, tmp_path):
+    recipe = tiny_recipe(budget="6s", schedule__warmup=5, run__save_every=1000)
+    result = pretrain.pretrain(recipe, corpus, tmp_path / "run", device="cpu", quiet=True)
+    progress = state.read_progress(state.latest(tmp_path / "run" / "checkpoints"))
+    assert result.finished and progress.total == progress.step > 10
+    assert 3 < progress.seconds < 10
+    assert logged(tmp_path / "run")[-2]["lr"] < 0.1 * recipe.schedule.peak
+
+
+def test_accumulation_is_the_large_batch(corpus):
+    recipe = tiny_recipe(batch__tokens=1024, model__dropout=0.0, model__attention_dropout=0.0)
+    opened = Corpus.open(corpus)
+    tokenizer = Tokenizer.load(opened.tokenizer_path)
+    step = next(Feed(recipe, opened, Layout.of(tokenizer), torch.device("cpu")).steps(0, 1, Place()))
+    counts = torch.cat((step.counts, torch.tensor([step.tokens])))
+    batches = [batch for _, batch in step.batches(counts)]
+    assert len(batches) == 4
+    setting = pretrain.Setting(
+        recipe, corpus, opened, tokenizer, Layout.of(tokenizer), torch.device("cpu"), pretrain.World()
+    )
+    network = pretrain.build_network(setting)
+    compute = Compute(network, pretrain_loss)
+    figures = sum(compute.run(batch) for batch in batches)
+    apart = {name: p.grad.clone() for name, p in network.named_parameters()}
+    network.zero_grad()
+    whole = compute.run(join(batches))
+    assert torch.allclose(figures, whole, atol=1e-6)
+    for name, p in network.named_parameters():
+        assert torch.allclose(apart[name], p.grad, atol=1e-6), name
+
+
+def join(batches):
+    """Several batches as one."""
+    lengths = [n for b in batches for n in b.lengths]
+    starts = np.cumsum([0, *(len(b.tokens_T) for b in batches)])
+    extra = {name: torch.cat([b.extra[name] for b in batches]) for name in ("mask_label", "pair_label")}
+    extra["mask_index"] = torch.cat([b.extra["mask_index"] + s for b, s in zip(batches, starts.tolist())])
+    extra |= {name: batches[0].extra[name] for name in ("masked", "pairs")}
+    flat = Ragged.flat(torch.cat([b.tokens_T for b in batches]), lengths, torch.cat([b.segments_T for b in batches]))
+    return dataclasses.replace(flat, extra=extra)
+
+
+SMALL = {
+    "layers": 2,
+    "hidden_size": 32,
+    "heads": 2,
+    "intermediate_size": 64,
+    "max_positions": 64,
+}
+
+
+@pytest.mark.parametrize("name", [n for n in names() if n not in ("distilbert", "longformer")])
+def test_every_recipe_trains_scaled_down(name, tmp_path_factory, tmp_path):
+    corpus = tmp_path_factory.getbasetemp() / "languages"
+    if not corpus.exists():
+        write_corpus(corpus, documents=60, heldout=8, languages=2)
+    changes = {f"model__{key}": value for key, value in SMALL.items()}
+    recipe = Recipe.load(
+        name,
+        steps=4,
+        batch__tokens=512,
+        batch__pack=512,
+        batch__length=64,
+        schedule__warmup=1,
+        schedule__peak=1e-3,
+        run__tensorboard=False,
+        run__workers=0,
+        **changes,
+    )
+    short = tuple(dataclasses.replace(p, length=min(64, p.length), tokens=(512, 512)) for p in recipe.phases)
+    result = pretrain.pretrain(
+        dataclasses.replace(recipe, phases=short), corpus, tmp_path / "run", device="cpu", quiet=True
+    )
+    assert result.finished
+    assert 3 < result.figures["heldout_loss"] < 6
+    loaded = load_network(result.model)
+    assert loaded.config.family == recipe.config.family
+    assert not loaded.report.missing
+    if name == "spanbert":
+        assert any(line.get("boundary", 0) > 1 for line in logged(tmp_path / "run"))
