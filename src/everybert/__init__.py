@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from everybert.inference.model import load as load
     from everybert.model.config import EncoderConfig as EncoderConfig
     from everybert.text.tokenizer import Tokenizer as Tokenizer
+    from everybert.training.finetune import finetune as finetune
 
 _WHERE = {
     "load": "everybert.inference.model",
@@ -23,9 +24,10 @@ _WHERE = {
     "EncoderConfig": "everybert.model.config",
     "Tokenizer": "everybert.text.tokenizer",
     "EverybertError": "everybert.errors",
+    "finetune": "everybert.training.finetune",
 }
 
-__all__ = ["EncoderConfig", "EverybertError", "Model", "Tokenizer", "__version__", "load"]
+__all__ = ["EncoderConfig", "EverybertError", "Model", "Tokenizer", "__version__", "finetune", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -246,7 +246,7 @@ def batch(
         extra[name] = values[at]
     if len(at_B) > len(which):
         weight, example_B = features.weight_S[at_B], np.repeat(np.arange(len(which)), counts_E)
-        extra["weight_B"] = weight / np.bincount(example_B, weight)[example_B]
+        extra["weight_B"] = (weight / np.bincount(example_B, weight)[example_B]).astype(np.float32)
         extra["example_B"] = example_B
     tokens, sizes = features.tokens_N[index_T], lengths.tolist()
     segments = None if features.segments_N is None else features.segments_N[index_T]

@@ -56,10 +56,11 @@ def best_threshold(
 ) -> Threshold:
     """SQuAD 2.0's own sweep: answer only where the gap (no-answer score − best span's score) is at most the threshold.
 
-    `scores` are the questions' scores when answered, `guessed` whether that answer says anything.
+    `scores` are the questions' scores when answered, `guessed` whether that answer says anything. Where never to
+    answer is best, the threshold lies below every gap (the script says 0, as its gaps are probabilities).
     """
     total = best = float(sum(not a for a in answerable))  # never answer: right where there is none
-    value = 0.0
+    value = min(gaps, default=0.0) - 1.0
     for i in sorted(range(len(gaps)), key=gaps.__getitem__):
         total += scores[i] if answerable[i] else -float(guessed[i])
         if total > best:

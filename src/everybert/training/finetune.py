@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,9 +22,9 @@ from everybert.store.adapters import is_adapter, save_adapter, save_feature_head
 from everybert.store.folder import atomic_folder, write_json
 from everybert.store.hub import resolve
 from everybert.store.huggingface import Loaded, load_network, read_config, save_network
-from everybert.tasks import answer, choose, classify, embed, regress, tag
 from everybert.tasks.embed import Embed, write_sentence_transformers
 from everybert.tasks.features import Features, Reading
+from everybert.tasks.folder import MODULES as TASKS
 from everybert.tasks.metrics import Interval, interval
 from everybert.tasks.records import Examples, Source
 from everybert.tasks.regress import Regress
@@ -33,14 +32,6 @@ from everybert.tasks.task import Task
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.tuning import ADAPTER, Run, Settings, plain_head, tune
 
-TASKS: dict[str, ModuleType] = {
-    "classify": classify,
-    "regress": regress,
-    "tag": tag,
-    "answer": answer,
-    "choose": choose,
-    "embed": embed,
-}
 GRID: dict[str, Sequence[Any]] = {"lr": (5e-5, 3e-5, 2e-5), "batch_size": (16, 32), "epochs": (2, 3, 4)}
 """The BERT paper's grid (Devlin et al. 2019, A.3)."""
 HELD_OUT = 0.1

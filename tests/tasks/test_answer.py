@@ -1,0 +1,171 @@
+"""Question answering: training positions, windows of any number, and the best span of all."""
+
+import numpy as np
+import pytest
+import tiny_bert as tiny
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everybert.store.huggingface import load_network
+from everybert.tasks import answer
+from everybert.tasks.answer import Answering, Passage, Place, best_spans
+from everybert.tasks.features import Reading, batch
+from everybert.tasks.folder import task_of
+from everybert.text.tokenizer import Tokenizer
+from everybert.text.windows import windows
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    folder = tiny.save(tmp_path_factory.mktemp("m"), "ForQuestionAnswering")
+    return load_network(folder), Tokenizer.load(folder), folder
+
+
+def context_of(draw, size):
+    return " ".join(draw.choice(tiny.WORDS[:40], size))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), size=st.integers(20, 64))
+def test_training_positions_are_the_answers_tokens(bert, seed, size):
+    loaded, tokenizer, _ = bert
+    draw = np.random.default_rng(seed)
+    context = context_of(draw, 80)
+    words = context.split()
+    first = int(draw.integers(0, 77))
+    text = " ".join(words[first : first + int(draw.integers(1, 4))])
+    start = len(" ".join(words[:first])) + (first > 0)
+    examples = answer.read([("who is it ?", context, {"text": [text], "answer_start": [start]})])
+    task = Answering(Reading(size, size // 4))
+    features = task.features(tokenizer, loaded.config, examples)
+    wanted = tokenizer.ids_batch([text], specials=False)[0]
+    hits = 0
+    for i, (a, b) in enumerate(zip(features.labels["start_B"], features.labels["end_B"])):
+        ids = features.tokens_N[features.starts_S1[i] : features.starts_S1[i + 1]].tolist()
+        assert len(ids) <= size
+        if a or b:
+            assert ids[a : b + 1] == wanted
+            hits += 1
+    assert hits >= 1  # in the middle of an overlap, in two windows
+
+
+def test_half_a_word_and_unicode(bert):
+    """Answers that cut words take the pieces they touch, as the official scripts do."""
+    loaded, tokenizer, _ = bert
+    context = "the unseen café in paris"
+    examples = answer.read([("what ?", context, {"text": ["afé in"], "answer_start": [12]})])
+    features = Answering(Reading(64, 16)).features(tokenizer, loaded.config, examples)
+    start, end = features.labels["start_B"][0], features.labels["end_B"][0]
+    tokens = [tokenizer.token(int(i)) for i in features.tokens_N[start : end + 1]]
+    assert tokens == ["##a", "##f", "##e", "in"]
+
+
+def brute(passage, logits, longest, best):
+    found = []
+    for sequence, lead, w in passage.places:
+        for i in range(w.own_start, w.own_stop):
+            for j in range(i, min(i + longest, w.stop)):
+                score = logits[sequence][lead + i - w.start, 0] + logits[sequence][lead + j - w.start, 1]
+                found.append((score, passage.offsets[i, 0], passage.offsets[j, 1]))
+    return sorted(found, reverse=True)[:best]
+
+
+@settings(max_examples=50, deadline=None)
+@given(n=st.integers(0, 40), size=st.integers(2, 16), longest=st.integers(1, 12), seed=st.integers(0, 10_000))
+def test_the_best_spans_are_those_of_a_search_through_all(n, size, longest, seed):
+    draw = np.random.default_rng(seed)
+    lead = 3
+    places = [Place(i, lead, w) for i, w in enumerate(windows(n, size, size // 2))]
+    logits = [draw.normal(size=(lead + p.window.stop - p.window.start + 1, 2)).astype(np.float32) for p in places]
+    offsets = np.stack((np.arange(n) * 5, np.arange(n) * 5 + 4), axis=1)
+    found = best_spans(Passage(offsets, places), logits, longest, 8)
+    expected = brute(Passage(offsets, places), logits, longest, 8)
+    assert found.scores.tolist() == pytest.approx([e[0] for e in expected])
+    assert [tuple(s) for s in found.spans] == [(e[1], e[2]) for e in expected]
+    assert found.null == pytest.approx(min(float(x[0].sum()) for x in logits))
+
+
+def test_one_window_is_as_transformers_scores_it(bert):
+    loaded, tokenizer, folder = bert
+    draw = np.random.default_rng(0)
+    question, context = "where does john live ?", context_of(draw, 30)
+    model = transformers.BertForQuestionAnswering.from_pretrained(folder).eval()
+    encoding = tokenizer.encode(question, context)
+    with torch.no_grad():
+        out = model(input_ids=torch.tensor([encoding.ids]), token_type_ids=torch.tensor([encoding.segments]))
+    start, end = out.start_logits[0].numpy(), out.end_logits[0].numpy()
+    inside = [i for i, s in enumerate(encoding.sequence) if s == 1]
+    pairs = [(start[i] + end[j], i, j) for i in inside for j in inside if i <= j < i + 30]
+    _, i, j = max(pairs)
+    ((best,),) = answer.predict(loaded.network, tokenizer, task_of("answer", loaded.network), [(question, context)])
+    assert (best.start, best.end) == (encoding.offsets[i][0], encoding.offsets[j][1])
+    assert best.text == context[best.start : best.end]
+    top = np.sort([p[0] for p in pairs])[::-1][:20]
+    assert best.score == pytest.approx(float(1 / np.exp(top - top[0]).sum()), abs=1e-4)
+
+
+def test_contexts_of_any_length(bert):
+    loaded, tokenizer, _ = bert
+    draw = np.random.default_rng(1)
+    context = context_of(draw, 20_000)
+    task = task_of("answer", loaded.network)
+    (found,) = answer.predict(loaded.network, tokenizer, task, [("where ?", context)], top=40)
+    assert len(found) == 40 and all(a.text == context[a.start : a.end] for a in found)
+    assert max(a.start for a in found) > 10_000
+    assert sum(a.score for a in found) == pytest.approx(1)
+    assert list(answer.predict(loaded.network, tokenizer, task, [("where ?", "")])) == [[answer.Answer("", 0, 0, 1.0)]]
+
+
+def test_no_answer_stands_where_the_threshold_puts_it():
+    found = answer.Candidates(np.array([[0, 4], [5, 9]]), np.array([3.0, 1.0]), null=2.0)
+    context = "john mary"
+    for threshold, first, text in [(-2.0, "", ""), (-0.5, "john", "john")]:
+        task = Answering(Reading(64, 16), no_answer=True, threshold=threshold)
+        answers = task.answers(found, context, 3)
+        assert answers[0].text == first and task.text(found, context) == text
+        assert {a.text for a in answers} == {"john", "mary", ""}
+        assert sum(a.score for a in answers) == pytest.approx(1)
+    assert [a.text for a in Answering(Reading(64, 16)).answers(found, context, 3)] == ["john", "mary"]
+
+
+def test_long_questions_leave_room_and_say_so(bert):
+    loaded, tokenizer, _ = bert
+    features = answer.span_features(
+        tokenizer, loaded.config, [answer.Question("who " * 100, "john is in paris")], Reading(64, 16)
+    )
+    assert features.cut_E.sum() == 100 - 30 and features.lengths_S.max() <= 64
+
+
+def test_loss_and_scores(bert):
+    loaded, tokenizer, folder = bert
+    rows = [
+        ("where ?", "john is in paris and it is fine", {"text": ["paris"], "answer_start": [11]}),
+        ("who ?", "mary sees the cat in london today and", {"text": [], "answer_start": []}),
+    ]
+    examples = answer.read(rows)
+    task = answer.begin(examples, loaded.config)
+    assert task.no_answer and task.metric == "best_f1"
+    features = task.features(tokenizer, loaded.config, examples)
+    model = transformers.BertForQuestionAnswering.from_pretrained(folder).eval()
+    with torch.no_grad():
+        losses = []
+        for i in range(2):
+            a, b = features.starts_S1[i : i + 2]
+            losses.append(
+                model(
+                    input_ids=torch.tensor(features.tokens_N[None, a:b].astype(np.int64)),
+                    token_type_ids=torch.tensor(features.segments_N[None, a:b].astype(np.int64)),
+                    start_positions=torch.tensor(features.labels["start_B"][[i]]),
+                    end_positions=torch.tensor(features.labels["end_B"][[i]]),
+                ).loss
+            )
+        for fill in (None, 64):
+            ours = task.loss(loaded.network, batch(features, np.array([0, 1]), fill=fill))
+            assert float(ours) == pytest.approx(float(sum(losses)) / 2, abs=1e-5)
+    tuned = task.tuned(loaded.network, features, examples)
+    scores = tuned.evaluate(loaded.network, features, examples)
+    assert scores["f1"] == pytest.approx(scores["best_f1"])
+    again = answer.of(tuned.state(), loaded.config)
+    assert (again.threshold, again.no_answer) == (tuned.threshold, True)

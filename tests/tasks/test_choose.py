@@ -1,0 +1,79 @@
+"""Multiple choice: scores are `transformers`', questions may have different numbers of endings."""
+
+import numpy as np
+import pytest
+import tiny_bert as tiny
+import torch
+import transformers
+
+from everybert.errors import EverybertError
+from everybert.store.huggingface import load_network
+from everybert.tasks import choose
+from everybert.tasks.features import Reading, batch
+from everybert.tasks.folder import task_of
+from everybert.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    folder = tiny.save(tmp_path_factory.mktemp("m"), "ForMultipleChoice")
+    return load_network(folder), Tokenizer.load(folder), folder
+
+
+ROWS = [
+    ("john sees the cat", ["it is good .", "bad food", "they"], 1),
+    ("where is mary", ["london", "a red dog , blue", "one two"], 2),
+]
+
+
+def test_scores_and_loss_are_those_of_transformers(bert):
+    loaded, tokenizer, folder = bert
+    model = transformers.BertForMultipleChoice.from_pretrained(folder).eval()
+    task = task_of("choose", loaded.network)
+    expected_losses = []
+    for (prompt, endings, label), found in zip(
+        ROWS, choose.predict(loaded.network, tokenizer, task, [(p, e) for p, e, _ in ROWS])
+    ):
+        rows = [tokenizer.encode(prompt, ending) for ending in endings]
+        longest = max(len(r.ids) for r in rows)
+        inputs = {
+            name: torch.tensor([[x + [0] * (longest - len(x)) for x in lists]])
+            for name, lists in [
+                ("input_ids", [r.ids for r in rows]),
+                ("token_type_ids", [r.segments for r in rows]),
+                ("attention_mask", [[1] * len(r.ids) for r in rows]),
+            ]
+        }
+        with torch.no_grad():
+            out = model(**inputs, labels=torch.tensor([label]))
+        expected_losses.append(float(out.loss))
+        assert list(found.scores) == pytest.approx(out.logits.softmax(-1)[0].tolist(), abs=1e-5)
+        assert found.text == endings[found.index]
+    examples = choose.read(ROWS)
+    features = task.features(tokenizer, loaded.config, examples)
+    with torch.no_grad():
+        for fill in (None, 64):
+            loss = task.loss(loaded.network, batch(features, np.arange(2), fill=fill))
+            assert float(loss) == pytest.approx(np.mean(expected_losses), abs=1e-5)
+    accuracy = task.evaluate(loaded.network, features, examples)["accuracy"]
+    assert accuracy in (0.0, 0.5, 1.0)
+
+
+def test_questions_with_different_numbers_of_endings(bert):
+    loaded, tokenizer, _ = bert
+    rows = [("who", ["a", "b"], 1), ("what", ["one", "two", "three", "four"], 3)]
+    task = task_of("choose", loaded.network)
+    features = task.features(tokenizer, loaded.config, choose.read(rows))
+    with torch.no_grad():
+        both = task.loss(loaded.network, batch(features, np.array([0, 1])))
+        each = [float(task.loss(loaded.network, batch(features, np.array([i])))) for i in (0, 1)]
+    assert float(both) == pytest.approx(np.mean(each), abs=1e-5)
+
+
+def test_what_does_not_fit_is_cut_and_counted(bert):
+    loaded, tokenizer, _ = bert
+    task = choose.Choose(Reading(32, 8))
+    (found,) = choose.predict(loaded.network, tokenizer, task, [("good " * 40, ["bad", "fine " * 40])])
+    assert found.cut == (40 + 1 - 29) + (80 - 29)
+    with pytest.raises(EverybertError, match="a list of one ending"):
+        list(choose.predict(loaded.network, tokenizer, task, [("who", "ab")]))
