@@ -48,8 +48,9 @@ def rebuild(network: Network, config: EncoderConfig, replaced: Mapping[str, Tens
     """The same heads and weights under another configuration, some tensors replaced."""
     heads = {name: _labels(network, name) for name in network.heads}
     fresh = Network(config, heads, pooler=network.pooler is not None)
-    fresh.load_state_dict({**network.state_dict(), **replaced})
-    return fresh
+    like = network.encoder.embeddings.token.weight
+    fresh.to(like.device, like.dtype).load_state_dict({**network.state_dict(), **replaced})
+    return fresh.train(network.training)
 
 
 def _labels(network: Network, name: str) -> int | None:

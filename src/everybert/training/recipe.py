@@ -91,6 +91,9 @@ class Recipe:
         for key, value in overrides.items():
             where, _, field = key.rpartition("__")
             (table.setdefault(where, {}) if where else table)[field] = value
+        if "model__init" in overrides:  # the folder's shape replaces the recipe's
+            own = {f.name for f in dataclasses.fields(ModelSettings)} - {"preset"}
+            table["model"] = {k: v for k, v in table["model"].items() if k in own or "dropout" in k}
         for given, dropped in (("budget", "steps"), ("steps", "budget")):
             if given in overrides:
                 table.pop(dropped, None)

@@ -1,0 +1,170 @@
+"""A student begins as every k-th layer of its teacher and comes to agree with it."""
+
+import json
+
+import pytest
+import torch
+from torch.nn import functional as F
+from toy import tiny_recipe
+
+from everybert.errors import EverybertError
+from everybert.model.config import EncoderConfig
+from everybert.model.heads import Network
+from everybert.model.ragged import Ragged
+from everybert.store.huggingface import load_network
+from everybert.training.distil import (
+    Lesson,
+    copy_layers,
+    distil,
+    hidden_error,
+    read_student,
+    relation_divergence,
+    relations,
+    taught_by,
+    word_divergence,
+)
+from everybert.training.pretrain import pretrain
+from everybert.training.settings import DistilSettings
+
+
+def network(layers=4, hidden=32, family="bert", segments=2, seed=0, **settings):
+    torch.manual_seed(seed)
+    shape = {"hidden_size": hidden, "heads": 2, "intermediate_size": 64, "vocab_size": 50, "max_positions": 32}
+    return Network(
+        EncoderConfig(family=family, layers=layers, segments=segments, **shape, **settings), {"mlm": None}
+    ).eval()
+
+
+def batch(lengths=(7, 5, 7), real=None):
+    torch.manual_seed(1)
+    flat = Ragged.flat(torch.randint(5, 50, (sum(lengths),)), lengths)
+    index = torch.tensor([1, 3, 9])
+    extra = {"mask_index": index, "mask_label": torch.tensor([6, 7, 8]), "masked": torch.tensor(3.0)}
+    total = torch.tensor(float(sum(lengths)))
+    flat.extra.update(extra, tokens=total, real=total if real is None else torch.tensor(real))
+    return flat
+
+
+def test_layers_are_spread_as_distilbert_took_them():
+    assert taught_by(6, 12) == [0, 2, 4, 7, 9, 11]
+    assert taught_by(3, 3) == [0, 1, 2]
+    assert taught_by(1, 12) == [11]
+
+
+def test_a_student_of_all_layers_is_the_teacher_even_without_token_types():
+    teacher = network(layers=3)
+    student = network(layers=3, family="distilbert", segments=0, seed=9)
+    copy_layers(teacher, student)
+    assert torch.allclose(student.encoder(batch()), teacher.encoder(batch()), atol=1e-5)
+    parts = Lesson(teacher, DistilSettings(hidden=1.0, relation=1.0, relation_heads=4))(student, batch())[1]
+    ce, mlm, *rest = parts.tolist()
+    assert ce == pytest.approx(0, abs=1e-5) and rest == pytest.approx([0, 0, 0], abs=1e-5)
+    assert mlm > 1
+
+
+def test_every_other_layer():
+    teacher, student = network(layers=4), network(layers=2, seed=9)
+    copy_layers(teacher, student)
+    for mine, theirs in ((0, 0), (1, 3)):
+        a, b = student.encoder.layers[mine].state_dict(), teacher.encoder.layers[theirs].state_dict()
+        assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+@torch.no_grad()
+def test_the_parts_are_their_formulas():
+    teacher, student = network(layers=4), network(layers=2, seed=9)
+    data, extra = batch(), batch().extra
+    loss, parts = Lesson(teacher, DistilSettings(hidden=3.0))(student, data)
+    x, y = student.encoder(data), teacher.encoder(data)
+    s, t = (n.mlm_logits(h, extra["mask_index"]) for n, h in ((student, x), (teacher, y)))
+    p, q = (t / 2).softmax(-1), (s / 2).softmax(-1)
+    assert parts[0] == pytest.approx(float(5 * 4 * (p * (p.log() - q.log())).sum(-1).mean()), rel=1e-4)
+    assert parts[1] == pytest.approx(float(2 * F.cross_entropy(s, extra["mask_label"])), rel=1e-5)
+    assert parts[2] == pytest.approx(float((1 - F.cosine_similarity(x, y)).mean()), rel=1e-4)
+    states: tuple[list, list] = ([], [])
+    student.encoder(data, states=states[0]), teacher.encoder(data, states=states[1])
+    errors = [F.mse_loss(states[0][i], states[1][2 * i]) for i in range(3)]
+    assert parts[3] == pytest.approx(float(3 * sum(errors) / 3), rel=1e-4)
+    assert float(loss) == pytest.approx(float(parts.sum()), rel=1e-5)
+
+
+def test_relations_are_within_sequences():
+    torch.manual_seed(0)
+    data = batch((3, 4, 3))
+    x, y = torch.randn(10, 3, 8), torch.randn(10, 3, 12)
+    total = 0.0
+    for start, stop in ((0, 3), (3, 7), (7, 10)):
+        for k in range(3):
+            for r in range(4):
+                a, b = x[start:stop, k].chunk(4, -1)[r], y[start:stop, k].chunk(4, -1)[r]
+                mine, theirs = (a @ a.T / 2**0.5).log_softmax(-1), (b @ b.T / 3**0.5).log_softmax(-1)
+                total += float((theirs.exp() * (theirs - mine)).sum())
+    assert float(relation_divergence(x, y, data, 4)) == pytest.approx(total / 12, rel=1e-4)
+    assert relations(x[:3][None], 4).shape == (1, 3, 4, 3, 3)
+
+
+def test_filling_counts_for_nothing():
+    teacher, student = network(), network(layers=2, seed=9)
+    settings = DistilSettings(hidden=1.0, relation=1.0, relation_heads=2)
+    whole = Lesson(teacher, settings)(student, batch((7, 5)))[1]
+    filled = batch((7, 5, 4), real=12)
+    filled.extra["tokens"] = torch.tensor(12.0)
+    assert torch.allclose(whole, Lesson(teacher, settings)(student, filled)[1], atol=1e-5)
+    ignored = word_divergence(torch.randn(2, 5), torch.randn(2, 5), torch.tensor([-100, -100]), 2.0)
+    assert float(ignored) == 0
+    assert (
+        float(hidden_error(student, [torch.ones(2, 32)] * 2, [torch.zeros(2, 32)] * 2, torch.tensor([True, False])))
+        == 1
+    )
+
+
+@pytest.fixture(scope="module")
+def teacher(corpus, tmp_path_factory):
+    recipe = tiny_recipe(steps=60, examples__kind="full", model__dropout=0.0)
+    return pretrain(recipe, corpus, tmp_path_factory.mktemp("t") / "teacher", device="cpu", quiet=True).model
+
+
+def lesson(**settings):
+    return tiny_recipe(
+        steps=30, examples__kind="full", distil={"ce": 5.0, **settings}, schedule__peak=2e-3, run__log_every=5
+    )
+
+
+def test_a_distilled_student_is_a_distilbert_that_transformers_reads(teacher, corpus, tmp_path):
+    from transformers import AutoModelForMaskedLM
+
+    student = tmp_path / "student.toml"
+    student.write_text(
+        '[model]\nfamily = "distilbert"\nsegments = 0\nlayers = 1\nhidden_size = 32\nheads = 2\n'
+        "intermediate_size = 64\nmax_positions = 64\n"
+    )
+    out = tmp_path / "run"
+    result = distil(teacher, corpus, out, student=student, recipe=lesson(copy=False), device="cpu", quiet=True)
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    ce = [line["ce"] for line in lines if "ce" in line]
+    assert ce[-1] < 0.7 * ce[0]
+    assert type(AutoModelForMaskedLM.from_pretrained(result.model)).__name__ == "DistilBertForMaskedLM"
+    assert load_network(result.model).config.segments == 0
+    with pytest.raises(EverybertError, match="another teacher"):
+        distil(result.model, corpus, out, student=student, recipe=lesson(copy=False), device="cpu", quiet=True)
+
+
+def test_a_narrower_student_learns_states_and_relations(teacher, corpus, tmp_path):
+    student = tmp_path / "student.toml"
+    student.write_text("[model]\nlayers = 1\nhidden_size = 16\nheads = 2\nintermediate_size = 32\nmax_positions = 64\n")
+    settings = {"ce": 0.0, "mlm": 0.0, "cosine": 0.0, "hidden": 1.0, "relation": 1.0, "relation_heads": 4}
+    out = tmp_path / "run"
+    result = distil(teacher, corpus, out, student=student, recipe=lesson(**settings), device="cpu", quiet=True)
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines() if "lr" in line]
+    for part in ("hidden", "relation"):
+        assert lines[-1][part] < 0.8 * lines[0][part], part
+    assert load_network(result.model).config.hidden_size == 16  # and the projection stayed behind
+
+
+def test_widths_that_cannot_be_compared_are_refused(teacher, corpus, tmp_path):
+    with pytest.raises(EverybertError, match=r"set \[distil\] cosine = 0"):
+        distil(teacher, corpus, tmp_path / "a", student="bert-tiny", recipe=lesson(), device="cpu", quiet=True)
+    with pytest.raises(EverybertError, match="give a preset"):
+        read_student("bert-teeny")
+    with pytest.raises(EverybertError, match="no \\[distil\\] table"):
+        distil(teacher, corpus, tmp_path / "b", recipe=tiny_recipe(), device="cpu")
