@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -197,20 +198,26 @@ class Feed:
 
 
 def ahead(items: Iterator[Item], device: torch.device) -> Iterator[Item]:
-    """Items on the device, the next one's copy already on its way on a stream of its own."""
+    """Items on the device: while one is used, a thread fetches the next and sends it on a stream of its own."""
     side = torch.cuda.Stream(device)
 
-    def send(item: Item) -> Item:
+    def fetch() -> tuple[Item, torch.cuda.Event] | None:
+        item = next(items, None)
+        if item is None:
+            return None
         with torch.cuda.stream(side):
-            return replace(item, batch=item.batch.to(device, non_blocking=True))
+            sent = replace(item, batch=item.batch.to(device, non_blocking=True))
+            return sent, side.record_event()
 
-    held = send(next(items))
-    while True:
-        torch.cuda.current_stream(device).wait_stream(side)
-        ready = held
-        _each(ready.batch, lambda x: x.record_stream(torch.cuda.current_stream(device)) or x)
-        held = send(next(items))
-        yield ready
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        coming = thread.submit(fetch)
+        while (held := coming.result()) is not None:
+            coming = thread.submit(fetch)
+            ready, arrived = held
+            now = torch.cuda.current_stream(device)
+            now.wait_event(arrived)
+            _each(ready.batch, lambda x, now=now: x.record_stream(now) or x)
+            yield ready
 
 
 def _after(place: Place, items: list[Item], end: int) -> Place:

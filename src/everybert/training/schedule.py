@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MEASURED_STEPS = 20
 """Steps timed before the first plan: fewer would make it a guess."""
+COMPILING_STEPS = 3
+"""The first steps of a process compile and warm up: they say nothing of the speed to come."""
 REPLAN_AT = (0.25, 0.5, 0.75)
 """Shares of the budget after which the plan is made again: later phases may be slower than the first."""
 
@@ -93,26 +95,29 @@ class Planner:
         assert recipe.budget is not None
         self.recipe, self.budget = recipe, seconds(recipe.budget)
         self.mark: tuple[float, int] | None = None
-        self.packs = 0
+        self.packs = self.calls = 0
 
     def __call__(self, progress: Progress) -> bool:
         """Called after each step; True where `progress.total` has changed."""
+        done = self.packs  # `seconds` was read when this step began: these packs were behind it
         self.packs += moment(self.recipe, progress.step - 1, progress.total).packs
-        if self.mark is None:  # the first step may have compiled
-            self.mark = progress.seconds, self.packs
+        self.calls += 1
+        if self.mark is None or self.calls <= COMPILING_STEPS:
+            self.mark = progress.seconds, done
             return False
-        if not self._due(progress):
+        if not self._due(progress) or done <= self.mark[1]:
             return False
-        a_pack = (progress.seconds - self.mark[0]) / (self.packs - self.mark[1])
+        a_pack = (progress.seconds - self.mark[0]) / (done - self.mark[1])
         progress.total = plan_steps(self.recipe, progress.step, self.budget - progress.seconds, a_pack)
         progress.plans += 1
-        self.mark = progress.seconds, self.packs
+        self.mark = progress.seconds, done
         return True
 
     def _due(self, progress: Progress) -> bool:
         if progress.plans == 0:
             needed = max(MEASURED_STEPS, warmup_steps(self.recipe.schedule, None))
-            return progress.step >= needed or progress.seconds >= 0.1 * self.budget
+            measured = progress.seconds - (self.mark[0] if self.mark else 0.0)
+            return progress.step >= needed or measured >= 0.1 * self.budget
         return progress.plans <= len(REPLAN_AT) and progress.seconds >= REPLAN_AT[progress.plans - 1] * self.budget
 
 
