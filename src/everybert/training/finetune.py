@@ -19,9 +19,11 @@ from everybert.errors import EverybertError
 from everybert.model.features import FeatureHead
 from everybert.model.heads import Network
 from everybert.store.adapters import is_adapter, save_adapter, save_feature_head
+from everybert.store.card import command_line, write_card
 from everybert.store.folder import atomic_folder, write_json
 from everybert.store.hub import resolve
 from everybert.store.huggingface import Loaded, load_network, read_config, save_network
+from everybert.tasks.classify import Classify
 from everybert.tasks.embed import Embed, write_sentence_transformers
 from everybert.tasks.features import Features, Reading
 from everybert.tasks.folder import MODULES as TASKS
@@ -144,8 +146,12 @@ def finetune(
     tuned = Tuned(None, scores, runs, best.task, chosen, tuple(notes), tuple(tried))
     if out is None:
         return tuned
+    given = {"columns": columns, "window": window, "overlap": overlap, "grid": grid, "skip_bad": skip_bad, **settings}
+    given |= {"seeds": seeds, "seed": seed, "long": long, **(options or {})}
+    default = {"seeds": 1, "seed": 0, "long": "window"}
+    changed = {k: v for k, v in given.items() if v not in (None, False, {}) and v != default.get(k)}
     with atomic_folder(out) as written:
-        save(tuned, data, written)
+        save(tuned, data, written, command_line(task, model, train, dev, out, changed))
     return replace(tuned, folder=Path(out))
 
 
@@ -163,6 +169,7 @@ class Data:
     dev: Features
     dev_examples: Examples
     train_size: int
+    train_name: str
     notes: tuple[str, ...]
 
 
@@ -204,7 +211,8 @@ def prepare_data(
     for part, made in zip((examples, held), features):
         if made.cut_E is not None:
             notes.append(f"{part.where}: {int(made.cut_E.sum())} tokens lie beyond the window and were cut")
-    return Data(folder, tokenizer, task, features[0], features[1], held, len(examples), tuple(dict.fromkeys(notes)))
+    told = tuple(dict.fromkeys(notes))
+    return Data(folder, tokenizer, task, features[0], features[1], held, len(examples), examples.where, told)
 
 
 def split(examples: Examples, seed: int) -> tuple[Examples, Examples]:
@@ -266,8 +274,8 @@ def _search(
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def save(tuned: Tuned, data: Data, folder: Path) -> None:
-    """Write the best run: a model folder, or an adapter's; with finetune.json, which says how it was made."""
+def save(tuned: Tuned, data: Data, folder: Path, command: str = "") -> None:
+    """Write the best run: a model folder, or an adapter's; finetune.json and the card say how it was made."""
     best, task = tuned.runs[0], tuned.task
     network, head = best.network, task.head
     extras: dict[str, Any] = {"task": task.state()}
@@ -295,10 +303,15 @@ def save(tuned: Tuned, data: Data, folder: Path) -> None:
             network.heads[head] = feature_head
         if isinstance(task, Embed):
             write_sentence_transformers(folder, task, network.config)
-    write_json(folder / "finetune.json", describe(tuned, data))
+    facts = describe(tuned, data, command)
+    write_json(folder / "finetune.json", facts)
+    if isinstance(task, Classify) and not task.multi:
+        write_card(folder, facts, task.confusion(network, data.dev), task.labels)
+    else:
+        write_card(folder, facts)
 
 
-def describe(tuned: Tuned, data: Data) -> dict[str, Any]:
+def describe(tuned: Tuned, data: Data, command: str = "") -> dict[str, Any]:
     """How a folder was made, as JSON: settings, data, scores of every seed, the best run's history."""
     settings = {f.name: getattr(tuned.settings, f.name) for f in fields(Settings)}
     settings["lora"] = {f.name: getattr(tuned.settings.lora, f.name) for f in fields(tuned.settings.lora)}
@@ -306,6 +319,9 @@ def describe(tuned: Tuned, data: Data) -> dict[str, Any]:
         "task": tuned.task.name,
         "metric": tuned.task.metric,
         "base": str(data.folder),
+        "train": Path(data.train_name).name,
+        "dev": Path(data.dev_examples.where).name,
+        "command": command,
         "settings": settings,
         "lr": tuned.settings.rate(tuned.runs[0].network.config),
         "train_examples": data.train_size,
