@@ -65,7 +65,7 @@ class Lora(nn.Module):
     def forward(self, x_TI: Tensor, y_TO: Tensor) -> Tensor:
         """y + (α / r)·B·A·x."""
         low_TPr = F.linear(self.dropout(x_TI), self.down).unflatten(-1, (len(self.up), -1))
-        if len(self.up) == 1:
+        if self.of == 1:
             add = F.linear(low_TPr[:, 0], self.up[0])
             return y_TO + self.scale * add
         add_TPO = torch.einsum("tpr,por->tpo", low_TPr, self.up) * self.scale

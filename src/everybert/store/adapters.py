@@ -217,7 +217,7 @@ def _rest(
         if lacking := [n for n in names.values() if n not in tensors]:
             raise EverybertError(f"{file.folder} lacks {lacking[0]}; download it again")
         module.load_state_dict({k: tensors[n] for k, n in names.items()})
-        heads[head] = module
+        heads[head] = module.train(network.training)
     if "pooler.dense.weight" not in tensors:
         return heads, None
     pooler = Pooler(network.config).to(like.device, like.dtype)
