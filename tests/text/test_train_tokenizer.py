@@ -176,6 +176,8 @@ def test_impossible_requests():
         train_tokenizer(["a"], "words")  # type: ignore[arg-type]
     with pytest.raises(EverybertError, match="too small"):
         train_tokenizer(["some text " * 5], "bpe", 100)
+    with pytest.raises(EverybertError, match="no word occurs 2 times"):
+        train_tokenizer(["every word differs"], "unigram", 300)
     with pytest.raises(EverybertError, match="size"):
         train_tokenizer(["some text " * 5], "unigram", 8)
 

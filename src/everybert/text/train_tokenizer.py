@@ -269,6 +269,8 @@ def _train_unigram(words: Counter[str], size: int, lowercase: bool, min_frequenc
             "training a Unigram tokenizer needs sentencepiece: pip install 'everybert[sentencepiece]'"
         ) from error
     counted = sorted((word, count) for word, count in words.items() if count >= min_frequency and "\0" not in word)
+    if not counted:
+        raise EverybertError(f"no word occurs {min_frequency} times: lower min_frequency or give more text")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
