@@ -192,7 +192,7 @@ def pool_mean(x_TH: Tensor, batch: Ragged) -> Tensor:
     """(B, H): the mean over each sequence's tokens, summed in fp32."""
     total_BH = x_TH.new_zeros(len(batch), x_TH.shape[-1], dtype=torch.float32)
     total_BH.index_add_(0, batch.sequence_T, x_TH.float())
-    count_B1 = torch.tensor(batch.lengths, dtype=torch.float32, device=x_TH.device)[:, None]
+    count_B1 = batch.offsets_B1.diff()[:, None]
     return (total_BH / count_B1).to(x_TH.dtype)
 
 

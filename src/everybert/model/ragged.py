@@ -95,7 +95,7 @@ class Ragged:
         )
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return self.offsets_B1.shape[0] - 1
 
     @property
     def device(self) -> torch.device:
@@ -110,8 +110,8 @@ class Ragged:
     @cached_property
     def sequence_T(self) -> Tensor:
         """int64: the number of the sequence each token belongs to."""
-        numbers = np.repeat(np.arange(len(self.lengths), dtype=np.int64), self.lengths)
-        return torch.from_numpy(numbers).to(self.device)
+        each_T = torch.arange(self.tokens_T.shape[0], device=self.device)
+        return torch.searchsorted(self.offsets_B1[1:], each_T, right=True)
 
     @cached_property
     def groups(self) -> list[tuple[int, slice | Tensor]]:

@@ -21,13 +21,17 @@ from torch.nn import functional as F
 from everybert.errors import EverybertError
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
+from everybert.training.graphs import Recorder
 
 LossFunction = Callable[[Network, Ragged], tuple[Tensor, Tensor]]
 """(network, batch) → (the loss to differentiate, a vector of figures to log)."""
 
 
 class Compute:
-    """Runs a loss forward and backward; gradients add up in fp32 on the master's parameters."""
+    """Runs a loss forward and backward; gradients add up in fp32 on the master's parameters.
+
+    `compile` suits large batches of one size, `graphs` small ones of a few sizes.
+    """
 
     def __init__(
         self,
@@ -36,14 +40,16 @@ class Compute:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         compile: bool = False,
+        graphs: bool = False,
     ) -> None:
         self.device = torch.device(device)
-        if compile and (self.device.type != "cuda" or dtype == torch.float32):
+        if (compile or graphs) and (self.device.type != "cuda" or dtype == torch.float32):
             raise EverybertError("compile needs a CUDA device and bfloat16: without them attention works by lengths")
         self.master = network.to(self.device, torch.float32)
         self.network = self.master if dtype == torch.float32 else copy.deepcopy(self.master).to(dtype)
         self.loss = torch.compile(loss, dynamic=False) if compile else loss
         self.compiled = compile
+        self.recorder = Recorder(self.network, loss) if graphs else None
         pairs = zip(self.master.parameters(), self.network.parameters())
         self.pairs = [(big, small) for big, small in pairs if big is not small]
 
@@ -51,8 +57,11 @@ class Compute:
         """Forward and backward of one pack; returns the figures to log, detached."""
         if self.compiled:
             batch = steady(batch)
-        loss, figures = self.loss(self.network, batch)
-        loss.backward()
+        if self.recorder is not None:
+            figures = self.recorder.run(batch)
+        else:
+            loss, figures = self.loss(self.network, batch)
+            loss.backward()
         self._collect()
         return figures.detach()
 

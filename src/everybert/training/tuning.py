@@ -149,7 +149,8 @@ def tune(
     adapters = prepare(network, task, settings, fresh_pooler)
     if settings.mode == "frozen":
         train_features, dev_features = (_cached(network, task, f) for f in (train_features, dev_features))
-    compute = Compute(network, _loss(task), device, dtype, settings.compile)
+    graphs = device.type == "cuda" and dtype != torch.float32 and not settings.compile
+    compute = Compute(network, _loss(task), device, dtype, settings.compile, graphs)
     config = OptimizerConfig(eps=1e-8, weight_decay=settings.weight_decay, clip=settings.clip)
     optimizer = Optimizer(compute.master, config, layer_rates(network.config, settings))
     each = math.ceil(len(train_features) / settings.batch_size)
