@@ -14,12 +14,17 @@ from typer.core import TyperCommand, TyperGroup
 from everybert import __version__
 from everybert.errors import EverybertError
 
-USE, BUILD = "Use a model", "Make one"
+USE, BUILD, MEASURE = "Use a model", "Make one", "Measure one"
 COMMANDS = {
     "fill": ("everybert.cli.use", "Guess the words behind [MASK].", USE),
     "embed": ("everybert.cli.use", "Turn texts into vectors.", USE),
     "tokens": ("everybert.cli.use", "Show a text's tokens and their vectors.", USE),
     "next": ("everybert.cli.use", "How likely one sentence follows another.", USE),
+    "classify": ("everybert.cli.tasks", "Label texts or pairs, or a file of them.", USE),
+    "regress": ("everybert.cli.tasks", "Predict a number for texts or pairs.", USE),
+    "tag": ("everybert.cli.tasks", "Find names, places, parts of speech.", USE),
+    "answer": ("everybert.cli.tasks", "Answer questions from a text.", USE),
+    "choose": ("everybert.cli.tasks", "Choose the ending that fits best.", USE),
     "info": ("everybert.cli.info", "A model's size, part by part; the family side by side.", USE),
     "demo": ("everybert.cli.demo", "What works today, in a minute.", USE),
     "tokenizer": ("everybert.cli.tokenizer", "Train a tokenizer, and look at one.", BUILD),
@@ -27,6 +32,12 @@ COMMANDS = {
     "pretrain": ("everybert.cli.pretrain", "Pre-train a model by a recipe; run again to resume.", BUILD),
     "distil": ("everybert.cli.pretrain", "Train a small model to do what a larger one does.", BUILD),
     "extend": ("everybert.cli.pretrain", "Add words to a model's vocabulary.", BUILD),
+    "finetune": ("everybert.cli.finetune", "Fine-tune a model on labelled data.", BUILD),
+    "doctor": ("everybert.cli.finetune", "What is wrong with labelled data, before training on it.", BUILD),
+    "evaluate": ("everybert.cli.finetune", "Score a fine-tuned model on labelled data.", MEASURE),
+    "glue": ("everybert.cli.benchmarks", "Fine-tune and score on the GLUE tasks of a folder.", MEASURE),
+    "squad": ("everybert.cli.benchmarks", "SQuAD's official scores, of a model or of predictions.", MEASURE),
+    "blimp": ("everybert.cli.benchmarks", "Which of two sentences a model finds more likely.", MEASURE),
 }
 """Name → the module whose `app` has the command (or is the group of that name), its line of help, its panel."""
 

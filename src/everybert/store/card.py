@@ -248,12 +248,19 @@ def command_line(task: str, model: Any, train: Any, dev: Any, out: Any, settings
         words += ["--dev", str(dev)] if dev is not None else []
         words += ["--out", str(out)]
         for name, value in settings.items():
-            option = f"--{name.replace('_', '-')}"
-            if isinstance(value, Mapping):
-                words += [w for k, v in value.items() for w in (option, f"{k}={v}")]
-            else:
-                words += [option] if value is True else [option, str(value)]
+            words += _words(f"--{name.replace('_', '-')}", value)
         return shlex.join(words)
     given = "".join(f", {name}={value!r}" for name, value in settings.items())
     held = "" if dev is None else ", dev=…"
     return f"everybert.finetune({str(model)!r}, {task!r}, train=…{held}, out={str(out)!r}{given})"
+
+
+def _words(option: str, value: Any) -> list[str]:
+    """One setting as the command line has it."""
+    if value is True:
+        return [option]
+    if isinstance(value, Mapping):
+        return [word for k, v in value.items() for word in (option, f"{k}={v}")]
+    if option == "--lora":
+        return ["--rank", str(value.rank), "--alpha", str(value.alpha), "--lora-dropout", str(value.dropout)]
+    return [option, ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)]
