@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
@@ -21,7 +20,7 @@ from everybert.model.heads import Network, label_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import columns as col
 from everybert.tasks import metrics
-from everybert.tasks.features import BUDGET, Features, Reading, combine, gather, run, text_features
+from everybert.tasks.features import BUDGET, Features, Reading, combine, constant, gather, run, text_features
 from everybert.tasks.records import Examples, Source, text_examples
 from everybert.text.tokenizer import Tokenizer
 
@@ -101,7 +100,7 @@ class Classify:
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """Cross-entropy of each example's combined logits."""
         logits_EC = combine(head_logits(network, batch, self.head), batch)
-        weight_C = None if self.weights is None else torch.tensor(self.weights, device=logits_EC.device)
+        weight_C = None if self.weights is None else constant(self.weights, logits_EC.device)
         return label_loss(logits_EC, batch.extra["label_E"], self.problem, weight_C)
 
     def logits(self, network: Network, features: Features, budget: int = BUDGET) -> np.ndarray:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ from everybert.model.ragged import Ragged
 from everybert.tasks import columns as col
 from everybert.tasks import metrics
 from everybert.tasks.classify import CHUNK
-from everybert.tasks.features import BUDGET, Features, Reading, gather, run, text_features
+from everybert.tasks.features import BUDGET, Features, Reading, constant, gather, run, text_features
 from everybert.tasks.records import Bad, Examples, Source, read_rows
 from everybert.text.tokenizer import Tokenizer
 
@@ -77,12 +78,12 @@ class Embed:
         """In-batch negatives, or CoSENT for scored pairs."""
         counts = batch.extra["counts"]
         unit_BH = F.normalize(self.vectors_BH(network, batch)[: sum(counts)].float(), dim=-1)
-        first_E = torch.tensor([0, *np.cumsum(counts[:-1]).tolist()], device=unit_BH.device)
+        starts = tuple(accumulate(counts, initial=0))[:-1]
+        first_E = constant(starts, unit_BH.device)
         if self.scored:
             return cosent_loss((unit_BH[first_E] * unit_BH[first_E + 1]).sum(-1), batch.extra["score_E"], self.scale)
-        mask = torch.ones(len(unit_BH), dtype=torch.bool, device=unit_BH.device)
-        mask[first_E] = mask[first_E + 1] = False
-        passages = torch.cat((unit_BH[first_E + 1], unit_BH[mask]))  # all positives, then the hard negatives
+        hard = constant(tuple(i for s, n in zip(starts, counts) for i in range(s + 2, s + n)), unit_BH.device)
+        passages = torch.cat((unit_BH[first_E + 1], unit_BH[hard.long()]))  # all positives, then the hard negatives
         return ranking_loss(unit_BH[first_E], passages, self.scale)
 
     def evaluate(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -303,6 +303,12 @@ def combine(logits_BC: Tensor, batch: Ragged) -> Tensor:
     example_B, weight_B = extra["example_B"], extra["weight_B"]
     share_BC = logits_BC[: len(example_B)].float() * weight_B[:, None]
     return share_BC.new_zeros(len(extra["counts"]), logits_BC.shape[1]).index_add(0, example_B, share_BC)
+
+
+@lru_cache(maxsize=256)
+def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """A small tensor made once: a step recorded as a CUDA graph may not copy from the host."""
+    return torch.tensor(values, device=device)
 
 
 # ── prediction ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -26,7 +26,7 @@ from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.tasks import columns as col
 from everybert.tasks import metrics, schemes
-from everybert.tasks.features import BUDGET, Encoded, Features, Reading, lay, run
+from everybert.tasks.features import BUDGET, Encoded, Features, Reading, constant, lay, run
 from everybert.tasks.records import Examples
 from everybert.tasks.sentences import read as read
 from everybert.tasks.words import Splitter, Word, learn_splitter
@@ -115,7 +115,7 @@ class Tag:
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """Cross-entropy of the labelled pieces."""
         logits_TC = head_logits(network, batch, self.head).float()
-        weight_C = None if self.weights is None else logits_TC.new_tensor(self.weights)
+        weight_C = None if self.weights is None else constant(self.weights, logits_TC.device)
         total = F.cross_entropy(logits_TC, batch.extra["tag_T"], weight_C, ignore_index=-100, reduction="sum")
         count = (batch.extra["tag_T"] >= 0).float()
         if weight_C is not None:

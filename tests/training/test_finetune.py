@@ -1,0 +1,393 @@
+"""Fine-tuning: every task and mode learns a toy problem, and what is saved is what was scored."""
+
+import json
+import math
+import random
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny_bert as tiny
+import torch
+import transformers
+
+from everybert.errors import EverybertError
+from everybert.model.adapters import AdapterSet
+from everybert.store.adapters import load_adapter, load_feature_head, read_adapter
+from everybert.store.huggingface import load_network
+from everybert.tasks import answer, choose, classify, embed, regress, tag
+from everybert.tasks.folder import task_of
+from everybert.text.tokenizer import Tokenizer
+from everybert.training import tuning
+from everybert.training.finetune import finetune
+from everybert.training.tuning import Settings, layer_rates
+
+FAST = {"lr": 3e-3, "epochs": 8, "batch_size": 16, "device": "cpu", "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny.save(tmp_path_factory.mktemp("base"), hidden_dropout_prob=0.1)
+
+
+def sentiment(seed, size=160):
+    """good … is "yes", bad … is "no"."""
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(size):
+        label = draw.choice(["yes", "no"])
+        words = draw.choices(tiny.WORDS[20:40], k=4)
+        words.insert(draw.randrange(4), {"yes": "good", "no": "bad"}[label])
+        rows.append((" ".join(words), label))
+    return rows
+
+
+def parts(folder):
+    loaded = load_network(folder)
+    if described := loaded.extras.get("feature_head"):
+        load_feature_head(loaded.network, described["name"], folder, described)
+    return loaded, Tokenizer.load(folder)
+
+
+# ── modes ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "mode, more, at_least",
+    [  # on a random trunk, the less that moves the less is learnt
+        ("full", {}, 0.9),
+        ("lora", {"lr": 1e-2}, 0.9),
+        ("top:1", {}, 0.7),
+        ("frozen", {"lr": 0.03, "epochs": 20}, 0.7),
+        ("frozen", {"lr": 0.03, "epochs": 20, "features": "concat", "pool": "cls"}, 0.7),
+    ],
+)
+def test_each_mode_learns_and_saves_what_it_scored(base, tmp_path, mode, more, at_least):
+    dev = sentiment(1)
+    out = tmp_path / "out"
+    tuned = finetune(base, "classify", sentiment(0), dev, out, mode=mode, **(FAST | more))
+    assert tuned.metric.mean > at_least
+    texts, gold = zip(*dev)
+    if mode == "lora":
+        loaded, tokenizer = parts(base)
+        adapters = AdapterSet(loaded.network)
+        file = read_adapter(out)
+        load_adapter(adapters, "sentiment", file)
+        adapters.use("sentiment")
+        network, task = loaded.network, task_of("classify", loaded.network, extras=file.extras)
+    else:
+        loaded, tokenizer = parts(out)
+        network, task = loaded.network, task_of("classify", loaded.network, loaded.labels, None, loaded.extras)
+    assert task.labels == ("no", "yes")
+    found = [p.label for p in classify.predict(network, tokenizer, task, texts)]
+    assert np.mean([a == b for a, b in zip(found, gold)]) == pytest.approx(tuned.scores["accuracy"].mean)
+    written = json.loads((out / "finetune.json").read_text())
+    assert written["scores"]["accuracy"]["runs"] == 1 and written["settings"]["mode"] == mode
+
+
+def test_a_full_folder_loads_in_transformers(base, tmp_path):
+    tuned = finetune(base, "classify", sentiment(0), sentiment(1), tmp_path / "out", **FAST)
+    model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    assert model.config.id2label == {0: "no", 1: "yes"}
+    assert model.config.problem_type == "single_label_classification"
+    tokenizer = Tokenizer.load(tmp_path / "out")
+    ids = tokenizer.encode("the good cat").ids
+    (ours,) = classify.predict(tuned.runs[0].network, tokenizer, tuned.task, ["the good cat"])
+    with torch.no_grad():
+        p = model(input_ids=torch.tensor([ids])).logits.softmax(-1)[0]
+    assert list(ours.scores.values()) == pytest.approx(p.tolist(), abs=1e-5)
+
+
+def test_top_layers_alone_move(base, tmp_path):
+    tuned = finetune(base, "classify", sentiment(0, 32), sentiment(1, 16), mode="top:1", **FAST)
+    before = load_network(base).network.state_dict()
+    after = tuned.runs[0].network.state_dict()
+    moved = {name for name in before if name in after and not torch.equal(before[name], after[name])}
+    assert moved and all(name.startswith(("encoder.layers.1.", "pooler.", "heads.")) for name in moved)
+
+
+def test_frozen_means_frozen(base):
+    tuned = finetune(base, "classify", sentiment(0, 32), sentiment(1, 16), mode="frozen", **FAST)
+    before, after = load_network(base).network.encoder.state_dict(), tuned.runs[0].network.encoder.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert tuned.runs[0].trained == 2 * 32 + 2
+
+
+def test_an_adapter_is_small_and_leaves_the_trunk(base, tmp_path):
+    finetune(base, "classify", sentiment(0, 32), sentiment(1, 16), tmp_path / "a", mode="lora", **FAST)
+    files = {p.name for p in (tmp_path / "a").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "everybert.json"} <= files
+    assert not {"model.safetensors", "config.json"} & files
+    with pytest.raises(EverybertError, match="is an adapter"):
+        finetune(tmp_path / "a", "classify", sentiment(0, 32), sentiment(1, 16), **FAST)
+
+
+def test_reinitialised_layers_differ(base):
+    data_rows = sentiment(0, 16)
+    tuned = finetune(base, "classify", data_rows, data_rows, reinit=1, **(FAST | {"lr": 1e-9, "epochs": 1}))
+    before, after = load_network(base).network, tuned.runs[0].network
+    first, second = ((before.encoder.layers[i].attention.qkv.weight - after.encoder.layers[i].attention.qkv.weight)
+                     for i in (0, 1))  # fmt: skip
+    assert first.abs().max() < 1e-6 and second.abs().max() > 0.01
+
+
+def test_layer_rates():
+    config = load_config()
+    rate = layer_rates(config, Settings(layer_decay=0.5))
+    names = ["heads.classify.output.weight", "pooler.dense.bias", "encoder.layers.1.attention.qkv.weight",
+             "encoder.layers.0.attention_norm.bias", "encoder.embeddings.token.weight"]  # fmt: skip
+    assert [rate(n) for n in names] == [1.0, 1.0, 0.5, 0.25, 0.125]
+    assert [layer_rates(config, Settings(mode="top:1"))(n) for n in names] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    with pytest.raises(EverybertError, match="more than the model's 2 layers"):
+        layer_rates(config, Settings(mode="top:3"))
+
+
+def load_config():
+    from everybert.model.config import EncoderConfig
+
+    return EncoderConfig(layers=2, hidden_size=32, heads=2, intermediate_size=48)
+
+
+def test_shared_layers_have_no_top(tmp_path):
+    import tiny_models
+
+    folder = tiny_models.saved(tmp_path / "albert", "albert", vocab_size=145)
+    (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(tiny.VOCAB)) + "\n")
+    with pytest.raises(EverybertError, match="share their weights"):
+        finetune(folder, "classify", sentiment(0, 16), sentiment(1, 16), mode="top:1", **FAST)
+
+
+# ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_regress_in_the_units_of_the_data(base, tmp_path):
+    draw = random.Random(0)
+    numbers = {"one": 100.0, "two": 200.0, "three": 300.0, "four": 400.0}
+    rows = [(f"{draw.choice(tiny.WORDS[20:30])} {w} film", numbers[w]) for w in draw.choices(list(numbers), k=120)]
+    tuned = finetune(base, "regress", rows, rows[:40], tmp_path / "out", **(FAST | {"epochs": 8}))
+    assert tuned.scores["spearman"].mean > 0.9
+    loaded, tokenizer = parts(tmp_path / "out")
+    assert loaded.problem_type == "regression"
+    task = task_of("regress", loaded.network, None, loaded.problem_type, loaded.extras)
+    found = list(regress.predict(loaded.network, tokenizer, task, [t for t, _ in rows[:40]]))
+    assert np.mean([abs(a - b) for a, (_, b) in zip(found, rows)]) == pytest.approx(tuned.scores["mae"].mean, rel=1e-4)
+    model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    ids = torch.tensor([tokenizer.encode(rows[0][0]).ids])
+    with torch.no_grad():
+        assert float(model(input_ids=ids).logits) == pytest.approx(found[0], rel=1e-4)
+
+
+def tagged(seed, size=80):
+    draw = random.Random(seed)
+    kind = {"john": "B-PER", "mary": "B-PER", "smith": "I-PER", "paris": "B-LOC", "london": "B-LOC"}
+    rows = []
+    for _ in range(size):
+        words = [
+            draw.choice(["john", "mary"]),
+            "smith",
+            draw.choice(["sees", "likes"]),
+            draw.choice(["paris", "london"]),
+            ".",
+        ]
+        rows.append((words, [kind.get(w, "O") for w in words]))
+    return rows
+
+
+@pytest.mark.parametrize("mode, features", [("full", "last"), ("frozen", "last"), ("frozen", "sum")])
+def test_tag_learns_and_finds_spans(base, tmp_path, mode, features):
+    more = {"mode": mode, "features": features} | ({"lr": 0.03, "epochs": 8} if mode == "frozen" else {})
+    tuned = finetune(base, "tag", tagged(0), tagged(1, 20), tmp_path / "out", **(FAST | more))
+    assert tuned.metric.mean > 0.95
+    loaded, tokenizer = parts(tmp_path / "out")
+    task = task_of("tag", loaded.network, loaded.labels, None, loaded.extras)
+    (spans,) = tag.predict(loaded.network, tokenizer, task, ["John Smith sees Paris."])
+    assert [(s.text, s.label, s.start) for s in spans] == [("John Smith", "PER", 0), ("Paris", "LOC", 16)]
+    if features == "last":  # the family's own head after all
+        model = transformers.BertForTokenClassification.from_pretrained(tmp_path / "out").eval()
+        assert list(model.config.id2label.values()) == list(task.labels)
+
+
+def test_answer_learns_with_and_without_answers(base, tmp_path):
+    draw = random.Random(0)
+    rows = []
+    for i in range(160):
+        place = draw.choice(["paris", "london"])
+        words = draw.choices(tiny.WORDS[:14], k=12)
+        if i % 4:
+            words[draw.randrange(12)] = place
+        context = " ".join(words)
+        gold = {"text": [place], "answer_start": [context.find(place)]} if i % 4 else {"text": [], "answer_start": []}
+        rows.append(("where ?", context, gold))
+    tuned = finetune(base, "answer", rows, rows[:40], tmp_path / "out", **(FAST | {"epochs": 8}))
+    assert tuned.scores["best_f1"].mean > 0.8 and tuned.task.no_answer
+    loaded, tokenizer = parts(tmp_path / "out")
+    task = task_of("answer", loaded.network, None, None, loaded.extras)
+    assert (task.no_answer, task.threshold) == (True, tuned.task.threshold)
+    found = [a[0].text for a in answer.predict(loaded.network, tokenizer, task, [(q, c) for q, c, _ in rows[:40]])]
+    right = np.mean([f == (g["text"] or [""])[0] for f, (*_, g) in zip(found, rows)])
+    assert right == pytest.approx(tuned.scores["exact"].mean)
+
+
+def test_choose_learns(base, tmp_path):
+    draw = random.Random(0)
+    rows = []
+    for _ in range(100):
+        label = draw.randrange(3)
+        endings = [" ".join(draw.choices(tiny.WORDS[:12], k=3)) for _ in range(3)]
+        endings[label] += " good"
+        rows.append(("the film", endings, label))
+    tuned = finetune(base, "choose", rows, rows[:30], tmp_path / "out", **FAST)
+    assert tuned.metric.mean > 0.9
+    loaded, tokenizer = parts(tmp_path / "out")
+    task = task_of("choose", loaded.network, None, None, loaded.extras)
+    (found,) = choose.predict(loaded.network, tokenizer, task, [rows[0][:2]])
+    assert found.index == rows[0][2]
+
+
+@pytest.mark.parametrize("mode", ["full", "lora"])
+def test_embed_learns_and_opens_in_sentence_transformers(base, tmp_path, mode):
+    draw = random.Random(0)
+    twins = [("good", "fine"), ("bad", "awful"), ("film", "song"), ("cat", "dog"), ("day", "night"), ("he", "they")]
+    rows = [(f"{a} {draw.choice(['is', 'was'])}", f"{b} {draw.choice(['on', 'in'])}") for a, b in twins * 20]
+    more = {"lr": 1e-2} if mode == "lora" else {}
+    tuned = finetune(base, "embed", rows, rows[:6], tmp_path / "out", mode=mode, **(FAST | {"batch_size": 6} | more))
+    assert tuned.metric.mean >= 0.5  # by chance one in six
+    if mode == "lora":
+        return
+    from sentence_transformers import SentenceTransformer
+
+    loaded, tokenizer = parts(tmp_path / "out")
+    task = task_of("embed", loaded.network, extras=loaded.extras)
+    ours = np.stack(list(embed.predict(loaded.network, tokenizer, task, ["good is", "fine on"])))
+    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(["good is", "fine on"])
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_long_texts_learn_by_all_their_windows(base):
+    draw = random.Random(0)
+    rows = []
+    for _ in range(60):
+        label = draw.choice(["yes", "no"])
+        words = draw.choices(tiny.WORDS[20:40], k=150)
+        words[140] = {"yes": "good", "no": "bad"}[label]  # only the third window of 64 tokens has it
+        words = [w if w not in ("good", "bad") or i == 140 else "day" for i, w in enumerate(words)]
+        rows.append((" ".join(words), label))
+    whole = finetune(base, "classify", rows, rows, **(FAST | {"epochs": 12}))
+    cut = finetune(base, "classify", rows, rows, long="cut", **(FAST | {"epochs": 1}))
+    assert whole.metric.mean > 0.9
+    assert any("were cut" in note for note in cut.notes) and not any("were cut" in note for note in whole.notes)
+
+
+# ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_seeds_give_an_interval_and_one_run_says_that_it_is_one(base, tmp_path):
+    few = FAST | {"epochs": 1}
+    three = finetune(base, "classify", sentiment(0, 32), sentiment(1, 32), tmp_path / "out", seeds=3, **few)
+    assert [r.seed for r in sorted(three.runs, key=lambda r: r.seed)] == [0, 1, 2]
+    values = [r.scores["accuracy"] for r in three.runs]
+    assert three.metric.mean == pytest.approx(np.mean(values)) and three.metric.runs == 3
+    assert three.metric.half == pytest.approx(4.303 * np.std(values, ddof=1) / math.sqrt(3))
+    assert values[0] == max(values)
+    assert len(json.loads((tmp_path / "out" / "finetune.json").read_text())["seeds"]) == 3
+    one = finetune(base, "classify", sentiment(0, 32), sentiment(1, 32), **few)
+    assert "one run" in str(one)
+
+
+def test_a_run_is_a_function_of_its_seed(base):
+    def losses(seed):
+        tuned = finetune(base, "classify", sentiment(0, 48), sentiment(1, 16), seed=seed, log_every=1, **FAST)
+        return [row["loss"] for row in tuned.history if "loss" in row]
+
+    assert losses(3) == losses(3)
+    assert losses(3) != losses(4)
+
+
+def test_the_grid_keeps_the_best(base):
+    axes = {"lr": (1e-7, 3e-3), "epochs": (1, 4)}
+    few = {k: v for k, v in FAST.items() if k not in axes}
+    tuned = finetune(base, "classify", sentiment(0), sentiment(1, 32), grid=axes, **few)
+    assert len(tuned.grid) == 4
+    assert tuned.grid[0]["accuracy"] == max(row["accuracy"] for row in tuned.grid) == tuned.metric.mean
+    assert tuned.settings.lr == tuned.grid[0]["lr"]
+    with pytest.raises(EverybertError, match="no setting"):
+        finetune(base, "classify", sentiment(0), sentiment(1, 32), grid={"lrr": (1,)}, **few)
+
+
+def test_patience_stops_and_keeps_the_best_epoch(base, monkeypatch):
+    scores = iter([0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3])
+    real = classify.Classify.evaluate
+
+    def fake(self, network, features, examples):
+        return real(self, network, features, examples) | {"accuracy": next(scores)}
+
+    monkeypatch.setattr(classify.Classify, "evaluate", fake)
+    tuned = finetune(base, "classify", sentiment(0, 32), sentiment(1, 16), patience=2, **(FAST | {"epochs": 8}))
+    assert tuned.runs[0].epoch == 2
+    assert sum("f1" in row for row in tuned.history) == 4  # epochs 1 to 4, then patience was over
+
+
+def test_control_c_keeps_the_best_so_far(base, tmp_path, monkeypatch):
+    real = tuning.Keeper.evaluate
+
+    def interrupt(self, progress):
+        result = real(self, progress)
+        if progress.step >= 2 * self.each:
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(tuning.Keeper, "evaluate", interrupt)
+    tuned = finetune(base, "classify", sentiment(0), sentiment(1), tmp_path / "out", seeds=3, **(FAST | {"epochs": 6}))
+    assert len(tuned.runs) == 1 and not tuned.runs[0].finished
+    assert any("interrupted" in note for note in tuned.notes)
+    loaded, tokenizer = parts(tmp_path / "out")
+    task = task_of("classify", loaded.network, loaded.labels, None, loaded.extras)
+    texts, gold = zip(*sentiment(1))
+    found = [p.label for p in classify.predict(loaded.network, tokenizer, task, texts)]
+    assert np.mean([a == b for a, b in zip(found, gold)]) == pytest.approx(tuned.metric.mean)
+
+
+def test_without_a_dev_set_a_tenth_is_held_out(base):
+    tuned = finetune(base, "classify", sentiment(0, 60), **(FAST | {"epochs": 1}))
+    assert any("6 of the training examples are held out" in note for note in tuned.notes)
+
+
+def test_a_head_for_the_same_labels_is_kept(base, tmp_path):
+    first = finetune(base, "classify", sentiment(0), sentiment(1), tmp_path / "out", **FAST)
+    still = {**FAST, "lr": 1e-9, "epochs": 1}
+    same = finetune(tmp_path / "out", "classify", sentiment(0), sentiment(1), **still)
+    assert same.metric.mean == pytest.approx(first.metric.mean)
+    renamed = [(text, {"yes": "a", "no": "b"}[label]) for text, label in sentiment(0)]
+    other = finetune(tmp_path / "out", "classify", renamed, renamed, **still)
+    weights = [t.runs[0].network.heads["classify"].output.weight for t in (first, same, other)]
+    torch.testing.assert_close(weights[0], weights[1], atol=1e-6, rtol=0)
+    assert not torch.allclose(weights[0], weights[2], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"task": "translate"}, "there is no 'translate'"),
+        ({"mode": "half"}, "mode is full, top:K"),
+        ({"learning_rate": 1e-3}, "no setting 'learning_rate'"),
+        ({"seeds": 0}, "seeds must be"),
+        ({"epochs": 0}, "epochs must be"),
+        ({"train": []}, "0 rows"),
+        ({"dev": [("x", "maybe")]}, "training data has not: 'maybe'"),
+        ({"task": "embed", "train": [("a", "b")], "dev": [("a", "b")], "mode": "frozen"}, "cannot be frozen"),
+        ({"options": {"colour": 1}}, "unexpected keyword argument 'colour'"),
+        ({"model": "no/such/folder"}, "no/such/folder"),
+    ],
+)
+def test_bad_input_is_one_line(base, arguments, message):
+    defaults = {"model": base, "task": "classify", "train": sentiment(0, 16), "dev": sentiment(1, 16)}
+    with pytest.raises(EverybertError, match=message) as error:
+        finetune(**(defaults | FAST | arguments))
+    assert "\n" not in str(error.value)
+
+
+def test_settings_are_frozen():
+    with pytest.raises(AttributeError):
+        Settings().mode = "lora"
+    assert replace(Settings(), mode="lora").rate(load_config()) > Settings().rate(load_config())
