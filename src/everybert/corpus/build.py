@@ -10,7 +10,6 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 
 from everybert.corpus.encode import Encoded, Piece
 from everybert.corpus.pmi import DEFAULTS, PmiOptions, mine
+from everybert.corpus.progress import mining_bar, reading_bar
 from everybert.corpus.shards import VERSION, Corpus, dtype_for, read_meta
 from everybert.corpus.summary import CorpusSummary, gather, summarise
 from everybert.corpus.workers import Pool
@@ -72,6 +72,8 @@ def build_corpus(
     sources, names = _sources(files, languages)
     tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     out = Path(out)
+    if not out.name:
+        raise EverybertError(f"out is {out}: name a folder to make")
     building = out.with_name(out.name + ".building")
     plan = {
         "version": VERSION,
@@ -82,7 +84,7 @@ def build_corpus(
     if fresh:
         shutil.rmtree(building, ignore_errors=True)
     if _is_finished(out, plan, sources, fresh):
-        _add_collocations(out, pmi)
+        _add_collocations(out, pmi, progress)
         return summarise(out)
     started = time.monotonic()
     reading = Reading(sources, column, errors, per_line)
@@ -91,7 +93,7 @@ def build_corpus(
         with Pool(building / "tokenizer", min_tokens, wrapped, workers) as pool:
             kept = _build(building, reading, options, dtype_for(tokenizer.size), len(names), pool, progress)
         _finish(building, plan, tokenizer.size, reading)
-        _add_collocations(building, pmi)
+        _add_collocations(building, pmi, progress)
         _replace(out, building)
     return summarise(out, time.monotonic() - started, kept)
 
@@ -269,7 +271,7 @@ def _build(
     total = sum(path.stat().st_size for path, _ in reading.sources if path.is_file())
     waiting: deque[ShardEnd | tuple[str, Callable[[], Encoded]]] = deque()
     last = -1
-    with _bar(total, progress) as show:
+    with reading_bar(total, progress) as show:
         for event in _plan_units(reading, options, finished):
             waiting.append((event.split, pool.submit(event.pieces)) if isinstance(event, Unit) else event)
             while len(waiting) > pool.depth:
@@ -303,22 +305,6 @@ def _changed(records: Path) -> str:
     )
 
 
-@contextmanager
-def _bar(total: int, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error: bytes read, how fast, tokens made, time left."""
-    if not shown:
-        yield lambda read, tokens: None
-        return
-    from rich import progress as rich
-    from rich.console import Console
-
-    tokens = rich.TextColumn("{task.fields[tokens]:,} tokens")
-    columns = (rich.BarColumn(), rich.DownloadColumn(), rich.TransferSpeedColumn(), tokens)
-    with rich.Progress(*columns, rich.TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("corpus", total=total or None, tokens=0)
-        yield lambda read, tokens: bar.update(task, completed=read, tokens=tokens)
-
-
 def _finish(building: Path, plan: dict[str, Any], vocab_size: int, reading: Reading) -> None:
     """Describe the finished shards in corpus.json and count the tokens of the training split."""
     records = [read_json(file) for file in sorted((building / "records").glob("*.json"))]
@@ -348,14 +334,15 @@ def _finish(building: Path, plan: dict[str, Any], vocab_size: int, reading: Read
     write_json(building / "corpus.json", head | made)
 
 
-def _add_collocations(folder: Path, pmi: bool | PmiOptions) -> None:
+def _add_collocations(folder: Path, pmi: bool | PmiOptions, progress: bool) -> None:
     """Mine collocations into a corpus folder that has none of this kind yet."""
     meta = read_meta(folder)
     options = pmi if isinstance(pmi, PmiOptions) else DEFAULTS
     if not pmi or meta.get("pmi") == asdict(options):
         return
     corpus = Corpus.open(folder)
-    found = mine(corpus, Tokenizer.load(corpus.tokenizer_path), options)
+    with mining_bar(corpus.token_count * options.words, progress) as show:
+        found = mine(corpus, Tokenizer.load(corpus.tokenizer_path), options, show)
     ids = np.array([i for ngram in found.ngrams for i in ngram], np.int32)
     offsets = np.cumsum([0, *(len(ngram) for ngram in found.ngrams)])
     write_array(folder / "pmi.npz", ids=ids, offsets=offsets, scores=found.scores)

@@ -8,7 +8,7 @@ Words are runs of tokens, known by 64-bit hashes. Lengths are counted one after 
 only where both (n-1)-grams in it are frequent, so tables stay small; above `table` rows the rarest are let go.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -74,8 +74,13 @@ class Table:
 DEFAULTS = PmiOptions()
 
 
-def mine(corpus: Corpus, tokenizer: Tokenizer, options: PmiOptions = DEFAULTS) -> Collocations:
-    """The collocations of a corpus."""
+def mine(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    options: PmiOptions = DEFAULTS,
+    show: Callable[[int], None] = lambda done: None,
+) -> Collocations:
+    """The collocations of a corpus; `show` is told how many of its tokens, times `words`, are done."""
     continues, marks = tokenizer.continues_word(), _marks(tokenizer)
     tables: list[Table] = []  # tables[m - 1] holds the frequent m-grams
     total = 0
@@ -84,6 +89,7 @@ def mine(corpus: Corpus, tokenizer: Tokenizer, options: PmiOptions = DEFAULTS) -
         for words in _blocks(corpus, continues, marks, n):
             total += len(words.starts) if n == 1 else 0
             counter.add(_count(words, n, tables, max(total, 1)))
+            show((n - 1) * corpus.token_count + int(words.stops[-1]))
         table = counter.result()
         tables.append(table.where(table.counts >= options.min_count))
     return _best(corpus, tables[1:], total, options)
