@@ -203,6 +203,50 @@ def evaluate(
         )
 
 
+@app.command(
+    epilog=examples(
+        "everybert doctor classify --data train.tsv --dev dev.tsv --model everybert-small",
+        "everybert doctor tag --data train.conll --json",
+    )
+)
+def doctor(
+    task: TaskName,
+    data: Annotated[Path, typer.Option("--data", "--train", help="The training data.")],
+    dev: Annotated[Path | None, typer.Option(help="The dev data, to look for leaks.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Whose tokenizer and window to measure lengths by.")
+    ] = None,
+    columns: Columns = None,
+    window: Annotated[int | None, typer.Option(help="Tokens of a window; the model's when not given.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What is wrong with labelled data, with examples and what to do. Exit code 1 where something is."""
+    from everybert.evaluation.doctor import examine
+
+    found = examine(task, data, dev, model, parse_columns(columns), window)
+    if as_json:
+        print_json(found.state())
+    else:
+        print(", ".join(f"{name}: {rows:,} rows" for name, rows in found.rows.items()))
+        for name, counts in found.labels.items():
+            print(f"\nlabels of {name}")
+            shown = sorted(counts.items(), key=lambda item: -item[1])
+            total = sum(counts.values())
+            print_table(
+                [[f"  {k}", f"{n:,}", f"{n / total:.1%}", "█" * round(30 * n / total)] for k, n in shown[:20]],
+                right=(1, 2),
+            )
+            if len(shown) > 20:
+                print(f"  … and {len(shown) - 20} more labels")
+        for name, bars in found.lengths.items():
+            print(f"\ntokens of {name} (window {found.window})")
+            most = max((n for _, n in bars), default=1)
+            print_table([[f"  ≤ {size}", f"{n:,}", "█" * round(30 * n / most)] for size, n in bars], right=(0, 1))
+        print(f"\n{found}")
+    if not found.healthy:
+        raise typer.Exit(1)
+
+
 # ── shared ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -1,0 +1,89 @@
+"""SQuAD 1.1 and 2.0: a model's answers to a file of questions, and the official scores of answers.
+
+Predictions are the official {"id": "answer"} JSON, so that they can be scored anywhere. In per cent, as the official
+scripts print them; a question without a prediction counts as wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from everybert.errors import EverybertError
+from everybert.inference.engine import BUDGET_CPU, BUDGET_GPU
+from everybert.inference.model import Model
+from everybert.inference.task_use import settle
+from everybert.store.folder import read_json
+from everybert.tasks.answer import CHUNK, Answering, span_features
+from everybert.tasks.questions import Question
+from everybert.tasks.squad import best_over
+from everybert.text.task_files import read_squad
+
+
+@dataclass(frozen=True)
+class SquadScores:
+    """Exact match and F1, in per cent, over all questions and over those with and without an answer."""
+
+    exact: float
+    f1: float
+    total: int
+    groups: dict[str, dict[str, float]]
+    """2.0: "has answer" and "no answer", each with exact, f1 and total."""
+    missing: int = 0
+    """Questions that have no prediction."""
+
+
+def read_questions(path: str | Path) -> list[dict[str, Any]]:
+    """The questions of a SQuAD file."""
+    questions = list(read_squad(path))
+    if not questions:
+        raise EverybertError(f"{path} has 0 questions; is it a SQuAD file?")
+    return questions
+
+
+def read_predictions(path: str | Path) -> dict[str, str]:
+    """Official predictions: a JSON object from a question's id to its answer."""
+    found = read_json(path)
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise EverybertError(f'{path} is not a file of predictions; it should be {{"question id": "answer", …}}')
+    return found
+
+
+def answer_all(
+    model: Model, questions: Sequence[Mapping[str, Any]], progress: Callable[[int], None] = lambda done: None
+) -> tuple[dict[str, str], dict[str, float]]:
+    """(predictions, how much no answer's score exceeds the best span's) by the questions' ids."""
+    task: Answering = settle(model, "answer")
+    budget = BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU
+    answers: dict[str, str] = {}
+    gaps: dict[str, float] = {}
+    for start in range(0, len(questions), CHUNK):
+        part = questions[start : start + CHUNK]
+        asked = [Question(q["question"], q["context"], q["id"]) for q in part]
+        features = span_features(model.tokenizer, model.config, asked, task.reading)
+        for question, found in zip(asked, task.candidates(model.network, features, budget)):
+            answers[question.id] = task.text(found, question.context)
+            gaps[question.id] = found.gap
+        progress(start + len(part))
+    return answers, gaps
+
+
+def score(questions: Sequence[Mapping[str, Any]], answers: Mapping[str, str]) -> SquadScores:
+    """The official scores of answers by their questions' ids."""
+    golds = [[a["text"] for a in q["answers"]] for q in questions]
+    newer = any(not gold for gold in golds)
+    given = [answers.get(q["id"]) for q in questions]
+    right = [(0.0, 0.0) if guess is None else best_over(guess, gold, newer) for guess, gold in zip(given, golds)]
+    percent = 100 * np.array(right)
+    has = np.array([bool(gold) for gold in golds])
+    groups = {}
+    for name, which in (("has answer", has), ("no answer", ~has)) if newer else ():
+        if which.any():
+            exact, f1 = percent[which].mean(0).tolist()
+            groups[name] = {"exact": exact, "f1": f1, "total": int(which.sum())}
+    exact, f1 = percent.mean(0).tolist()
+    return SquadScores(exact, f1, len(questions), groups, sum(guess is None for guess in given))
