@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +25,25 @@ def read(
 
     Entities come out in BIO (IOB1 and ill-formed sequences are rewritten) or BIOES, as they were or as `scheme` says.
     """
-    words, tags, where, notes, bad = _sentences(source, dict(columns or {}), skip_bad)
+    raw = read_raw(source, columns, skip_bad)
+    where, notes, tags = raw.where, list(raw.notes), raw.targets
     found = schemes.find_scheme(tags)
     if found == "plain":
-        if scheme not in (None, "plain"):
+        if scheme not in (None, "plain") and any(t != "O" for sentence in tags for t in sentence):
             raise EverybertError(f"{where}: the tags have no B-, I- … prefixes, so they cannot become {scheme}")
-    else:
-        target = scheme or ("BIO" if found == "IOB1" else found)
-        fresh = [schemes.convert(t, target) for t in tags]
-        if found != target:
-            notes.append(f"{where}: tags converted from {found} to {target}")
-        elif changed := sum(a != list(b) for a, b in zip(fresh, tags)):
-            notes.append(f"{where}: {changed} sentences had ill-formed {target} tags, which were put right")
-        tags = fresh
-    return Examples(words, tags, where, tuple(notes), tuple(bad))
+        return raw
+    target = scheme or ("BIO" if found == "IOB1" else found)
+    fresh = [schemes.convert(t, target) for t in tags]
+    if found != target:
+        notes.append(f"{where}: tags converted from {found} to {target}")
+    elif changed := sum(a != list(b) for a, b in zip(fresh, tags)):
+        notes.append(f"{where}: {changed} sentences had ill-formed {target} tags, which were put right")
+    return replace(raw, targets=fresh, notes=tuple(notes))
 
 
-def _sentences(
-    source: Source, chosen: dict[str, str], skip_bad: bool
-) -> tuple[list[list[str]], list[list[str]], str, list[str], list[str]]:
+def read_raw(source: Source, columns: Mapping[str, str] | None = None, skip_bad: bool = False) -> Examples:
+    """The sentences with their tags as they are written."""
+    chosen = dict(columns or {})
     if isinstance(source, str | Path):
         path = Path(source)
         if kind(path) == ".conllu":
@@ -50,20 +51,25 @@ def _sentences(
             if column not in CONLLU_FIELDS:
                 raise EverybertError(f"{path}: CoNLL-U has no column {column!r}; it has {', '.join(CONLLU_FIELDS)}")
             trees = list(read_conllu(path))
-            words = [[w["form"] for w in tree] for tree in trees]
+            tags = [[w[column] for w in tree] for tree in trees]
             note = f"{path}: labels read from the column {column!r}"
-            return words, [[w[column] for w in tree] for tree in trees], str(path), [note], []
+            return Examples([[w["form"] for w in tree] for tree in trees], tags, str(path), (note,))
         if kind(path) not in (".jsonl", ".ndjson", ".json", ".parquet", ".csv"):
-            sentences = list(read_conll(path))
-            at = int(chosen.get("label", -1))
-            tags = [[row[at] for row in s] for s in sentences]
-            return [[row[0] for row in s] for s in sentences], tags, str(path), [], []
+            return _columns(path, chosen.get("label", "-1"))
     return _records(source, chosen, skip_bad)
 
 
-def _records(
-    source: Source, chosen: dict[str, str], skip_bad: bool
-) -> tuple[list[list[str]], list[list[str]], str, list[str], list[str]]:
+def _columns(path: Path, column: str) -> Examples:
+    """CoNLL columns: the word is the first, the tag the last unless its number (from 0) is given."""
+    sentences = list(read_conll(path))
+    width = len(sentences[0][0])
+    if not column.lstrip("-").isdigit() or not -width <= int(column) < width:
+        raise EverybertError(f"{path} has {width} columns without names; give the label's number, 0 … {width - 1}")
+    tags = [[row[int(column)] for row in s] for s in sentences]
+    return Examples([[row[0] for row in s] for s in sentences], tags, str(path))
+
+
+def _records(source: Source, chosen: dict[str, str], skip_bad: bool) -> Examples:
     table = read_rows(source, ("words", "tags"), skip_bad)
     first, where = table.rows[0], table.where
     text = col.find(first, "text", ("words", "tokens"), chosen, where)
@@ -88,7 +94,7 @@ def _records(
             tags.append([str(col.label_name(x)) for x in t])
     if not words:
         raise EverybertError(f"{where} has no usable row; {bad.found[0]}")
-    return words, tags, where, [*table.notes, *bad.notes()], bad.found
+    return Examples(words, tags, where, (*table.notes, *bad.notes()), tuple(bad.found))
 
 
 def _list(value: Any) -> list[Any]:
