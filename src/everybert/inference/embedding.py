@@ -5,7 +5,6 @@ Legend: T tokens in the batch, n tokens of one sequence, H hidden.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 from everybert.errors import EverybertError
 from everybert.inference.engine import Inputs, Piece, cover, encode
 from everybert.model.heads import Network
+from everybert.model.ragged import Ragged
 from everybert.store.folder import inside, read_json, write_json
 from everybert.text.tokenizer import Tokenizer
 
@@ -56,11 +56,23 @@ class Pooling:
     """Whether the folder has sentence-transformers files."""
 
 
+@dataclass(frozen=True)
+class Embedded:
+    """Vectors, and what was read for them."""
+
+    vectors: np.ndarray
+    """float32 (N, H): one a text, in order."""
+    tokens: list[int]
+    """Tokens of each text that were read, special ones included."""
+    cut: list[int]
+    """Tokens of each text that were left out because truncation was asked for."""
+
+
 @torch.inference_mode()
 def embed(
     network: Network, tokenizer: Tokenizer, texts: Sequence[str], pooling: Pooling, size: int, long: str
-) -> np.ndarray:
-    """float32 (N, H): one vector a text, in order."""
+) -> Embedded:
+    """One vector a text."""
     ids = tokenizer.ids_batch(_prepared(texts, pooling, tokenizer))
     lead, tail = _specials(tokenizer)
     pieces: list[Piece] = []
@@ -73,18 +85,13 @@ def embed(
         for piece in cover(sequence, lead, tail, size):
             pieces.append(piece)
             owners.append(i)
-    if any(cut):
-        warnings.warn(
-            f"{sum(map(bool, cut))} of {len(ids)} texts were cut to {size} tokens: {sum(cut)} tokens were left out",
-            stacklevel=4,
-        )
     pooled = _pooled(network, pieces, pooling.modes)
     vectors = torch.from_numpy(_combined(pooled, pieces, owners, pooling.modes, len(ids)))
     for layer in pooling.dense:
         vectors = layer(vectors)
     if pooling.normalize:
         vectors = F.normalize(vectors, dim=1)
-    return vectors.numpy()
+    return Embedded(vectors.numpy(), [len(x) - lost for x, lost in zip(ids, cut)], cut)
 
 
 def _prepared(texts: Sequence[str], pooling: Pooling, tokenizer: Tokenizer) -> Sequence[str]:
@@ -103,7 +110,8 @@ def _specials(tokenizer: Tokenizer) -> tuple[int, int]:
 def _pooled(network: Network, pieces: list[Piece], modes: tuple[str, ...]) -> np.ndarray:
     """(pieces, modes, H): each sequence pooled over the tokens it owns."""
     out = np.empty((len(pieces), len(modes), network.config.hidden_size), dtype=np.float32)
-    for which, batch, x_TH in encode(network, Inputs([piece.ids for piece in pieces])):
+
+    def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
         rows = [x_nH[pieces[i].own] for i, x_nH in zip(which, batch.split(x_TH))]
         for m, mode in enumerate(modes):
             if mode == "cls":
@@ -113,6 +121,8 @@ def _pooled(network: Network, pieces: list[Piece], modes: tuple[str, ...]) -> np
             else:
                 vectors = torch.stack([x_nH.float().mean(0) for x_nH in rows])
             out[which, m] = vectors.float().cpu().numpy()
+
+    encode(network, Inputs([piece.ids for piece in pieces]), read)
     return out
 
 

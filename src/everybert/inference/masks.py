@@ -5,7 +5,7 @@ Legend: M masked positions, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from everybert.errors import EverybertError
 from everybert.inference.engine import Inputs, Piece, cover, encode
 from everybert.inference.results import Candidate, Score, TokenScore
 from everybert.model.heads import Network
+from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Encoding, Tokenizer
 
 MOST_SCORED = 4096
@@ -28,7 +29,6 @@ def pieces_of(encoding: Encoding, size: int) -> list[Piece]:
     return cover(encoding.ids, lead, tail, size)
 
 
-@torch.inference_mode()
 def fill(network: Network, tokenizer: Tokenizer, text: str, top: int, size: int) -> list[list[Candidate]]:
     """For each blank, the most probable tokens. In a long text a blank is seen in the window that owns it."""
     encoding = tokenizer.encode(text)
@@ -42,17 +42,18 @@ def fill(network: Network, tokenizer: Tokenizer, text: str, top: int, size: int)
     pieces = [(p, own) for p, own in pieces if own]
     sequences = [p.ids for p, _ in pieces]
     found: dict[int, list[Candidate]] = {}
-    for which, logits_MV in _logits(network, sequences, [[p.index(i) for i in own] for p, own in pieces]):
-        probability_MV = logits_MV.softmax(-1)
-        known = probability_MV[:, : tokenizer.size]
-        scores, ids = known.topk(min(top, known.shape[1]))
+
+    def read(which: list[int], logits_MV: Tensor) -> None:
+        known_MV = logits_MV.softmax(-1)[:, : tokenizer.size]
+        scores, ids = known_MV.topk(min(top, known_MV.shape[1]))
         at = [i for k in which for i in pieces[k][1]]
         for i, row_scores, row_ids in zip(at, scores.tolist(), ids.tolist()):
             found[i] = [Candidate(_spelt(tokenizer, t), s, t) for t, s in zip(row_ids, row_scores)]
+
+    _predict(network, sequences, [[p.index(i) for i in own] for p, own in pieces], read)
     return [found[i] for i in blanks]
 
 
-@torch.inference_mode()
 def score(network: Network, tokenizer: Tokenizer, text: str, size: int) -> Score:
     """Each token masked in turn: Σ ln P(tokenᵢ | the others) (Salazar et al. 2020, eq. 1)."""
     encoding = tokenizer.encode(text)
@@ -73,11 +74,14 @@ def score(network: Network, tokenizer: Tokenizer, text: str, size: int) -> Score
                 sequences.append(ids)
                 places.append([piece.index(i)])
     values = [0.0] * len(scored)
-    for which, logits_MV in _logits(network, sequences, places):
+
+    def read(which: list[int], logits_MV: Tensor) -> None:
         gold_M = torch.tensor([encoding.ids[scored[k]] for k in which], device=logits_MV.device)
         chosen_M = logits_MV.log_softmax(-1).gather(1, gold_M[:, None])[:, 0]
         for k, value in zip(which, chosen_M.tolist()):
             values[k] = value
+
+    _predict(network, sequences, places, read)
     tokens = [TokenScore(encoding.tokens[i], v, *encoding.offsets[i]) for i, v in zip(scored, values)]
     return Score(sum(values), tokens)
 
@@ -89,14 +93,20 @@ def mask_id(tokenizer: Tokenizer) -> int:
     return tokenizer.mask_id
 
 
-def _logits(
-    network: Network, sequences: Sequence[Sequence[int]], places: list[list[int]]
-) -> Iterator[tuple[list[int], Tensor]]:
-    """Batch after batch: which sequences, and fp32 logits (M, V) at the places asked for in each."""
-    for which, batch, x_TH in encode(network, Inputs(sequences)):
+def _predict(
+    network: Network,
+    sequences: Sequence[Sequence[int]],
+    places: list[list[int]],
+    read: Callable[[list[int], Tensor], None],
+) -> None:
+    """Hand `read`, batch after batch, which sequences it holds and the fp32 logits (M, V) at their places."""
+
+    def predict(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
         first = batch.offsets_B1.tolist()
         index_M = torch.tensor([first[b] + place for b, k in enumerate(which) for place in places[k]])
-        yield which, network.mlm_logits(x_TH, index_M.to(x_TH.device)).float()
+        read(which, network.mlm_logits(x_TH, index_M.to(x_TH.device)).float())
+
+    encode(network, Inputs(sequences), predict)
 
 
 def _spelt(tokenizer: Tokenizer, token: int) -> str:

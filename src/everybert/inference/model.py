@@ -5,6 +5,7 @@ Legend: L layers, A heads, H hidden, n tokens of one sequence.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from everybert.inference.results import Candidate, Score, TokenVectors
 from everybert.inside.attention import Attention, attention
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
+from everybert.model.ragged import Ragged
 from everybert.store.adapters import is_adapter
 from everybert.store.folder import atomic_folder
 from everybert.store.hub import resolve
@@ -152,15 +154,28 @@ class Model:
         is the mean. A text longer than the window is read in overlapping windows; long="cut" truncates it instead,
         as sentence-transformers does, and warns.
         """
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        found = self.embedded(texts, pooling, normalize, long)
+        if lost := [n for n in found.cut if n]:
+            warnings.warn(f"{len(lost)} of {len(texts)} texts were cut: {sum(lost)} tokens were left out", stacklevel=2)
+        return found.vectors
+
+    def embedded(
+        self,
+        texts: Sequence[str],
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        long: Literal["window", "cut"] = "window",
+    ) -> embedding.Embedded:
+        """As `embed`, with the number of tokens that were read, and cut, of each text."""
         if long not in ("window", "cut"):
             raise EverybertError(f"long texts are read by window or cut, not {long!r}")
         how = self.pooling if pooling is None else replace(self._plain_pooling, modes=(pooling,), dense=())
         embedding.check_modes(how.modes)
         if normalize is not None:
             how = replace(how, normalize=normalize)
-        texts = [texts] if isinstance(texts, str) else list(texts)
         if not texts:
-            return np.empty((0, self.config.hidden_size), dtype=np.float32)
+            return embedding.Embedded(np.empty((0, self.config.hidden_size), dtype=np.float32), [], [])
         size = min(how.size or self.window, self.window)
         return embedding.embed(self.network, self.tokenizer, texts, how, size, long)
 
@@ -183,11 +198,14 @@ class Model:
         encoding, pieces = self._pieces(text, pair)
         vectors = np.empty((len(encoding), self.config.hidden_size), dtype=np.float32)
         segments = [encoding.segments] if pair is not None else None
-        for which, batch, x_TH in encode(self.network, Inputs([p.ids for p in pieces], segments), layer):
+
+        def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
             for k, x_nH in zip(which, batch.split(x_TH)):
                 piece = pieces[k]
                 own_nH = x_nH[piece.own].float().cpu().numpy()
                 vectors[piece.at : piece.at + len(own_nH)] = own_nH
+
+        encode(self.network, Inputs([p.ids for p in pieces], segments), read, layer)
         return TokenVectors(encoding.tokens, encoding.offsets, vectors, encoding.ids, encoding.segments, layer)
 
     def hidden(
@@ -198,8 +216,11 @@ class Model:
     ) -> list[Tensor]:
         """Raw ids to final hidden states, one (n, H) tensor a sequence; `global_tokens` are Longformer's."""
         out: dict[int, Tensor] = {}
-        for which, batch, x_TH in encode(self.network, Inputs(sequences, segments, global_tokens)):
-            out |= zip(which, batch.split(x_TH))
+
+        def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
+            out.update(zip(which, batch.split(x_TH)))
+
+        encode(self.network, Inputs(sequences, segments, global_tokens), read)
         return [out[i].clone() for i in range(len(out))]  # outside of inference mode: usable for training
 
     def attention(self, text: str, pair: str | None = None) -> Attention:
@@ -215,11 +236,13 @@ class Model:
     def next_sentence(self, first: str, second: str) -> float:
         """P(the second text follows the first)."""
         encoding, _ = self._pieces(first, second)
-        for _, batch, x_TH in encode(self.network, Inputs([encoding.ids], [encoding.segments])):
-            with torch.inference_mode():
-                logits_2 = self.network.sequence_logits(x_TH, batch, "nsp")[0].float()
-                return float(logits_2.softmax(-1)[0])
-        raise AssertionError
+        logits: list[Tensor] = []
+
+        def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
+            logits.append(self.network.sequence_logits(x_TH, batch, "nsp")[0].float())
+
+        encode(self.network, Inputs([encoding.ids], [encoding.segments]), read)
+        return float(logits[0].softmax(-1)[0])
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────
 
