@@ -25,6 +25,7 @@ COMMANDS = {
     "tag": ("everybert.cli.tasks", "Find names, places, parts of speech.", USE),
     "answer": ("everybert.cli.tasks", "Answer questions from a text.", USE),
     "choose": ("everybert.cli.tasks", "Choose the ending that fits best.", USE),
+    "serve": ("everybert.cli.serve", "Serve models over HTTP.", USE),
     "info": ("everybert.cli.info", "A model's size, part by part; the family side by side.", USE),
     "demo": ("everybert.cli.demo", "What works today, in a minute.", USE),
     "tokenizer": ("everybert.cli.tokenizer", "Train a tokenizer, and look at one.", BUILD),

@@ -1,0 +1,77 @@
+"""`everybert serve`: models over HTTP."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from everybert.cli.common import DEFAULT, Device, examples
+from everybert.errors import EverybertError
+
+app = typer.Typer()
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@app.command(
+    epilog=examples(
+        "everybert serve --model ./my-model",
+        "everybert serve --model small=./trunk --adapter sentiment=./lora-sentiment --model ner=./tagger",
+        "EVERYBERT_API_KEY=secret everybert serve --host 0.0.0.0 --port 80 --dtype int8",
+    )
+)
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", help="A folder, bundled model or hub id, or NAME=FOLDER; repeat."),
+    ] = None,
+    adapter: Annotated[
+        list[str] | None, typer.Option(help="An adapter: FOLDER, NAME=FOLDER or MODEL:NAME=FOLDER; repeat.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on; this machine alone unless told otherwise.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="EVERYBERT_API_KEY", help="Ask clients for this key.", show_default=False)
+    ] = None,
+    device: Device = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or (CPU) int8.")] = None,
+    max_body: Annotated[int, typer.Option(help="Bytes of a request's body.", min=1)] = 2_000_000,
+    max_inputs: Annotated[int, typer.Option(help="Texts of a request.", min=1)] = 1024,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a text.", min=1)] = 65_536,
+    queue: Annotated[int, typer.Option(help="Requests taken at a time; more are answered 429.", min=1)] = 256,
+    timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.", min=0.01)] = 60.0,
+    budget: Annotated[int | None, typer.Option(help="Tokens of a batch.", min=1)] = None,
+) -> None:
+    """Serve models over HTTP: OpenAI's and TEI's endpoints, our own, and a page to play with."""
+    try:
+        from everybert.serving.app import create_app
+        from everybert.serving.app import serve as run
+        from everybert.serving.limits import Limits
+        from everybert.serving.service import Service
+        from everybert.serving.shelf import open_models
+    except ModuleNotFoundError as error:
+        raise EverybertError(f"serving needs {error.name}: pip install 'everybert[serve]'") from None
+
+    limits = Limits(
+        body=max_body,
+        inputs=max_inputs,
+        text_tokens=max_tokens,
+        request_tokens=max(4 * max_tokens, max_inputs),
+        queue=queue,
+        seconds=timeout,
+        budget=budget,
+    )
+    service = Service(limits)
+    open_models(service.shelf, model or [DEFAULT], adapter or [], device=device, dtype=dtype)
+    if host not in LOOPBACK and not api_key:
+        print(f"note: anyone who reaches {host} can use this server; --api-key asks for a key", file=sys.stderr)
+
+    def started(real: int) -> None:
+        names = ", ".join(service.shelf.entries)
+        print(f"serving {names} on http://{host}:{real} (documentation: /docs; end with Ctrl-C)", flush=True)
+
+    run(create_app(service, api_key), host, port, started)

@@ -1,0 +1,1 @@
+"""HTTP: models served to many at once."""

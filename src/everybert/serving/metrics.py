@@ -1,0 +1,41 @@
+"""What Prometheus is told."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+
+
+class Metrics:
+    """Counters of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        def make(kind: Any, name: str, what: str, labels: tuple[str, ...] = (), **more: Any) -> Any:
+            return kind(f"everybert_{name}", what, labels, registry=self.registry, **more)
+
+        self.requests = make(Counter, "requests", "Requests answered.", ("path", "status"))
+        self.seconds = make(Histogram, "request_seconds", "Time to answer.", ("path",), buckets=SECONDS)
+        self.in_flight = make(Gauge, "in_flight", "Requests taken and not answered yet.")
+        self.waiting = make(Gauge, "waiting_tokens", "Tokens that wait for the model.")
+        self.tokens = make(Counter, "tokens", "Tokens that went through the model.", ("model",))
+        self.batch_tokens = make(Histogram, "batch_tokens", "Tokens of a batch.", buckets=TOKENS)
+        self.batch_seconds = make(Histogram, "batch_seconds", "Time of a batch.", buckets=SECONDS)
+        self.failures = make(Counter, "failures", "Errors of the server's own making.")
+
+    def answered(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
+        """One request; paths that there are not share one name, so that nobody can fill the memory with them."""
+        route = scope.get("route")
+        path = getattr(route, "path", None) or ("refused" if status in (401, 408, 413, 415, 429, 499) else "unknown")
+        self.requests.labels(path, str(status)).inc()
+        self.seconds.labels(path).observe(seconds)
+
+    def text(self) -> bytes:
+        """In the exposition format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,119 @@
+"""The models that are served: trunks, and a view of each for every adapter, which many threads may use at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from everybert.errors import EverybertError
+from everybert.inference.engine import BUDGET_CPU, BUDGET_GPU
+from everybert.inference.model import Model, load
+from everybert.model.heads import Network
+from everybert.serving.limits import CountingTokenizer, Limits, Refusal
+from everybert.serving.scheduler import Scheduler, SharedEncoder, Trunk
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model under the name that requests call it by."""
+
+    name: str
+    model: Model
+    """A view: its encoder is shared, its heads are its own."""
+
+    @property
+    def tasks(self) -> list[str]:
+        """The endpoints that it answers."""
+        network, found = self.model.network, ["embed", "tokens", "attention"]
+        heads = {"mlm": "fill", "nsp": "next", "tag": "tag", "answer": "answer", "choose": "choose"}
+        found += [task for head, task in heads.items() if head in network.heads]
+        if "classify" in network.heads:
+            found += ["predict", "rerank"] if is_regression(self.model) else ["classify", "predict"]
+        return found
+
+
+class Shelf:
+    """All that is served, by name; the first is the default."""
+
+    def __init__(self, scheduler: Scheduler, limits: Limits) -> None:
+        self.scheduler = scheduler
+        self.limits = limits
+        self.entries: dict[str, Served] = {}
+
+    def add(self, name: str, model: Model, adapters: dict[str, str | Path] | None = None) -> None:
+        """Serve a model as `name`, and each adapter put on it as `name:adapter`."""
+        if not name or ":" in name or name in self.entries:
+            raise EverybertError(f"a served model needs a name of its own without a colon, not {name!r}")
+        if model.adapters is not None and model.adapters.on.active is not None:
+            model.use(None)
+        for adapter, folder in (adapters or {}).items():
+            model.add_adapter(folder, adapter)
+        budget = self.limits.budget or (BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU)
+        trunk = Trunk(name, model.network.encoder, model.use, budget)
+        self.entries[name] = Served(name, self._view(model, trunk, None))
+        for adapter in model.adapters.extras if model.adapters is not None else ():
+            self.entries[f"{name}:{adapter}"] = Served(f"{name}:{adapter}", self._view(model, trunk, adapter))
+
+    def get(self, name: str | None) -> Served:
+        """The model a request asks for; the first where it names none."""
+        if name is None:
+            return next(iter(self.entries.values()))
+        if name not in self.entries:
+            raise Refusal(404, f"there is no model {name[:80]!r} here; choose one of {', '.join(self.entries)}")
+        return self.entries[name]
+
+    def _view(self, model: Model, trunk: Trunk, adapter: str | None) -> Model:
+        """The model with a shared encoder, and under an adapter with its heads and settings."""
+        entry = model.adapters.on.entries[adapter] if model.adapters is not None and adapter is not None else None
+        network: Network = copy.copy(model.network)
+        network._modules = dict(model.network._modules)
+        network.encoder = SharedEncoder(trunk, adapter, self.scheduler)  # type: ignore[assignment]
+        network.heads = nn.ModuleDict({**dict(model.network.heads), **(entry.heads if entry else {})})
+        if entry is not None and entry.pooler is not None:
+            network.pooler = entry.pooler  # type: ignore[assignment]
+        own: dict[str, Any] = {"extras": model.extras, "labels": model.labels, "problem_type": model.problem_type}
+        if adapter is not None and model.adapters is not None:
+            own = {"extras": model.adapters.extras[adapter]}
+        tokenizer = CountingTokenizer(model.tokenizer)
+        view = Model(network, tokenizer, raw_config=model.raw_config, folder=model.folder, **own)
+        view.pooling = model.pooling  # read now: the folder may be gone when it is first needed
+        return view
+
+
+def open_models(
+    shelf: Shelf,
+    models: Sequence[str],
+    adapters: Sequence[str] = (),
+    device: str | None = None,
+    dtype: str | None = None,
+) -> None:
+    """Load and serve "folder" or "name=folder"; adapters as "folder", "name=folder" or "model:name=folder"."""
+    named = [_named(entry) for entry in models]
+    first = named[0][0]
+    theirs: dict[str, dict[str, str | Path]] = {name: {} for name, _ in named}
+    for entry in adapters:
+        name, folder = _named(entry)
+        on, colon, short = name.rpartition(":")
+        on, short = (on, short) if colon else (first, name)
+        if on not in theirs:
+            raise EverybertError(f"the adapter {entry!r} is for {on!r}, which is not served; add --model {on}=FOLDER")
+        theirs[on][short] = folder
+    for name, folder in named:
+        shelf.add(name, load(folder, device=device, dtype=dtype), theirs[name])
+
+
+def _named(entry: str) -> tuple[str, str]:
+    """("name", "folder") of "name=folder"; a folder alone is called by its last part."""
+    name, equals, folder = entry.partition("=")
+    return (name, folder) if equals else (Path(entry).name.replace(":", "-"), entry)
+
+
+def is_regression(model: Model) -> bool:
+    """Whether the classify head gives one number: a cross-encoder's score, or regression."""
+    head = model.network.heads["classify"] if "classify" in model.network.heads else None
+    return head is not None and getattr(head.output, "out_features", 0) == 1
