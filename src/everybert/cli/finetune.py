@@ -220,7 +220,7 @@ def doctor(
     window: Annotated[int | None, typer.Option(help="Tokens of a window; the model's when not given.")] = None,
     as_json: Json = False,
 ) -> None:
-    """What is wrong with labelled data, with examples and what to do. Exit code 1 where something is."""
+    """What is wrong with labelled data, with examples and what to do. Exit code 1 where there is an error."""
     from everybert.evaluation.doctor import examine
 
     found = examine(task, data, dev, model, parse_columns(columns), window)
@@ -243,7 +243,7 @@ def doctor(
             most = max((n for _, n in bars), default=1)
             print_table([[f"  ≤ {size}", f"{n:,}", "█" * round(30 * n / most)] for size, n in bars], right=(0, 1))
         print(f"\n{found}")
-    if not found.healthy:
+    if any(finding.severity == "error" for finding in found.findings):
         raise typer.Exit(1)
 
 

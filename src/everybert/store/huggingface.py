@@ -286,9 +286,11 @@ def _add_missing(network: Network, heads: Mapping[str, int | None], pooler: bool
         initialise(fresh, network.config)
         network.pooler = fresh.to(like.device, like.dtype)
     missing = [head for head in heads if head not in network.heads]
+    pooled = network.pooler is not None
     for head in missing:
         network.add_head(head, heads[head])
-    return [f"{head} head" + (f" ({heads[head]} labels)" if heads[head] else "") for head in missing]
+    named = [f"{head} head" + (f" ({heads[head]} labels)" if heads[head] else "") for head in missing]
+    return named + (["pooler"] if network.pooler is not None and not pooled else [])
 
 
 def _choose_dtype(
