@@ -17,10 +17,13 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.inference import embedding, masks, task_use
+from everybert.inference import embedding, looking, masks, task_use
 from everybert.inference.engine import Inputs, Piece, encode
 from everybert.inference.results import Candidate, Score, TokenVectors
 from everybert.inside.attention import Attention, attention
+from everybert.inside.attribution import Attribution
+from everybert.inside.neighbours import Neighbours
+from everybert.inside.trace import Trace
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
@@ -232,6 +235,18 @@ class Model:
                 "attention is shown for one window: give a shorter text"
             )
         return attention(self.network, encoding)
+
+    def trace(self, text: str, pair: str | None = None) -> Trace:
+        """Every intermediate of the forward pass by name: `trace["layers.0.attention.weights"]`."""
+        return looking.trace(self, text, pair)
+
+    def neighbours(self, word: str, texts: Sequence[str], top: int = 5) -> Neighbours:
+        """A word in several texts: its vectors compared at every layer, and the words they lie near."""
+        return looking.neighbours(self, word, texts, top)
+
+    def attribution(self, text: str, pair: str | None = None, **options: Any) -> Attribution:
+        """Which pieces speak for a prediction. Options: label, task, method (integrated, gradient), adapter."""
+        return looking.attribution(self, text, pair, **options)
 
     def next_sentence(self, first: str, second: str) -> float:
         """P(the second text follows the first)."""

@@ -1,11 +1,10 @@
-"""Who attends to whom, head by head: the weights as data, and as a small page that shows itself in a notebook.
+"""Who attends to whom, head by head: the weights as data, and as one self-contained page.
 
 Legend: L layers, A heads, n tokens of the text.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,31 +18,58 @@ from everybert.text.tokenizer import Encoding
 
 LIMIT = 1 << 30
 """Bytes of attention weights held at once: L·A·n² floats grow fast (BERT-base at 4,096 tokens: 9.7 GB)."""
-SHOWN = 128
-"""Tokens up to which a notebook draws the weights."""
+DRAWN = 48 << 20
+"""Weights up to which a page of its own holds them all (BERT-base: 591 tokens)."""
+THUMBNAIL = 32
+"""Rows and columns of a head's small picture, at most."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """What every head of every layer looked at in one text."""
+    """What every head of every layer looked at in one text. Shows itself in a notebook."""
 
     tokens: list[str]
     weights: np.ndarray = field(repr=False)
     """float32 (L, A, n, n): row i is what token i draws from, and sums to 1."""
     offsets: list[tuple[int, int]] = field(default_factory=list, repr=False)
     segments: list[int] = field(default_factory=list, repr=False)
+    texts: list[int | None] = field(default_factory=list, repr=False)
+    """Which text a token came from, 0 or 1; None for special tokens."""
+
+    def html(self, title: str = "Attention") -> str:
+        """A page of its own that asks for nothing else: all heads as thumbnails, one large, as lines or a matrix."""
+        from everybert.inside.page import attention_page
+
+        if self.weights.size > DRAWN:
+            layers, heads, n, _ = self.weights.shape
+            raise EverybertError(
+                f"{n} tokens in {layers} layers of {heads} heads have {self.weights.size:,} weights, too many for a "
+                "page; give a shorter text, or look at .weights"
+            )
+        return attention_page(self, title)
 
     def _repr_html_(self) -> str:
-        """A self-contained view: choose a layer and a head, point at a token."""
-        layers, heads, n, _ = self.weights.shape
-        if n > SHOWN:
-            return f"<p>Attention of {n} tokens, {layers} layers, {heads} heads: too wide to draw; see .weights</p>"
-        data = {
-            "tokens": self.tokens,
-            "weights": np.rint(self.weights * 255).astype(np.uint8).tolist(),
-        }
-        # "</" would end the script element early, were it part of a token.
-        return PAGE.replace("__DATA__", json.dumps(data, separators=(",", ":")).replace("</", "<\\/"))
+        """The page in a frame: its styles and scripts stay its own."""
+        from everybert.inside.page import frame
+
+        try:
+            return frame(self.html())
+        except EverybertError as error:
+            return f"<p>{error}</p>"
+
+    def thumbnails(self, size: int = THUMBNAIL) -> np.ndarray:
+        """uint8 (L, A, s, s), s ≤ size: each head's weights, the largest of each block, 255 standing for 1."""
+        n = self.weights.shape[-1]
+        if n <= size:
+            return np.rint(self.weights * 255).astype(np.uint8)
+        edges = np.linspace(0, n, size + 1).astype(int)[:-1]
+        rows = np.maximum.reduceat(self.weights, edges, axis=2)
+        return np.rint(np.maximum.reduceat(rows, edges, axis=3) * 255).astype(np.uint8)
+
+
+def quantised(weights: np.ndarray) -> np.ndarray:
+    """Weights in [0, 1] as little-endian uint16 for the page: off by at most 7.7e-6."""
+    return np.rint(weights.astype(np.float64) * 65535).astype("<u2")
 
 
 @torch.inference_mode()
@@ -67,49 +93,4 @@ def attention(network: Network, encoding: Encoding) -> Attention:
     batch = Ragged.of([encoding.ids], [encoding.segments], device=device)
     network.encoder.check(batch)
     network.encoder(batch, watch=watch)
-    return Attention(encoding.tokens, weights, encoding.offsets, encoding.segments)
-
-
-PAGE = """
-<div class="everybert-attention" style="font: 13px/1.5 sans-serif">
-  <label>layer <select></select></label> <label>head <select></select></label>
-  <span style="color: #777">point at a token to see what it attends to</span>
-  <div style="margin-top: .5em"></div>
-</div>
-<script>
-(() => {
-  const data = __DATA__;
-  const root = document.currentScript.previousElementSibling;
-  const [layer, head] = root.querySelectorAll("select");
-  const line = root.querySelector("div");
-  const choose = (select, count, also) => {
-    if (also) select.add(new Option(also, "-1"));
-    for (let i = 0; i < count; i++) select.add(new Option(i, i));
-  };
-  choose(layer, data.weights.length);
-  choose(head, data.weights[0].length, "mean");
-  layer.value = data.weights.length - 1;
-  let from = 0;
-  const spans = data.tokens.map((token, i) => {
-    const span = document.createElement("span");
-    span.textContent = token;
-    span.style.cssText = "display: inline-block; padding: 0 .3em; margin: .1em; border-radius: .2em; cursor: default";
-    span.onmouseenter = () => { from = i; draw(); };
-    line.append(span);
-    return span;
-  });
-  const draw = () => {
-    const heads = data.weights[layer.value];
-    const rows = head.value === "-1" ? heads.map((h) => h[from]) : [heads[head.value][from]];
-    spans.forEach((span, j) => {
-      const weight = rows.reduce((sum, row) => sum + row[j], 0) / rows.length / 255;
-      span.style.background = `rgba(230, 120, 20, ${weight})`;
-      span.style.outline = j === from ? "1px solid #555" : "none";
-      span.title = weight.toFixed(3);
-    });
-  };
-  layer.onchange = head.onchange = draw;
-  draw();
-})();
-</script>
-"""
+    return Attention(encoding.tokens, weights, encoding.offsets, encoding.segments, encoding.sequence)

@@ -1,0 +1,139 @@
+"""A forward pass with everything kept: each intermediate by name, as arrays, from the embeddings to the heads.
+
+The names, in the order in which they are computed (ℓ counts applied layers from 0):
+
+    embeddings.token, .segment, .position, .sum    embeddings
+    layers.ℓ.attention.q, .k, .v, .scores, .weights, .mixed, .output, .residual, .norm
+    layers.ℓ.feed_forward.input, .active, .output, .residual (or .norm)    layers.ℓ.output
+    output    mlm.dense, .active, .norm, .logits, .probabilities    pooler    nsp.logits …
+
+Legend: n tokens of the text, A heads, D head size, H hidden, I intermediate width, V vocabulary, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from everybert.errors import EverybertError
+from everybert.model.config import EncoderConfig
+from everybert.model.encoder import activate
+from everybert.model.features import SEQUENCE_HEADS, FeatureHead
+from everybert.model.heads import MaskedLM, Network
+from everybert.model.ragged import Ragged
+from everybert.text.tokenizer import Encoding, Tokenizer
+
+LIMIT = 1 << 30
+"""Bytes of intermediates held at once."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Every intermediate of one text's forward pass: `trace["layers.0.attention.weights"]`."""
+
+    tokens: list[str]
+    ids: list[int]
+    segments: list[int]
+    values: dict[str, np.ndarray] = field(repr=False)
+    """float32: (n, …) for each token, (A, n, …) inside a head, (1, …) for the whole text."""
+    config: EncoderConfig = field(repr=False)
+    text: str = ""
+    pair: str | None = None
+    gap: float = 0.0
+    """The largest difference between this pass's output and the fast path's."""
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.values:
+            close = [known for known in self.values if name.rpartition(".")[2] in known][:3]
+            raise EverybertError(f"the trace has no {name!r}" + (f"; it has {', '.join(close)} …" if close else ""))
+        return self.values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.values
+
+    @property
+    def names(self) -> list[str]:
+        """The intermediates, in the order in which they are computed."""
+        return list(self.values)
+
+    def vocabulary(self, tokenizer: Tokenizer, top: int = 5) -> list[list[tuple[str, float]]]:
+        """At every position, the most probable tokens of the MLM head."""
+        p_nV = self["mlm.probabilities"][:, : tokenizer.size]
+        best = np.argsort(-p_nV, axis=1)[:, :top]
+        return [[(tokenizer.token(int(v)), float(row[v])) for v in order] for row, order in zip(p_nV, best)]
+
+
+def trace(
+    network: Network,
+    encoding: Encoding,
+    text: str = "",
+    pair: str | None = None,
+    keep: Callable[[str], bool] | None = None,
+) -> Trace:
+    """Run one text and keep its intermediates: all, or those whose name `keep` takes."""
+    n = len(encoding)
+    _check_room(network.config, n, keep)
+    values: dict[str, np.ndarray] = {}
+
+    def watch(name: str, value: Tensor) -> None:
+        if keep is None or keep(name):
+            values[name] = value.float().cpu().numpy().copy()
+
+    device = network.encoder.embeddings.token.weight.device
+    batch = Ragged.of([encoding.ids], [encoding.segments], device=device)
+    network.encoder.check(batch)
+    with torch.inference_mode():
+        states: list[Tensor] = []
+        x_nH = network.encoder(batch, states, watch)
+        gap = float((network.encoder(batch).float() - x_nH.float()).abs().max())
+        _heads(network, x_nH, states, batch, watch)
+    return Trace(encoding.tokens, encoding.ids, encoding.segments, values, network.config, text, pair, gap)
+
+
+def _heads(
+    network: Network, x_nH: Tensor, states: list[Tensor], batch: Ragged, watch: Callable[[str, Tensor], None]
+) -> None:
+    """What every head that the network has makes of the encoder's output."""
+    if network.pooler is not None:
+        watch("pooler", network.pooler(x_nH[batch.first_B]))
+    for name, head in network.heads.items():
+        if isinstance(head, MaskedLM):
+            dense_nE = head.dense(x_nH)
+            active_nE = activate(dense_nE, head.activation)
+            logits_nV = network.mlm_logits(x_nH)
+            for part, value in (
+                ("dense", dense_nE),
+                ("active", active_nE),
+                ("norm", head.norm(active_nE)),
+                ("logits", logits_nV),
+                ("probabilities", logits_nV.float().softmax(-1)),
+            ):
+                watch(f"mlm.{part}", value)
+        elif isinstance(head, FeatureHead):
+            watch(f"{name}.logits", head(head.read(states, batch)))
+        elif name in SEQUENCE_HEADS:
+            watch(f"{name}.logits", network.sequence_logits(x_nH, batch, name))
+        else:
+            watch(f"{name}.logits", network.token_logits(x_nH, name))
+
+
+def _check_room(config: EncoderConfig, n: int, keep: Callable[[str], bool] | None) -> None:
+    """Refuse what would not fit in memory, before it is computed."""
+    layers = [i for i in range(len(config.layer_order)) if keep is None or keep(f"layers.{i}.attention.scores")]
+    a_layer = 2 * config.heads * n * n + n * (9 * config.hidden_size + 2 * config.intermediate_size)
+    room = 4 * (len(layers) * a_layer + 2 * n * config.vocab_size)
+    if room > LIMIT:
+        raise EverybertError(
+            f"a trace of {n} tokens through {len(layers)} layers holds {room / 2**30:.1f} GiB of intermediates; "
+            "give a shorter text"
+        )
