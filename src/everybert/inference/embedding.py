@@ -95,9 +95,9 @@ def embed(
 
 
 def _prepared(texts: Sequence[str], pooling: Pooling, tokenizer: Tokenizer) -> Sequence[str]:
-    if pooling.lowercase and not tokenizer.lowercase:
-        texts = [text.lower() for text in texts]
-    return [pooling.prompt + text for text in texts] if pooling.prompt else texts
+    if pooling.prompt:
+        texts = [pooling.prompt + text for text in texts]
+    return [text.lower() for text in texts] if pooling.lowercase and not tokenizer.lowercase else texts
 
 
 def _specials(tokenizer: Tokenizer) -> tuple[int, int]:
@@ -232,8 +232,10 @@ def write_pooling(folder: Path, pooling: Pooling, width: int) -> None:
     at = "sentence_transformers.models."
     modules = [{"path": "", "type": at + "Transformer"}, {"path": "1_Pooling", "type": at + "Pooling"}]
     (folder / "1_Pooling").mkdir()
-    flags = {f"pooling_mode_{old}": mode in pooling.modes for mode, old in MODES.items()}
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **flags})
+    said: dict[str, Any] = {f"pooling_mode_{old}": mode in pooling.modes for mode, old in MODES.items()}
+    if pooling.modes != tuple(mode for mode in MODES if mode in pooling.modes):
+        said = {"pooling_mode": list(pooling.modes)}  # another order, which only the new form can say
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **said})
     for layer in pooling.dense:
         path = f"{len(modules)}_Dense"
         modules.append({"path": path, "type": at + "Dense"})

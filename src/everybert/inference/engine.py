@@ -62,7 +62,7 @@ def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 def shared_out(tokens: int, cores: int) -> int:
     """A CPU batch's budget: near BUDGET_CPU, and such that every core gets as many batches as the others."""
-    rounds = math.ceil(tokens / (cores * BUDGET_CPU))
+    rounds = max(1, math.ceil(tokens / (cores * BUDGET_CPU)))
     return max(BUDGET_CPU // 4, math.ceil(tokens / (cores * rounds)))
 
 

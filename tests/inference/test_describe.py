@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from everybert.inference.describe import compare, describe_folder, head_parameters, parameters
+from everybert.inference.model import Model
+from everybert.model.presets import PRESETS
+from everybert.store import config_json
+
+PUBLISHED = {
+    "bert-base-uncased": 110,
+    "bert-large-uncased": 340,
+    "distilbert-base-uncased": 66,
+    "albert-base-v2": 12,
+    "roberta-base": 125,
+    "xlm-roberta-large": 560,
+    "modernbert-base": 149,
+}
+"""Millions of parameters, as the papers round them."""
+CLASSES = {
+    "mlm": "AutoModelForMaskedLM",
+    "classify": "AutoModelForSequenceClassification",
+    "tag": "AutoModelForTokenClassification",
+    "answer": "AutoModelForQuestionAnswering",
+    "choose": "AutoModelForMultipleChoice",
+}
+
+
+def theirs(name: str, kind: str = "AutoModel") -> int:
+    import transformers
+
+    raw, _ = config_json.write(PRESETS[name], None)
+    config = transformers.AutoConfig.for_model(**raw)
+    with torch.device("meta"):
+        model = getattr(transformers, kind).from_config(config)
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_presets_count_is_transformers_to_the_parameter(name):
+    assert sum(parameters(PRESETS[name]).values()) == theirs(name)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if "base" in name and "cased" not in name])
+def test_what_a_head_adds_is_transformers_to_the_parameter(name):
+    config = PRESETS[name]
+    counts, adds = parameters(config), head_parameters(config)
+    for head, kind in CLASSES.items():
+        pooled = head == "classify" and config.family in ("bert", "albert", "megatron-bert")
+        pooled |= head == "choose" and config.family != "distilbert"
+        body = sum(counts.values()) - (0 if pooled else counts.get("pooler", 0))
+        assert body + adds[head] == theirs(name, kind), head
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_figures(name):
+    total = sum(parameters(PRESETS[name]).values())
+    assert total == pytest.approx(PUBLISHED[name] * 1e6, rel=0.03)
+
+
+def test_the_comparison_has_base_and_large_of_every_flavour():
+    rows = {row["name"]: row for row in compare()}
+    for flavour in ("bert", "roberta", "xlm-roberta", "albert", "longformer", "modernbert"):
+        assert any(name.startswith(f"{flavour}-base") for name in rows)
+        assert any(name.startswith(f"{flavour}-large") for name in rows)
+    assert rows["albert-base-v2"]["total"] == 11_683_584
+    assert rows["longformer-large-4096"]["positions"] == 4096
+
+
+def test_a_folder_is_described_by_its_headers(minilm: Model, minilm_folder: Path, bert: Model, bert_folder: Path):
+    about = describe_folder(minilm_folder)
+    assert about["total"] == sum(p.numel() for p in minilm.network.parameters())
+    assert about["embedding"] == {"pooling": "mean", "normalize": True, "tokens": 256}
+    about = describe_folder(bert_folder)
+    assert about["total"] == sum(p.numel() for p in bert.network.parameters())
+    assert set(about["heads"]) == {"mlm", "nsp"} and not {"mlm", "nsp"} & about["heads_would_add"].keys()
