@@ -9,7 +9,7 @@ Legend: n tokens of the text, K points on the way, E embedding width, C outputs 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -156,11 +156,8 @@ class _Way:
         chosen = None if self.global_tokens is None else [self.global_tokens] * count
         batch = Ragged.of([e.ids] * count, [e.segments] * count, chosen, weight.device)
         self.network.encoder.check(batch)
-        hook = self.table.register_forward_hook(lambda module, given, made: x_TE)
-        try:
-            logits = head_logits(self.network, batch, self.head).float()
-        finally:
-            hook.remove()
+        batch = replace(batch, extra={"token_TE": x_TE})
+        logits = head_logits(self.network, batch, self.head).float()
         if self.head not in SEQUENCE_HEADS:
             logits = logits.unflatten(0, (count, len(e)))
         return x_TE, self.target(logits)
