@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 CHUNK = 512
 """Rows that are read, predicted and written at a time."""
+DIGITS = 5
 WRITTEN = (".csv", ".tsv", ".jsonl", ".ndjson")
 Row = dict[str, Any]
 
@@ -157,20 +158,25 @@ def _text(row: Row, column: str) -> str:
     return value if isinstance(value, str) else "" if value is None else str(value)
 
 
+def sure(probability: float) -> float:
+    """A probability in as many digits as it is worth: neighbours in a batch move the seventh."""
+    return round(probability, DIGITS)
+
+
 def described(task: str, result: Any, scores: bool = False, multi: bool = False) -> Row:
     """A result as columns: prediction, and what else there is to say of it."""
     if task == "regress":
-        return {"prediction": result}
+        return {"prediction": round(result, DIGITS)}
     if task == "tag":
-        return {"prediction": [asdict(span) for span in result]}
+        return {"prediction": [asdict(span) | {"score": sure(span.score)} for span in result]}
     if task == "answer":
         best = result[0]
-        return {"prediction": best.text, "start": best.start, "end": best.end, "probability": best.score}
+        return {"prediction": best.text, "start": best.start, "end": best.end, "probability": sure(best.score)}
     if task == "choose":
-        each = {f"p(ending{i})": p for i, p in enumerate(result.scores)} if scores else {}
-        return {"prediction": result.index, "ending": result.text, "probability": result.score, **each}
-    each = {f"p({label})": p for label, p in result.scores.items()} if scores else {}
-    return {"prediction": list(result.labels) if multi else result.label, "probability": result.score, **each}
+        each = {f"p(ending{i})": sure(p) for i, p in enumerate(result.scores)} if scores else {}
+        return {"prediction": result.index, "ending": result.text, "probability": sure(result.score), **each}
+    each = {f"p({label})": sure(p) for label, p in result.scores.items()} if scores else {}
+    return {"prediction": list(result.labels) if multi else result.label, "probability": sure(result.score), **each}
 
 
 def _joined(row: Row, more: Row, source: Path) -> Row:
