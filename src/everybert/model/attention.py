@@ -149,15 +149,16 @@ def _varlen_has_window() -> bool:
 
 
 def grouped(q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, batch: Ragged, p: float) -> Tensor:
-    """One rectangular SDPA call for each distinct length; rows are gathered only where they do not lie together."""
+    """One rectangular SDPA call for each distinct length; rows are gathered, once, where they do not lie together."""
+    if batch.regroup is not None:
+        q_TAD, k_TAD, v_TAD = (x.index_select(0, batch.regroup) for x in (q_TAD, k_TAD, v_TAD))
+    sizes = [r.stop - r.start if isinstance(r, slice) else len(r) for _, r in batch.groups]
     pieces = []
-    for n, rows in batch.groups:
-        q, k, v = (x[rows].unflatten(0, (-1, n)).transpose(1, 2) for x in (q_TAD, k_TAD, v_TAD))
+    for (n, _), *parts in zip(batch.groups, *(x.split(sizes) for x in (q_TAD, k_TAD, v_TAD))):
+        q, k, v = (x.unflatten(0, (-1, n)).transpose(1, 2) for x in parts)
         pieces.append(sdpa(q, k, v, dropout_p=p).transpose(1, 2).flatten(0, 1))
-    if len(pieces) == 1 and batch.ungroup is None:
-        return pieces[0]
-    out_TAD = torch.cat(pieces)
-    return out_TAD if batch.ungroup is None else out_TAD[batch.ungroup]
+    out_TAD = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return out_TAD if batch.ungroup is None else out_TAD.index_select(0, batch.ungroup)
 
 
 # ── sliding windows, with or without global tokens ───────────────────────────────────────────────────────────

@@ -133,16 +133,16 @@ class Ragged:
         return out
 
     @cached_property
-    def ungroup(self) -> Tensor | None:
-        """Where each token stands once the groups are laid end to end; None when that is where it was."""
-        total = len(self.tokens_T)
+    def regroup(self) -> Tensor | None:
+        """int64: the tokens in the order of the groups laid end to end; None when they lie so already."""
         rows = [np.arange(r.start, r.stop) if isinstance(r, slice) else r.cpu().numpy() for _, r in self.groups]
         order = np.concatenate(rows)
-        if bool((order == np.arange(total)).all()):
-            return None
-        back = np.empty(total, dtype=np.int64)
-        back[order] = np.arange(total)
-        return torch.from_numpy(back).to(self.device)
+        return None if bool((order == np.arange(len(order))).all()) else torch.from_numpy(order).to(self.device)
+
+    @cached_property
+    def ungroup(self) -> Tensor | None:
+        """Where each token stands once the groups are laid end to end; None when that is where it was."""
+        return None if self.regroup is None else torch.argsort(self.regroup)
 
     def split(self, x: Tensor) -> list[Tensor]:
         """Cut a per-token tensor (T, …) into one (n_b, …) view for each sequence."""

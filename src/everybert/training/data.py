@@ -134,6 +134,7 @@ class Rates:
 
 def to_item(pack: dict[str, Any], number: int, stream: PackStream, fill: bool) -> Item:
     """A pack's arrays as tensors; with `fill` its tail is padded, so that every pack has the same number of tokens."""
+    pack = by_length(pack)
     counts = (float(len(pack["mask_index"])), float((pack["pair_label"] >= 0).sum()))
     batch = collate(
         pack,
@@ -149,6 +150,22 @@ def to_item(pack: dict[str, Any], number: int, stream: PackStream, fill: bool) -
             batch.extra[name] = torch.from_numpy(np.pad(pack[name], (0, slots - len(pack[name]))))
     batch.extra["real"] = torch.tensor(len(pack["tokens"]))  # what follows is filling
     return Item(batch, number, pack["position"], len(pack["tokens"]), counts)
+
+
+def by_length(pack: dict[str, Any]) -> dict[str, Any]:
+    """The pack with its sequences in order of length, so that attention finds those of equal length side by side."""
+    lengths = np.asarray(pack["lengths"])
+    order = np.argsort(lengths, kind="stable")
+    starts, moved = np.cumsum(lengths) - lengths, np.cumsum(lengths[order]) - lengths[order]
+    shift = np.repeat((starts[order] - moved), lengths[order])
+    source = np.arange(len(shift)) + shift  # where each token of the new order was
+    target = np.empty_like(source)
+    target[source] = np.arange(len(source))
+    out = dict(pack)
+    out |= {name: pack[name][source] for name in ("tokens", "segments") if name in pack}
+    out |= {name: pack[name][order] for name in ("lengths", "pair_label", "example", "language") if name in pack}
+    out |= {name: target[pack[name]] for name in ("mask_index", "span_left", "span_right") if name in pack}
+    return out
 
 
 class Feed:
