@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 from difflib import get_close_matches
@@ -111,4 +112,7 @@ def main(
 
 def run() -> None:
     """The console script."""
+    for stream in (sys.stdout, sys.stderr):  # text that the terminal cannot show is escaped, never a traceback
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     app(prog_name="everybert")

@@ -1,0 +1,227 @@
+"""The commands that use a model, and how the command line behaves: help, errors, interruption, start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from everybert.cli.main import COMMANDS, app
+from everybert.inference.model import Model, load
+from everybert.model.config import EncoderConfig
+from everybert.model.heads import Network
+from everybert.text.tokenizer import Tokenizer
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "dog", "cat", "plays", "sleeps", "é", "日", "."]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("cli")
+    (place / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    tokenizer = Tokenizer.load(place / "vocab.txt")
+    torch.manual_seed(0)
+    config = EncoderConfig(
+        vocab_size=len(WORDS), hidden_size=16, layers=2, heads=2, intermediate_size=32, max_positions=24
+    )
+    Model(Network(config, {"mlm": None, "nsp": None}), tokenizer).save(place / "model")
+    return place / "model"
+
+
+def run(*arguments: object, text: str | None = None):
+    return CliRunner().invoke(app, [str(a) for a in arguments], input=text)
+
+
+def python(*arguments: object, **more) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=120, **more)
+
+
+def test_help_lists_every_command_with_a_line():
+    out = run("--help").output
+    for name, (_, line, _) in COMMANDS.items():
+        assert name in out and line.split()[0] in out
+
+
+@pytest.mark.parametrize("name", ["fill", "embed", "tokens", "next", "info", "demo"])
+def test_a_commands_help_has_examples(name):
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert "Examples" in result.output and f"everybert {name}" in result.output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_the_table_is_there(name):
+    result = run(name, "--help")
+    assert result.exit_code == 0, result.output
+
+
+def test_fill(folder: Path):
+    text = "the [MASK] plays . [MASK]"
+    expected = load(folder, device="cpu").fill(text, top=3)
+    result = run("fill", text, "--model", folder, "--top", 3, "--json")
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(result.stdout)
+    assert found["text"] == text
+    assert [[c["id"] for c in blank] for blank in found["masks"]] == [[c.id for c in blank] for blank in expected]
+    shown = run("fill", text, "--model", folder, "--top", 3).stdout
+    assert "blank 2" in shown and expected[0][0].token in shown
+
+
+def test_embed_from_arguments_a_file_and_a_pipe(folder: Path, tmp_path: Path):
+    texts = ["the dog", "", "the 日 sleeps"]
+    expected = load(folder, device="cpu").embed(texts)
+    file = tmp_path / "texts.txt"
+    file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    for arguments, stdin in ((texts, None), (["--file", file], None), (["--file", "-"], file.read_text("utf-8"))):
+        result = run("embed", *arguments, "--model", folder, "--json", text=stdin)
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout)
+        assert [entry["text"] for entry in found] == texts
+        np.testing.assert_allclose([entry["vector"] for entry in found], expected, atol=1e-6)
+    result = run("embed", "--file", file, "--model", folder, "--out", tmp_path / "v.npy")
+    assert "3 vectors of 16 numbers" in result.stdout
+    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), expected, atol=1e-6)
+    assert "(16 numbers)" in run("embed", "the dog", "--model", folder).stdout
+
+
+def test_embed_says_what_was_cut(folder: Path):
+    long = "the dog " * 20
+    result = run("embed", long, "--model", folder, "--long", "cut", "--json")
+    assert "18 tokens were left out" in result.stderr
+    json.loads(result.stdout)
+    assert "left out" not in run("embed", long, "--model", folder, "--json").stderr
+
+
+def test_tokens(folder: Path):
+    result = run("tokens", "the dog", "--model", folder, "--layer", 1, "--json")
+    (found,) = json.loads(result.stdout)
+    assert [t["token"] for t in found["tokens"]] == ["[CLS]", "the", "dog", "[SEP]"]
+    assert (found["tokens"][2]["start"], found["tokens"][2]["end"]) == (4, 7)
+    expected = load(folder, device="cpu").tokens("the dog", layer=1).vectors
+    np.testing.assert_allclose([t["vector"] for t in found["tokens"]], expected, atol=1e-6)
+    assert "layer 2" in run("tokens", "the dog", "--model", folder).stdout
+
+
+def test_next(folder: Path, tmp_path: Path):
+    result = run("next", "the dog plays", "the cat", "--model", folder, "--json")
+    (found,) = json.loads(result.stdout)
+    assert found["probability"] == pytest.approx(load(folder, device="cpu").next_sentence("the dog plays", "the cat"))
+    (tmp_path / "pairs.tsv").write_text("the dog plays\tthe cat\nthe\tdog\n")
+    result = run("next", "--file", tmp_path / "pairs.tsv", "--model", folder)
+    assert result.stdout.splitlines()[0].startswith(f"{found['probability']:.4f}")
+    assert len(result.stdout.splitlines()) == 2
+
+
+def test_info(folder: Path):
+    assert "109,482,240" in run("info", "bert-base-uncased").stdout
+    about = json.loads(run("info", folder, "--json").stdout)
+    assert about["layers"] == 2 and about["heads"] == ["mlm", "nsp"]
+    assert about["total"] == sum(p.numel() for p in load(folder, device="cpu").network.parameters())
+    rows = run("info", "--compare").stdout.splitlines()
+    assert any("66,362,880" in row for row in rows) and any("559,890,432" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fill", "no blank here"], "no [MASK]"),
+        (["fill"], "no text"),
+        (["fill", "a [MASK]", "--file", "x"], "not both"),
+        (["embed", "--file", "absent.txt"], "absent.txt"),
+        (["embed", "a", "--pooling", "best"], "no pooling"),
+        (["embed", "a", "--out", "no/such/place.npy"], "place.npy"),
+        (["tokens", "a", "--layer", "7"], "no layer 7"),
+        (["next", "only one"], "both"),
+        (["info"], "--compare"),
+        (["info", "bert-base-uncase"], "bert-base-uncased"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(folder: Path, arguments, message):
+    if arguments[0] != "info":
+        arguments = [*arguments, "--model", folder]
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ") and message in line
+
+
+def test_an_unknown_command_gets_a_close_one():
+    result = run("fil")
+    assert result.exit_code == 2 and "Did you mean fill" in result.stderr
+
+
+def test_a_lone_surrogate_and_a_broken_file(folder: Path, tmp_path: Path):
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    result = run("embed", "--file", tmp_path / "latin.txt", "--model", folder)
+    assert result.exit_code == 2 and "not UTF-8" in result.stderr
+    argument = b"the \xff dog"  # Python hands it on as a lone surrogate
+    done = subprocess.run(
+        [sys.executable, "-m", "everybert", "tokens", argument, "--model", str(folder)],
+        capture_output=True,
+        timeout=120,
+        env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert rb"the \udcff dog" in done.stdout and b"   2  dog" in done.stdout
+
+
+def test_importing_and_helping_load_no_torch():
+    code = "import sys, everybert; assert not {'torch', 'numpy', 'typer'} & set(sys.modules), 'heavy'"
+    assert python("-c", code).returncode == 0
+    code = (
+        "import sys\nfrom everybert.cli.main import app\n"
+        "try:\n    app(['--help'])\nexcept SystemExit as end:\n    assert end.code in (0, None)\n"
+        "assert not {'torch', 'numpy', 'tokenizers'} & set(sys.modules), 'heavy'"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_cpu_run_loads_no_compiler(folder: Path):
+    code = (
+        f"import sys, everybert\nm = everybert.load({str(folder)!r}, device='cpu')\nm.fill('the [MASK]')\n"
+        "assert not {'torch._dynamo', 'torch._inductor', 'triton', 'huggingface_hub'} & set(sys.modules)"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_module_runs_and_says_its_version():
+    import everybert
+
+    assert python("-m", "everybert", "--version").stdout.strip() == f"everybert {everybert.__version__}"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_an_interruption_is_quiet():
+    code = (
+        "import time\nfrom everybert.cli import main, use\n"
+        "def stop(*a, **k):\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        "use.load = stop\nmain.app(['fill', 'a [MASK]'])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err and out == ""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX pipes")
+def test_a_closed_pipe_is_quiet(folder: Path, tmp_path: Path):
+    (tmp_path / "many.txt").write_text("the dog plays\n" * 3000)
+    command = f"{sys.executable} -m everybert tokens --file {tmp_path / 'many.txt'} --model {folder} | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout.count("\n") == 1
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
