@@ -1,0 +1,161 @@
+"""GLUE: its layouts and those of copies are found; a task runs end to end; a finished one is not run again."""
+
+import pytest
+import tiny_model
+
+from everybert.errors import EverybertError
+from everybert.evaluation import glue as module
+from everybert.evaluation.glue import (
+    ROWS,
+    TASKS,
+    GlueResult,
+    find_file,
+    find_tasks,
+    glue,
+    label_order,
+    predictions,
+    table,
+)
+from everybert.inference.model import load
+
+FAST = {"epochs": 1, "lr": 1e-3, "batch_size": 8, "quiet": True, "device": "cpu"}
+SENTENCES = ["the film was good", "the food was bad", "a great song", "an awful day", "the dog eats", "he sees it"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_model.save(tmp_path_factory.mktemp("base") / "base")
+
+
+def tsv(path, *rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """GLUE's own layouts, in miniature."""
+    root = tmp_path / "glue_data"
+    for name in ("train", "dev"):
+        tsv(
+            root / "CoLA" / f"{name}.tsv",
+            *(("gj04", i % 2, "*" if i % 2 == 0 else "", s) for i, s in enumerate(SENTENCES)),
+        )
+        tsv(root / "SST-2" / f"{name}.tsv", ("sentence", "label"), *((s, i % 2) for i, s in enumerate(SENTENCES)))
+        tsv(
+            root / "RTE" / f"{name}.tsv",
+            ("index", "sentence1", "sentence2", "label"),
+            *((i, s, SENTENCES[0], ("entailment", "not_entailment")[i % 2]) for i, s in enumerate(SENTENCES)),
+        )
+        tsv(
+            root / "STS-B" / f"{name}.tsv",
+            (
+                "index",
+                "genre",
+                "filename",
+                "year",
+                "old_index",
+                "source1",
+                "source2",
+                "sentence1",
+                "sentence2",
+                "score",
+            ),
+            *((i, "g", "f", 2012, i, "n", "n", s, SENTENCES[1], i / 2) for i, s in enumerate(SENTENCES)),
+        )
+        tsv(
+            root / "MRPC" / f"{name}.tsv",
+            ("\ufeffQuality", "#1 ID", "#2 ID", "#1 String", "#2 String"),
+            *((i % 2, i, i, s, f'"{s}') for i, s in enumerate(SENTENCES)),
+        )
+    mnli = ("index", "promptID", "sentence1", "sentence2", "label1", "gold_label")
+    labels = ("contradiction", "entailment", "neutral")
+    for name in ("train", "dev_matched", "dev_mismatched"):
+        rows = ((i, i, s, SENTENCES[2], "x", labels[i % 3]) for i, s in enumerate(SENTENCES))
+        tsv(root / "MNLI" / f"{name}.tsv", mnli, *rows)
+    for name in ("test_matched", "test_mismatched"):
+        tsv(root / "MNLI" / f"{name}.tsv", mnli[:4], *((i, i, s, s) for i, s in enumerate(SENTENCES)))
+    tsv(root / "MNLI" / "diagnostic.tsv", ("index", "sentence1", "sentence2"), (0, "a", "b"))
+    tsv(root / "SST-2" / "test.tsv", ("index", "sentence"), *enumerate(SENTENCES))
+    tsv(root / "RTE" / "test.tsv", ("index", "sentence1", "sentence2"), *((i, s, s) for i, s in enumerate(SENTENCES)))
+    tsv(root / "STS-B" / "test.tsv", ("index", "sentence1", "sentence2"), *((i, s, s) for i, s in enumerate(SENTENCES)))
+    tsv(root / "QNLI" / "dev.tsv", ("index", "question", "sentence", "label"), (0, "who?", "he", "entailment"))
+    return root
+
+
+def test_tasks_and_files_are_found_under_many_names(folder, tmp_path):
+    assert list(find_tasks(folder)) == ["CoLA", "SST-2", "MRPC", "STS-B", "MNLI", "QNLI", "RTE"]
+    copy = tmp_path / "copy" / "sst2"
+    for name in ("train-00000-of-00001.jsonl", "validation-00000-of-00001.jsonl", "test-00000-of-00001.jsonl"):
+        copy.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text('{"sentence": "a", "label": 0, "idx": 0}\n')
+    assert list(find_tasks(tmp_path / "copy")) == ["SST-2"] == list(find_tasks(copy))
+    assert find_file(copy, "dev").name.startswith("validation") and find_file(copy, "train").name.startswith("train")
+    assert find_file(folder / "MNLI", "dev", "matched").name == "dev_matched.tsv"
+    assert find_file(folder / "MNLI", "dev", "mismatched").name == "dev_mismatched.tsv"
+    assert find_file(folder / "CoLA", "test") is None
+    with pytest.raises(EverybertError, match="none of GLUE's tasks"):
+        find_tasks(tmp_path)
+    with pytest.raises(EverybertError, match="not a folder"):
+        find_tasks(tmp_path / "nowhere")
+
+
+def test_labels_are_put_in_glues_order_however_they_are_written(folder):
+    def order(name):
+        return label_order(TASKS[name], find_file(folder / name, "train"))
+
+    assert order("CoLA") == ("0", "1") and order("MRPC") == ("0", "1")
+    assert order("RTE") == ("entailment", "not_entailment")
+    assert order("MNLI") == ("entailment", "neutral", "contradiction")
+    assert order("STS-B") is None
+
+
+def test_a_run_scores_writes_submissions_and_is_not_repeated(folder, base, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    results, skipped = glue(folder, base, out, ["sst2", "RTE", "STS-B"], seeds=2, **FAST)
+    assert not skipped and [r.task for r in results] == ["SST-2", "RTE", "STS-B"]
+    assert all(r.runs == 2 and r.half is not None for r in results)
+    assert results[0].score == pytest.approx(100 * results[0].scores["accuracy"])
+    lines = (out / "submission" / "RTE.tsv").read_text().splitlines()
+    assert lines[0] == "index\tprediction" and len(lines) == 1 + len(SENTENCES)
+    assert {line.split("\t")[1] for line in lines[1:]} <= {"entailment", "not_entailment"}
+    numbers = [float(line.split("\t")[1]) for line in (out / "submission" / "STS-B.tsv").read_text().splitlines()[1:]]
+    assert all(0 <= n <= 5 for n in numbers)
+    monkeypatch.setattr(module, "finetune", lambda *a, **k: pytest.fail("it was finished"))
+    again, _ = glue(folder, base, out, ["sst2", "RTE", "STS-B"], seeds=2, **FAST)
+    assert again == results
+
+
+def test_mnli_has_two_dev_sets_and_three_tests(folder, base, tmp_path):
+    (result,), _ = glue(folder, base, tmp_path / "out", ["MNLI"], **FAST)
+    assert result.half is None and "mismatched_accuracy" in result.scores
+    assert {p.name for p in (tmp_path / "out" / "submission").iterdir()} == {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}
+
+
+def test_hub_coded_labels_are_submitted_by_name(folder, tmp_path):
+    model = load(tiny_model.save(tmp_path / "m", {"classify": 2}, ["0", "1"]))
+    found = predictions(model, TASKS["RTE"], folder / "RTE" / "test.tsv", ("0", "1"))
+    guess = [p.label for p in model.classify([(s, s) for s in SENTENCES])]
+    assert found == [{"0": "entailment", "1": "not_entailment"}[g] for g in guess]
+
+
+def test_tasks_without_training_data_are_left_out_unless_asked_for(folder, base, tmp_path, monkeypatch):
+    ran = []
+
+    def run(name, *_, **__):
+        ran.append(name)
+        return GlueResult(name, TASKS[name].metric, 50.0, None, 1)
+
+    monkeypatch.setattr(module, "run_task", run)
+    _, skipped = glue(folder, base, tmp_path)
+    assert "QNLI" not in ran and len(ran) == 6 and "QNLI" in skipped[0]
+    with pytest.raises(EverybertError, match="has no QQP"):
+        glue(folder, base, tmp_path, ["QQP"])
+
+
+def test_the_table_has_the_published_rows(tmp_path):
+    rows = table([GlueResult("SST-2", "accuracy", 91.24, 0.31, 3), GlueResult("RTE", "accuracy", 60.0, None, 1)])
+    assert [row[0] for row in rows[2:]] == [f"{name}, test" for name in ROWS]
+    assert rows[1][1:] == ["91.2 ± 0.3", "60.0", "75.6"]
+    assert rows[2][1:] == ["83.2", "57.2", "70.2"] and rows[-1][1:] == ["93.5", "66.4", "80.0"]
