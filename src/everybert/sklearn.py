@@ -171,7 +171,8 @@ class TextClassifier(ClassifierMixin, _Packed):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each text."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        probability = self.predict_proba(X)
+        return self.classes_[probability.argmax(1)]
 
 
 class TextEmbedder(TransformerMixin, _Packed):

@@ -1,0 +1,137 @@
+"""scikit-learn's conventions: parameters, clones, pipelines, cross-validation, grids, pickles without torch code."""
+
+import pickle
+import pickletools
+
+import numpy as np
+import pytest
+import tiny_model
+
+pytest.importorskip("sklearn")
+
+from sklearn.base import clone, is_classifier
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.utils import estimator_checks as checks
+
+from everybert.errors import EverybertError
+from everybert.sklearn import TextClassifier, TextEmbedder, as_texts
+
+X = ["the film was good", "the food was bad", "a great song", "an awful day"] * 8
+Y = np.array(["pos", "neg"] * 16)
+FAST = {"epochs": 4, "lr": 5e-3, "batch_size": 8, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return str(tiny_model.save(tmp_path_factory.mktemp("base") / "base", {"mlm": None}))
+
+
+@pytest.fixture(scope="module")
+def fitted(base):
+    return TextClassifier(base, **FAST).fit(X, Y)
+
+
+@pytest.mark.parametrize("kind", [TextClassifier, TextEmbedder])
+@pytest.mark.parametrize(
+    "check",
+    [
+        checks.check_estimator_cloneable,
+        checks.check_no_attributes_set_in_init,
+        checks.check_get_params_invariance,
+        checks.check_set_params,
+        checks.check_estimator_repr,
+        checks.check_estimator_tags_renamed,
+        checks.check_valid_tag_types,
+        checks.check_parameters_default_constructible,
+    ],
+)
+def test_estimator_conventions(kind, check):
+    check(kind.__name__, kind())
+
+
+def test_fit_learns_and_predicts(fitted):
+    assert is_classifier(fitted) and fitted.classes_.tolist() == ["neg", "pos"]
+    p = fitted.predict_proba(X)
+    assert p.shape == (len(X), 2) and p.sum(1) == pytest.approx(np.ones(len(X)))
+    assert (fitted.predict(X) == fitted.classes_[p.argmax(1)]).all()
+    assert fitted.score(X, Y) > 0.9 and 1 <= fitted.n_iter_ <= 4
+    assert fitted.predict_proba([]).shape == (0, 2)
+
+
+@pytest.mark.parametrize("labels", [[3, 7], [True, False], [0.0, 1.0]])
+def test_labels_of_any_kind_come_back_as_they_were(base, labels):
+    y = np.array(labels * 16)
+    found = TextClassifier(base, **FAST | {"epochs": 1}).fit(X, y).predict(X[:3])
+    assert found.dtype == y.dtype and set(found.tolist()) <= set(labels)
+
+
+def test_a_clone_is_unfitted_with_the_same_parameters(fitted):
+    copy = clone(fitted)
+    assert copy.get_params() == fitted.get_params()
+    with pytest.raises(NotFittedError):
+        copy.predict(X)
+    with pytest.raises(NotFittedError):
+        TextEmbedder().transform(X)
+
+
+def test_the_same_seed_gives_the_same_model(base, fitted):
+    again = TextClassifier(base, **FAST).fit(X, Y)
+    assert np.abs(again.predict_proba(X) - fitted.predict_proba(X)).max() < 1e-6
+
+
+def test_pickles_hold_files_not_torch(fitted):
+    data = pickle.dumps(fitted)
+    named = {arg for op, arg, _ in pickletools.genops(data) if isinstance(arg, str)}
+    assert not any("torch" in name for name in named)
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= named
+    again = pickle.loads(data)
+    assert np.abs(again.predict_proba(X) - fitted.predict_proba(X)).max() == 0
+    assert again.get_params() == fitted.get_params()
+
+
+def test_cross_validation_and_grids_over_modes(base):
+    assert len(cross_val_score(TextClassifier(base, **FAST | {"epochs": 1}), X, Y, cv=2)) == 2
+    grid = GridSearchCV(
+        TextClassifier(base, **FAST | {"epochs": 1}), {"mode": ["frozen", "lora"]}, cv=2, error_score="raise"
+    ).fit(X, Y)
+    assert set(grid.cv_results_["param_mode"]) == {"frozen", "lora"}
+    assert (pickle.loads(pickle.dumps(grid)).predict(X) == grid.predict(X)).all()
+
+
+def test_an_embedder_starts_a_pipeline(base):
+    import pandas as pd
+
+    pipe = make_pipeline(TextEmbedder(base, normalize=True, device="cpu"), LogisticRegression()).fit(pd.Series(X), Y)
+    assert pipe.score(X, Y) > 0.9
+    vectors = pipe[0].transform(X[:3])
+    assert vectors.shape == (3, 32) and np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(3), abs=1e-5)
+    assert pipe[0].get_feature_names_out().tolist()[:2] == ["everybert0", "everybert1"]
+    assert (pickle.loads(pickle.dumps(pipe)).predict(X) == pipe.predict(X)).all()
+
+
+def test_texts_of_many_shapes():
+    import pandas as pd
+
+    pairs = [("a", "b"), ("c", "d")]
+    assert as_texts(np.array([["a"], ["b"]], dtype=object)) == ["a", "b"] == as_texts(pd.DataFrame({"x": ["a", "b"]}))
+    assert as_texts(pairs) == pairs == as_texts(pd.DataFrame(pairs)) == as_texts([list(p) for p in pairs])
+    for wrong in ("one text", [1, 2], [("a", "b", "c")], [None]):
+        with pytest.raises(EverybertError):
+            as_texts(wrong)
+
+
+def test_pairs_weights_and_mistakes(base):
+    pairs = [(text, "the day") for text in X]
+    model = TextClassifier(base, **FAST | {"epochs": 1}, class_weight={"pos": 2.0}, validation_fraction=0.25).fit(
+        pairs, Y
+    )
+    assert model.predict(pairs[:2]).shape == (2,)
+    with pytest.raises(ValueError, match="two classes"):
+        TextClassifier(base).fit(X, ["a"] * len(X))
+    with pytest.raises(ValueError, match="inconsistent numbers"):
+        TextClassifier(base).fit(X, Y[:-1])
+    with pytest.raises(ValueError, match="validation_fraction"):
+        TextClassifier(base, validation_fraction=2).fit(X, Y)
