@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from everybert import __version__
 from everybert.errors import EverybertError
-from everybert.serving import compatible, routes
+from everybert.serving import compatible, playground, routes
 from everybert.serving.gate import Gate
 from everybert.serving.limits import Refusal, error_body
 from everybert.serving.service import Service
@@ -47,6 +47,7 @@ def create_app(service: Service, key: str | None = None) -> FastAPI:
     _health(app, service)
     app.include_router(routes.router(service))
     app.include_router(compatible.router(service))
+    app.include_router(playground.router(service))
     _errors(app, service)
     app.add_middleware(Gate, limits=service.limits, metrics=service.metrics, key=key)  # type: ignore[arg-type]
     return app
@@ -154,9 +155,10 @@ class _Server(uvicorn.Server):
     service: Service
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """As uvicorn's."""
+        """End after what was taken; at the second signal at once. (uvicorn would raise the signal again at the end.)"""
         self.service.ready = False
-        super().handle_exit(sig, frame)
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
     async def startup(self, sockets: Any = None) -> None:
         """As uvicorn's."""

@@ -1,8 +1,9 @@
-"""One thread runs the models; the requests of many threads share its batches.
+"""A few threads run the models; the requests of many threads share their batches.
 
 A request's thread calls the model as anyone would. Where the model calls its encoder, a `SharedEncoder` puts the
-sequences in a queue and waits; the scheduler's thread takes what has gathered, up to a budget of tokens, as one
-ragged batch. So every task is served by the code that Python and the command line use.
+sequences in a queue and waits; a thread of the scheduler takes what has gathered, up to a budget of tokens, as one
+ragged batch. So every task is served by the code that Python and the command line use. On the CPU each core has a
+thread and a batch of its own, as in the engine; on an accelerator there is one thread.
 
 Legend: T tokens in the batch, H hidden.
 """
@@ -13,9 +14,10 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -29,7 +31,7 @@ from everybert.serving.limits import CALL, Call, Refusal
 from everybert.serving.metrics import Metrics
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Trunk:
     """An encoder that the scheduler runs, and how to switch it between adapters."""
 
@@ -37,6 +39,21 @@ class Trunk:
     encoder: Encoder
     use: Callable[[str | None], None]
     budget: int
+    running: int = 0
+    """Batches that are being computed now, all under the same adapter."""
+    adapter: str | None = None
+    """The adapter in use."""
+
+    def free_for(self, adapter: str | None) -> bool:
+        """Whether a batch under that adapter may run now."""
+        return self.running == 0 or self.adapter == adapter
+
+    def begin(self, adapter: str | None) -> None:
+        """Take the trunk for a batch under an adapter."""
+        self.running += 1
+        if self.adapter != adapter:
+            self.use(adapter)
+            self.adapter = adapter
 
 
 @dataclass(eq=False)
@@ -51,6 +68,8 @@ class Ticket:
     """`states` and `watch` of those who look inside: their batch is theirs alone."""
     future: Future[Tensor] = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
+    held: bool = False
+    """A thread of the scheduler has chosen it, and waits for others to go with it."""
 
     @property
     def tokens(self) -> int:
@@ -59,7 +78,12 @@ class Ticket:
 
     def fits(self, other: Ticket) -> bool:
         """Whether the two can share a batch."""
-        return self.trunk is other.trunk and self.adapter == other.adapter and not self.inside and not other.inside
+        return self.trunk is other.trunk and self.adapter == other.adapter and not self.alone and not other.alone
+
+    @property
+    def alone(self) -> bool:
+        """Whether it looks inside, or brings embeddings of its own: then nothing shares its batch."""
+        return bool(self.inside) or "token_TE" in self.batch.extra
 
 
 class Scheduler:
@@ -68,31 +92,34 @@ class Scheduler:
     def __init__(self, metrics: Metrics, wait: float = 0.0) -> None:
         self.metrics = metrics
         self.wait = wait
-        self.calls = 0
-        """Requests in the hands of a thread: they have a ticket in the queue, or may soon have one."""
+        self._calls = 0  # requests in the hands of a thread: each has a ticket in the queue, or may soon have one
         self._queue: deque[Ticket] = deque()
         self._wake = threading.Condition()
         self._closing = False
-        self._speed = 0.0  # tokens a second, lately
-        self._threads = torch.get_num_threads()
-        self._thread = threading.Thread(target=self._work, name="everybert-scheduler", daemon=True)
+        self._speed = 0.0  # tokens a second of a thread, lately
+        self._threads: list[threading.Thread] = []
 
-    def start(self) -> None:
+    def start(self, threads: int, torch_threads: int = 1) -> None:
         """Begin to serve."""
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._work, args=(torch_threads,), name=f"everybert-scheduler-{i}", daemon=True)
+            for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         """Serve what waits, then stop."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        """Whether the threads run."""
+        return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
 
     @property
     def waiting(self) -> int:
@@ -101,7 +128,20 @@ class Scheduler:
 
     def retry_after(self) -> int:
         """Seconds, rounded up, in which what waits now will be done."""
-        return min(60, max(1, math.ceil(self.waiting / self._speed))) if self._speed else 1
+        speed = self._speed * max(len(self._threads), 1)
+        return min(60, max(1, math.ceil(self.waiting / speed))) if speed else 1
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """While a request is worked on: a batch may wait a moment for its sequences."""
+        with self._wake:
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._wake:
+                self._calls -= 1
+                self._wake.notify_all()
 
     def run(self, ticket: Ticket) -> Tensor:
         """Wait for a ticket's hidden states (T, H); called in a request's thread."""
@@ -120,28 +160,31 @@ class Scheduler:
                 ticket.call.check()
             raise
 
-    # ── the scheduler's own thread ───────────────────────────────────────────────────────────────────────────
+    # ── the scheduler's own threads ──────────────────────────────────────────────────────────────────────────
 
-    def _work(self) -> None:
-        torch.set_num_threads(self._threads)  # of this thread: the requests' threads have one each
+    def _work(self, torch_threads: int) -> None:
+        torch.set_num_threads(torch_threads)  # of this thread: the requests' threads have one each
         while tickets := self._take():
-            self._serve(tickets)
+            try:
+                self._serve(tickets)
+            finally:
+                with self._wake:
+                    tickets[0].trunk.running -= 1
+                    self._wake.notify_all()
 
     def _take(self) -> list[Ticket]:
-        """The oldest ticket and those that fit with it, up to the budget; nothing when all is over."""
+        """The oldest ticket that can run, and those that fit with it, up to the budget; nothing when all is over."""
         with self._wake:
-            while True:
-                self._drop_unwanted()
-                if self._queue:
-                    break
-                if self._closing:
+            while (first := self._first()) is None:
+                if self._closing and not self._queue:
                     return []
                 self._wake.wait()
-            self._gather()
-            first = self._queue.popleft()
+            first.trunk.begin(first.adapter)
+            self._gather(first)
             taken, room = [first], first.trunk.budget - first.tokens
+            self._queue.remove(first)
             for ticket in tuple(self._queue):
-                if ticket.tokens <= room and ticket.fits(first):
+                if ticket.tokens <= room and not ticket.held and ticket.fits(first):
                     taken.append(ticket)
                     room -= ticket.tokens
             for ticket in taken[1:]:
@@ -149,20 +192,32 @@ class Scheduler:
         self.metrics.waiting.set(self.waiting)
         return taken
 
+    def _first(self) -> Ticket | None:
+        """The oldest ticket whose trunk is free for it; none overtakes an older one of its own trunk."""
+        self._drop_unwanted()
+        blocked: set[Trunk] = set()
+        for ticket in self._queue:
+            if ticket.held or ticket.trunk in blocked:
+                continue
+            if ticket.trunk.free_for(ticket.adapter):
+                return ticket
+            blocked.add(ticket.trunk)
+        return None
+
     def _drop_unwanted(self) -> None:
         for ticket in tuple(self._queue):
             try:
-                if ticket.call is not None:
+                if ticket.call is not None and not ticket.held:
                     ticket.call.check()
             except Refusal as refusal:
                 self._queue.remove(ticket)
                 ticket.future.set_exception(refusal)
 
-    def _gather(self) -> None:
+    def _gather(self, first: Ticket) -> None:
         """Give requests on their way a moment to come along, while the batch has room."""
-        first = self._queue[0]
+        first.held = True
         until = first.arrived + self.wait
-        while self.calls > len(self._queue) and not self._closing and not first.inside:
+        while self._calls > len(self._queue) and not self._closing and not first.alone:
             if sum(t.tokens for t in self._queue if t.fits(first)) >= first.trunk.budget:
                 return
             left = until - time.monotonic()
@@ -194,8 +249,11 @@ class Scheduler:
 def _forward(tickets: Sequence[Ticket]) -> list[Tensor]:
     """The hidden states of each ticket, computed as one batch."""
     first = tickets[0]
-    first.trunk.use(first.adapter)
     if len(tickets) == 1:
+        given_TE = first.batch.extra.get("token_TE")
+        if given_TE is not None and given_TE.requires_grad:  # recorded; the request's own thread runs it backwards
+            with torch.inference_mode(False), torch.enable_grad():
+                return [first.trunk.encoder(first.batch, **first.inside)]
         return [first.trunk.encoder(first.batch, **first.inside)]
     batch, order = merge([ticket.batch for ticket in tickets])
     pieces = batch.split(first.trunk.encoder(batch))

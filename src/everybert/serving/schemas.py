@@ -230,7 +230,7 @@ class AttentionIn(Asked):
     text: str
     pair: str | None = None
     layer: int | None = Field(None, ge=0, le=1000, description="One layer, or all.")
-    model_config = example({"text": "The cat sat because it was tired.", "layer": 3})
+    model_config = example({"text": "The cat sat because it was tired.", "layer": 1})
 
 
 class AttentionOut(BaseModel):

@@ -36,7 +36,9 @@ class Service:
     def start(self) -> None:
         """Warm every model up, and be ready."""
         sys.setswitchinterval(0.001)  # the scheduler's thread must not wait 5 ms for its turn between operations
-        self.scheduler.start()
+        cores = torch.get_num_threads()
+        cpu = all(served.model.device.type == "cpu" for served in self.shelf.entries.values())
+        self.scheduler.start(cores if cpu else 1)
         for served in self.shelf.entries.values():
             self.pool.submit(served.model.embed, ["warm up"]).result()
         self.ready = True
@@ -70,17 +72,16 @@ class Service:
     def _work(self, call: Call, served: Served, work: Callable[[Served, Call], Any]) -> tuple[bytes, dict[str, str]]:
         call.check()
         token = CALL.set(call)
-        self.scheduler.calls += 1
         try:
-            body = to_json(work(served, call), inf_nan_mode="null")
+            with self.scheduler.expecting():
+                body = to_json(work(served, call), inf_nan_mode="null")
         except (Refusal, EverybertError):
             raise
         except Exception:
             self.metrics.failures.inc()
             log.exception("a request failed")
-            raise
+            raise Refusal(500, "the server failed on this request; its log says why") from None
         finally:
-            self.scheduler.calls -= 1
             CALL.reset(token)
         return body, {"x-tokens": str(call.tokens), "x-cut-tokens": str(call.cut)}
 

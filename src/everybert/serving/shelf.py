@@ -49,6 +49,8 @@ class Shelf:
         """Serve a model as `name`, and each adapter put on it as `name:adapter`."""
         if not name or ":" in name or name in self.entries:
             raise EverybertError(f"a served model needs a name of its own without a colon, not {name!r}")
+        for tensor in (*model.network.parameters(), *model.network.buffers()):
+            tensor.data = tensor.data.clone()  # out of the file's memory map: the file may shrink, which is a bus error
         if model.adapters is not None and model.adapters.on.active is not None:
             model.use(None)
         for adapter, folder in (adapters or {}).items():

@@ -1,0 +1,109 @@
+"""A server in this process, on a free port of the loopback, over tiny random models; and clients for it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import tiny_bert
+import uvicorn
+
+from everybert.inference.model import load
+from everybert.serving.app import Protocol, create_app
+from everybert.serving.limits import Limits
+from everybert.serving.service import Service
+
+LABELS = ["bad", "fine", "good"]
+TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+TEXTS = [
+    "the cat sees a red dog .",
+    "john smith lives in london",
+    "good food , bad song !",
+    "mary eats",
+    "where does acme works ? in paris and london , one two three four five six seven eight nine ten",
+    "a",
+    "",
+]
+CLIENT = httpx.Client(timeout=30, verify=False)  # no TLS here, and its certificates take a while to read
+
+
+def make_folders(root: Path) -> dict[str, Path]:
+    """Tiny models of every task, as folders."""
+    return {
+        "words": tiny_bert.save(root / "words", "ForPreTraining", seed=1),
+        "labels": tiny_bert.save(root / "labels", "ForSequenceClassification", seed=2, labels=LABELS),
+        "ner": tiny_bert.save(root / "ner", "ForTokenClassification", seed=3, labels=TAGS),
+        "qa": tiny_bert.save(root / "qa", "ForQuestionAnswering", seed=4),
+        "ranker": tiny_bert.save(root / "ranker", "ForSequenceClassification", seed=5, labels=["score"]),
+        "choice": tiny_bert.save(root / "choice", "ForMultipleChoice", seed=6),
+    }
+
+
+@contextmanager
+def running(
+    folders: dict[str, Path],
+    limits: Limits | None = None,
+    key: str | None = None,
+    adapters: dict[str, dict[str, str | Path]] | None = None,
+) -> Iterator[tuple[str, Service]]:
+    """A server over these models: its address and its service. It is stopped afterwards."""
+    service = Service(limits or Limits())
+    for name, folder in folders.items():
+        service.shelf.add(name, load(folder, device="cpu"), (adapters or {}).get(name))
+    protocol = type("TimedProtocol", (Protocol,), {"seconds": service.limits.body_seconds})
+    config = uvicorn.Config(
+        create_app(service, key), host="127.0.0.1", port=0, http=protocol, ws="none", log_level="warning"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}", service
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive(), "the server did not stop"
+
+
+def post(url: str, path: str, body: object, **more: object) -> httpx.Response:
+    """One request."""
+    return CLIENT.post(url + path, json=body, **more)  # type: ignore[arg-type]
+
+
+def post_all(url: str, requests: list[tuple[str, object]], clients: int = 16) -> list[httpx.Response]:
+    """Requests from so many clients at once; answers in their order."""
+
+    async def go() -> list[httpx.Response]:
+        bounds = httpx.Limits(max_connections=clients)
+        async with httpx.AsyncClient(base_url=url, timeout=60, limits=bounds, verify=False) as client:
+            return await asyncio.gather(*(client.post(path, json=body) for path, body in requests))
+
+    return asyncio.run(go())
+
+
+def connect(url: str) -> socket.socket:
+    """A bare connection."""
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def slow_down(service: Service, name: str, seconds: float) -> None:
+    """Let every batch of a model take at least so long."""
+    encoder = service.shelf.entries[name].model.network.encoder._real[0].encoder  # type: ignore[union-attr]
+    forward = encoder.forward
+
+    def slowly(*args: object, **more: object) -> object:
+        time.sleep(seconds)
+        return forward(*args, **more)
+
+    encoder.forward = slowly  # type: ignore[method-assign]

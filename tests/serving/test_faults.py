@@ -1,0 +1,212 @@
+"""Overload, slow and vanishing clients, folders that disappear, and the end of the server under load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import numpy as np
+import server as own
+from server import TEXTS, connect, post
+
+import everybert
+from everybert.serving.limits import Limits
+
+BODY = json.dumps({"inputs": ["the cat eats"] * 3}).encode()
+HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+
+def test_overload_is_429_and_passes(folders):
+    """Eight times what fits: some are answered, the rest are told when to come again; then all is as before."""
+    limits = Limits(queue=8, threads=4)
+    with own.running({"words": folders["words"]}, limits) as (url, service):
+        expected = post(url, "/embed", {"inputs": TEXTS}).json()
+        own.slow_down(service, "words", 0.05)
+        answers = own.post_all(url, [("/embed", {"inputs": TEXTS})] * 64, clients=64)
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) == {200, 429} and statuses.count(200) >= 8
+        for answer in answers:
+            if answer.status_code == 429:
+                assert int(answer.headers["retry-after"]) >= 1
+                assert answer.json()["error_type"] == "overloaded"
+            else:
+                np.testing.assert_allclose(answer.json(), expected, atol=1e-5)
+        assert post(url, "/embed", {"inputs": TEXTS}).status_code == 200
+        assert service.scheduler.waiting == 0
+
+
+def test_bytes_in_the_queue_are_bounded(folders):
+    with own.running({"words": folders["words"]}, Limits(queue_bytes=3000)) as (url, _):
+        assert post(url, "/embed", {"inputs": "a " * 1000}).status_code == 200
+        assert post(url, "/embed", {"inputs": "a " * 2000}).status_code == 429
+
+
+def test_clients_that_leave_are_not_worked_for(folders):
+    with own.running({"words": folders["words"]}) as (url, service):
+        own.slow_down(service, "words", 0.2)
+        for _ in range(20):
+            with connect(url) as client:
+                client.sendall(HEAD % len(BODY) + BODY)
+        time.sleep(0.1)
+        start = time.monotonic()
+        assert post(url, "/embed", {"inputs": "a"}).status_code == 200
+        assert time.monotonic() - start < 2.0  # not 20 × 0.2 s
+        batches = service.metrics.batch_tokens._sum.get()
+        time.sleep(0.5)
+        assert service.metrics.batch_tokens._sum.get() == batches
+
+
+def test_half_sent_bodies_do_not_block_others(folders):
+    with own.running({"words": folders["words"]}, Limits(queue=32, body_seconds=1.0)) as (url, _):
+        clients = [connect(url) for _ in range(16)]
+        for client in clients:
+            client.sendall(HEAD % len(BODY) + BODY[:10])
+        start = time.monotonic()
+        assert post(url, "/embed", {"inputs": "a"}).status_code == 200
+        assert time.monotonic() - start < 1.0
+        for client in clients:
+            assert client.recv(100).startswith(b"HTTP/1.1 408")
+            client.close()
+
+
+def test_slow_readers_hold_little_and_lose_their_place(folders):
+    """Large answers nobody reads: the place in the queue is free again, others are served."""
+    limits = Limits(queue=8, body_seconds=0.5)
+    with own.running({"words": folders["words"]}, limits) as (url, service):
+        body = json.dumps({"input": ["a"] * 1000}).encode()
+        head = HEAD.replace(b"/embed", b"/v1/embeddings") % len(body)
+        clients = [connect(url) for _ in range(8)]
+        for client in clients:
+            client.setsockopt(own.socket.SOL_SOCKET, own.socket.SO_RCVBUF, 4096)
+            client.sendall(head + body)
+        deadline = time.monotonic() + 15
+        while post(url, "/embed", {"inputs": "a"}).status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(1.0)
+        assert service.metrics.in_flight._value.get() == 0
+        for client in clients:
+            client.close()
+
+
+def test_a_text_longer_than_the_batch_budget(folders):
+    """It is read in windows, each of which is larger than the budget: no endless loop, the same vector."""
+    text = "the cat eats " * 200
+    with own.running({"words": folders["words"]}, Limits(budget=8)) as (url, _):
+        found = post(url, "/embed", {"inputs": text, "normalize": False}).json()
+    np.testing.assert_allclose(found, everybert.load(folders["words"], device="cpu").embed([text]), atol=1e-5)
+
+
+def test_a_folder_that_disappears_is_served_on(folders, tmp_path):
+    folder = tmp_path / "gone"
+    shutil.copytree(folders["words"], folder)
+    expected = everybert.load(folder, device="cpu").embed(TEXTS)
+    with own.running({"gone": folder}) as (url, _):
+        shutil.rmtree(folder)
+        found = post(url, "/embed", {"inputs": TEXTS, "normalize": False})
+        assert found.status_code == 200
+        np.testing.assert_allclose(found.json(), expected, atol=1e-5)
+        assert post(url, "/fill", {"text": "a [MASK]"}).status_code == 200
+
+
+def test_weights_overwritten_in_place_do_no_harm(folders, tmp_path):
+    """A file that shrinks under a memory map kills a process; the server has its weights in its own memory."""
+    folder = tmp_path / "torn"
+    shutil.copytree(folders["words"], folder)
+    with own.running({"torn": folder}) as (url, _):
+        expected = post(url, "/embed", {"inputs": TEXTS}).json()
+        (folder / "model.safetensors").write_bytes(b"")
+        np.testing.assert_allclose(post(url, "/embed", {"inputs": TEXTS}).json(), expected, atol=1e-6)
+
+
+def test_a_failure_inside_is_500_without_details_and_the_next_request_works(folders):
+    with own.running({"words": folders["words"]}) as (url, service):
+        encoder = service.shelf.entries["words"].model.network.encoder._real[0].encoder
+        forward = encoder.forward
+        encoder.forward = lambda *a, **k: 1 / 0
+        answer = post(url, "/embed", {"inputs": "a"})
+        assert answer.status_code == 500 and "division" not in answer.text
+        encoder.forward = forward
+        assert post(url, "/embed", {"inputs": "a"}).status_code == 200
+        assert service.metrics.failures._value.get() == 1
+
+
+START = """
+import sys
+sys.path[:0] = {path!r}
+import server as own
+from everybert.serving.app import create_app, serve
+from everybert.serving.limits import Limits
+from everybert.serving.service import Service
+from everybert.inference.model import load
+
+service = Service(Limits(threads=8))
+service.shelf.add("words", load({folder!r}, device="cpu"))
+own.slow_down(service, "words", 0.05)
+serve(create_app(service), "127.0.0.1", 0, lambda port: print(port, flush=True))
+"""
+
+
+def test_sigterm_under_load_answers_every_request_it_took(folders):
+    """32 clients, then SIGTERM: what was taken is answered whole, nothing is 5xx, and the process ends by itself."""
+    code = START.format(path=sys.path[:], folder=str(folders["words"]))
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    url = f"http://127.0.0.1:{process.stdout.readline().strip()}"
+    answered, broken = [], []
+
+    async def client(http: httpx.AsyncClient) -> None:
+        while True:
+            try:
+                answer = await http.post("/embed", json={"inputs": TEXTS})
+                answered.append((answer.status_code, len(answer.json())))
+            except httpx.TransportError as error:
+                broken.append(error)
+                return
+
+    async def storm() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=30, verify=False) as http:
+            clients = [asyncio.create_task(client(http)) for _ in range(32)]
+            while len(answered) < 64:
+                await asyncio.sleep(0.01)
+            process.send_signal(signal.SIGTERM)
+            before = len(answered)
+            _, running = await asyncio.wait(clients, timeout=20)
+            assert not running
+            assert len(answered) >= before + 16  # those in its hands were answered after the signal
+
+    asyncio.run(storm())
+    assert {status for status, _ in answered} == {200}
+    assert {count for _, count in answered} == {len(TEXTS)}
+    for error in broken:  # the listening socket is closed, or a connection that was idle: nothing half-answered
+        assert isinstance(error, httpx.ConnectError | httpx.ReadError | httpx.RemoteProtocolError), error
+        assert "incomplete" not in str(error)
+    assert process.wait(10) == 0
+
+
+def test_the_command_serves_and_ends(folders):
+    """`everybert serve` as a user starts it, on the loopback; SIGINT ends it quietly."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "everybert", "serve", "--model", f"m={folders['words']}", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    line = process.stdout.readline()
+    assert line.startswith("serving m on http://127.0.0.1:"), (line, process.poll())
+    url = line.split()[3]
+    timer = threading.Timer(20, process.kill)
+    timer.start()
+    assert post(url, "/embed", {"inputs": "a"}).status_code == 200
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    timer.cancel()
+    assert "Traceback" not in errors

@@ -1,0 +1,208 @@
+"""The queue and its threads, with an encoder that is no model: what shares a batch, in what order, and what fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everybert.model.ragged import Ragged
+from everybert.serving.limits import Call, Limits, Refusal
+from everybert.serving.metrics import Metrics
+from everybert.serving.scheduler import Scheduler, SharedEncoder, Ticket, Trunk, merge
+
+
+class Echo(torch.nn.Module):
+    """Gives each token's id, its place in its sequence and the sequence's length; remembers batches."""
+
+    config = None
+
+    def __init__(self, seconds=0.0):
+        super().__init__()
+        self.batches, self.seconds, self.gate = [], seconds, threading.Event()
+        self.gate.set()
+        self.active = None
+
+    def use(self, adapter):
+        assert not getattr(self, "inside", 0), "switched while a batch ran"
+        self.active = adapter
+
+    def forward(self, batch, states=None, watch=None):
+        self.gate.wait()
+        self.inside = getattr(self, "inside", 0) + 1
+        time.sleep(self.seconds)
+        self.batches.append((self.active, batch.lengths))
+        self.inside -= 1
+        if 666 in batch.tokens_T:
+            raise RuntimeError("a bad token")
+        lengths_T = torch.tensor(batch.lengths)[batch.sequence_T]
+        segments = batch.segments_T if batch.segments_T is not None else torch.zeros_like(batch.tokens_T)
+        x_TH = torch.stack((batch.tokens_T, batch.positions_T, lengths_T, segments), dim=1).float()
+        if states is not None:
+            states.append(x_TH)
+        return x_TH
+
+
+def start(echo, budget=64, wait=0.0, threads=1):
+    scheduler = Scheduler(Metrics(), wait)
+    scheduler.start(threads)
+    trunk = Trunk("echo", echo, echo.use, budget)
+    return scheduler, trunk
+
+
+def ragged(*lengths, first=0, segments=None):
+    return Ragged.of([[first + i] * n for i, n in enumerate(lengths)], segments)
+
+
+def check(x_TH, batch):
+    assert x_TH[:, 0].tolist() == batch.tokens_T.tolist()
+    assert x_TH[:, 1].tolist() == batch.positions_T.tolist()
+    assert x_TH[:, 2].tolist() == torch.tensor(batch.lengths)[batch.sequence_T].tolist()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=6), st.data())
+def test_merged_batches_come_apart_again(shapes, data):
+    """Whatever requests share a batch, each gets its own sequences back, in order."""
+    batches = []
+    for i, lengths in enumerate(shapes):
+        segments = [[1] * n for n in lengths] if data.draw(st.booleans()) else None
+        batches.append(ragged(*lengths, first=100 * i, segments=segments))
+    whole, order = merge(batches)
+    assert sorted(order) == list(range(len(order)))
+    assert list(whole.lengths) == sorted(whole.lengths, reverse=True)
+    flat = [ids for batch in batches for ids in batch.split(batch.tokens_T)]
+    for piece, at in zip(whole.split(whole.tokens_T), order):
+        assert torch.equal(piece, flat[at])
+    if whole.segments_T is not None:
+        marks = [int(b.segments_T is not None) for b in batches for _ in b.lengths]
+        for piece, at in zip(whole.split(whole.segments_T), order):
+            assert piece.tolist() == [marks[at]] * len(piece)
+
+
+def test_waiting_requests_share_a_batch_up_to_the_budget():
+    echo = Echo()
+    echo.gate.clear()
+    scheduler, trunk = start(echo, budget=20)
+    batches = [ragged(4, 3, first=100 * i) for i in range(9)]
+    with ThreadPoolExecutor(9) as pool:
+        jobs = [pool.submit(scheduler.run, Ticket(trunk, None, batch, None)) for batch in batches]
+        while scheduler.waiting < 8 * 7:
+            time.sleep(0.01)
+        echo.gate.set()
+        for job, batch in zip(jobs, batches):
+            check(job.result(10), batch)
+    scheduler.close()
+    assert [sum(lengths) for _, lengths in echo.batches][:2] == [7, 14]
+    assert all(sum(lengths) <= 20 for _, lengths in echo.batches)
+
+
+def test_a_text_longer_than_the_budget_runs_alone():
+    echo = Echo()
+    scheduler, trunk = start(echo, budget=8)
+    check(scheduler.run(Ticket(trunk, None, batch := ragged(500), None)), batch)
+    scheduler.close()
+
+
+def test_one_bad_request_does_not_spoil_its_neighbours():
+    echo = Echo()
+    echo.gate.clear()
+    scheduler, trunk = start(echo)
+    with ThreadPoolExecutor(5) as pool:
+        good = [pool.submit(scheduler.run, Ticket(trunk, None, ragged(3, first=i), None)) for i in range(4)]
+        bad = pool.submit(scheduler.run, Ticket(trunk, None, Ragged.of([[666]]), None))
+        while scheduler.waiting < 3:
+            time.sleep(0.01)
+        echo.gate.set()
+        for i, job in enumerate(good):
+            assert job.result(10)[:, 0].tolist() == [i] * 3
+        with pytest.raises(RuntimeError, match="bad token"):
+            bad.result(10)
+    assert scheduler.alive
+    scheduler.close()
+
+
+def test_adapters_never_share_a_batch_and_none_starves():
+    """Four threads, three adapters: a trunk is switched only when nothing runs on it."""
+    echo = Echo(0.001)
+    scheduler, trunk = start(echo, threads=4)
+    encoders = [SharedEncoder(trunk, adapter, scheduler) for adapter in (None, "one", "two")]
+    with ThreadPoolExecutor(12) as pool:
+        batches = [ragged(1 + i % 5, first=1000 * (i % 3)) for i in range(150)]
+        jobs = [pool.submit(encoders[i % 3], batch) for i, batch in enumerate(batches)]
+        for job, batch in zip(jobs, batches):
+            check(job.result(10), batch)
+    scheduler.close()
+    assert {adapter for adapter, _ in echo.batches} == {None, "one", "two"}
+
+
+def test_those_who_look_inside_have_their_batch_alone():
+    echo = Echo()
+    echo.gate.clear()
+    scheduler, trunk = start(echo)
+    states = []
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(scheduler.run, Ticket(trunk, None, ragged(2, first=i), None)) for i in range(2)]
+        jobs.append(pool.submit(SharedEncoder(trunk, None, scheduler), ragged(5), states))
+        while scheduler.waiting < 7:
+            time.sleep(0.01)
+        echo.gate.set()
+        [job.result(10) for job in jobs]
+    scheduler.close()
+    assert len(states) == 1 and (None, (5,)) in echo.batches
+
+
+def test_nobody_works_for_those_who_left():
+    echo = Echo()
+    echo.gate.clear()
+    scheduler, trunk = start(echo)
+    call, late = Call(Limits()), Call(Limits(), deadline=time.monotonic() + 0.05)
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(scheduler.run, Ticket(trunk, None, ragged(1), None))
+        while scheduler.waiting:
+            time.sleep(0.01)
+        jobs = [pool.submit(scheduler.run, Ticket(trunk, None, ragged(7), c)) for c in (call, late)]
+        time.sleep(0.1)
+        call.gone = True
+        echo.gate.set()
+        first.result(10)
+        for job in jobs:
+            with pytest.raises(Refusal, match="no answer within"):
+                job.result(10)
+    scheduler.close()
+    assert echo.batches == [(None, (1,))]
+
+
+def test_a_batch_waits_a_moment_for_requests_on_their_way():
+    echo = Echo()
+    scheduler, trunk = start(echo, wait=2.0)
+    start_time = time.monotonic()
+    with ThreadPoolExecutor(2) as pool, scheduler.expecting(), scheduler.expecting():
+        first = pool.submit(scheduler.run, Ticket(trunk, None, ragged(3), None))
+        time.sleep(0.1)
+        second = pool.submit(scheduler.run, Ticket(trunk, None, ragged(4), None))
+        first.result(10), second.result(10)
+    assert echo.batches == [(None, (4, 3))] and time.monotonic() - start_time < 1.5
+    alone = time.monotonic()
+    with scheduler.expecting():
+        scheduler.run(Ticket(trunk, None, ragged(3), None))
+    assert time.monotonic() - alone < 1.0
+    scheduler.close()
+
+
+def test_closing_serves_what_waits_and_takes_no_more():
+    echo = Echo(0.02)
+    scheduler, trunk = start(echo, budget=2)
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [pool.submit(scheduler.run, Ticket(trunk, None, ragged(2, first=i), None)) for i in range(8)]
+        while scheduler.waiting < 8:
+            time.sleep(0.001)
+        scheduler.close()
+        assert [int(job.result(10)[0, 0]) for job in jobs] == list(range(8))
+    with pytest.raises(Refusal, match="shutting down"):
+        scheduler.run(Ticket(trunk, None, ragged(1), None))
