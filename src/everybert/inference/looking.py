@@ -6,7 +6,10 @@ Each is one text in one window; what is longer is refused with the count.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from everybert.errors import EverybertError
 from everybert.inference import task_use
@@ -16,6 +19,10 @@ from everybert.inside.attribution import Attribution
 from everybert.inside.neighbours import Neighbours
 from everybert.inside.trace import Trace
 from everybert.inside.trace import trace as run_trace
+from everybert.model.features import head_logits
+from everybert.tasks.answer import span_features
+from everybert.tasks.features import run
+from everybert.tasks.questions import Question
 from everybert.text.tokenizer import Encoding
 
 if TYPE_CHECKING:
@@ -112,3 +119,35 @@ def _answer(model: Model, encoding: Encoding, question: str, context: str | None
         if s == 1 and a < best.end and b > best.start
     ]
     return attributing.log_span(inside[0], inside[-1]), f"log-probability of “{best.text}”"
+
+
+@dataclass(frozen=True)
+class AnswerTokens:
+    """A context's tokens with the probability that an answer begins, or ends, there."""
+
+    tokens: list[str]
+    offsets: list[tuple[int, int]]
+    start: np.ndarray
+    end: np.ndarray
+    """float (n) each; what is left to 1 is no answer's, at [CLS]."""
+
+
+def answer_tokens(model: Model, question: str, context: str) -> AnswerTokens:
+    """Where an answer may begin and end: each token as the window that owns it sees it, one softmax over all."""
+    task = task_use.settle(model, "answer")
+    features = span_features(model.tokenizer, model.config, [Question(question, context)], task.reading)
+    logits = run(model.network, features, lambda batch: head_logits(model.network, batch, "answer"))
+    (passage,) = features.back
+    own = np.concatenate(
+        [logits[s][lead + w.own_start - w.start : lead + w.own_stop - w.start] for s, lead, w in passage.places]
+    )
+    none = np.min([logits[s][0] for s, _, _ in passage.places], axis=0)  # [CLS], as the weakest window has it
+    p_n2 = np.exp(log_softmax(np.concatenate((none[None], own))))[1:]
+    encoding = model.tokenizer.encode(context, specials=False)
+    return AnswerTokens(encoding.tokens, encoding.offsets, p_n2[:, 0], p_n2[:, 1])
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the first axis."""
+    shifted = logits - logits.max(0)
+    return shifted - np.log(np.exp(shifted).sum(0))

@@ -17,6 +17,7 @@ from everybert.errors import EverybertError
 from everybert.inside.trace import Trace
 from everybert.model.config import EncoderConfig
 
+PREDICTION = "Prediction"
 NORM = "y = γ ⊙ (x − μ) / √(σ² + ε) + β"
 CURVE = {
     "gelu": "GELU(x) = x·Φ(x)",
@@ -47,6 +48,7 @@ class Part:
 class Step:
     """One step of the forward pass."""
 
+    group: str
     title: str
     equation: str
     words: str
@@ -91,12 +93,14 @@ def _embedding(trace: Trace) -> list[Step]:
     why = ", ".join(f"one for {known[name]}" for name in parts)
     steps = [
         Step(
+            "Input",
             "Text to pieces",
             "text → (t₁, …, tₙ)",
             f"The tokenizer cuts the text into pieces that its vocabulary of {config.vocab_size:,} knows, and puts "
             f"special pieces around it. From here on the text is {len(trace.tokens)} numbers.",
         ),
         Step(
+            "Input",
             "Embeddings, summed",
             "x = " + " + ".join(f"{name}[{index}]" for name, index in zip(parts, ("t", "s", "i"))),
             f"Every piece looks up vectors of {config.embedding_width} numbers, which are added: {why}.",
@@ -109,6 +113,7 @@ def _embedding(trace: Trace) -> list[Step]:
         )
         steps.append(
             Step(
+                "Input",
                 "LayerNorm",
                 NORM,
                 "Each vector is shifted and scaled to mean 0 and variance 1 over its own numbers, then given the "
@@ -126,54 +131,61 @@ def _entering(config: EncoderConfig, layer: int) -> Part:
 
 def _attention(config: EncoderConfig, layer: int, head: int) -> list[Step]:
     at, d = f"layers.{layer}.attention.", config.head_size
-    here = f"Layer {layer}, head {head}"
+    here, whole = f"Layer {layer}, head {head}", f"Layer {layer}"
     turned = " Q and K are turned by their positions' angles (rotary)." if config.positions == "rotary" else ""
     seen = "" if config.window(layer // config.inner_layers) is None else " Pieces outside the sliding window get −∞."
     q, k, v = (Part(name.upper(), at + name, "vectors", head) for name in ("q", "k", "v"))
     mixed = Part("o", at + "mixed", "vectors", head)
     scores, weights = (Part(name, at + name, "matrix", head) for name in ("scores", "weights"))
     norm = Step(
-        f"Layer {layer}: LayerNorm",
+        whole,
+        "LayerNorm",
         NORM,
         "Normalised again, so that no layer's numbers run away.",
         (Part("after", at + "norm"),),
     )
     steps = [
         Step(
-            f"{here}: queries, keys, values",
+            here,
+            "Queries, keys, values",
             "q = W_Q·x + b,  k = W_K·x + b,  v = W_V·x + b",
             f"Three matrices make three short vectors of {d} numbers from each piece's {config.hidden_size}: what it "
             f"looks for (q), what it can be found by (k), what it has to give (v).{turned}",
             (q, k, v),
         ),
         Step(
-            f"{here}: scores",
+            here,
+            "Scores",
             f"S = Q·Kᵀ / √{d}",
             "How well each piece's query fits each piece's key: their product, divided by √D so that it does not grow "
             f"with the vectors' length.{seen}",
             (scores,),
         ),
         Step(
-            f"{here}: softmax",
+            here,
+            "Softmax",
             "Aᵢⱼ = exp Sᵢⱼ / Σₖ exp Sᵢₖ",
             "Each row becomes shares that are positive and sum to 1: the attention weights.",
             (weights,),
         ),
         Step(
-            f"{here}: values mixed",
+            here,
+            "Values mixed",
             "o = A·V",
             "Each piece takes from all pieces' values, as much as its weights say.",
             (mixed,),
         ),
         Step(
-            f"Layer {layer}: heads joined",
+            whole,
+            "Heads joined",
             "W_O·[o₁; …; o_A] + b",
             f"The {config.heads} heads' vectors, laid side by side, are {config.hidden_size} numbers again; one more "
             "matrix lets the heads speak together.",
             (Part("heads side by side", at + "mixed"), Part("after W_O", at + "output")),
         ),
         Step(
-            f"Layer {layer}: residual",
+            whole,
+            "Residual",
             "x ← x + Attention(x)",
             "What attention found is added to what the piece was: nothing is overwritten.",
             (_entering(config, layer), Part("attention adds", at + "output"), Part("sum", at + "residual")),
@@ -183,7 +195,7 @@ def _attention(config: EncoderConfig, layer: int, head: int) -> list[Step]:
 
 
 def _feed_forward(config: EncoderConfig, layer: int) -> list[Step]:
-    at = f"layers.{layer}.feed_forward."
+    at, whole = f"layers.{layer}.feed_forward.", f"Layer {layer}"
     gate = " ⊙ W₃x" if config.feed_forward == "glu" else ""
     curve = CURVE[config.activation]
     adds = Part("feed-forward adds", at + "output")
@@ -191,27 +203,28 @@ def _feed_forward(config: EncoderConfig, layer: int) -> list[Step]:
     stays = Part("x", f"layers.{layer}.attention.{'residual' if config.norm == 'pre' else 'norm'}")
     steps = [
         Step(
-            f"Layer {layer}: feed-forward, {curve.split('(')[0]}",
+            whole,
+            f"Feed-forward, {curve.split('(')[0]}",
             f"a = act(W₁x + b₁){gate},  {curve}",
             f"Each piece alone: widened to {config.intermediate_size} numbers and bent, which lets what is small or "
             "negative fade and what is large through.",
             (Part("before", at + "input"), Part("after", at + "active")),
         ),
         Step(
-            f"Layer {layer}: feed-forward, back",
+            whole,
+            "Feed-forward, back",
             "W₂·a + b₂",
             f"And narrowed to {config.hidden_size} numbers again.",
             (adds,),
         ),
     ]
     if config.norm == "pre":
-        before = Step(
-            f"Layer {layer}: LayerNorm", NORM, "Before the feed-forward block.", (Part("after", at + "norm"),)
-        )
-        last = Step(f"Layer {layer}: residual", "x ← x + FF(LN(x))", "Added to the stream.", (stays, adds, leaves))
+        before = Step(whole, "LayerNorm", NORM, "Before the feed-forward block.", (Part("after", at + "norm"),))
+        last = Step(whole, "Residual", "x ← x + FF(LN(x))", "Added to the stream.", (stays, adds, leaves))
         return [before, *steps, last]
     last = Step(
-        f"Layer {layer}: residual and LayerNorm",
+        whole,
+        "Residual and LayerNorm",
         "x ← LN(x + FF(x))",
         "Added to what was there and normalised: this is what the next layer reads.",
         (stays, adds, leaves),
@@ -225,6 +238,7 @@ def _prediction(trace: Trace) -> list[Step]:
     final = " and one last LayerNorm" if config.norm == "pre" else ""
     steps = [
         Step(
+            PREDICTION,
             f"After all {layers} layers",
             "h = xᴸ",
             f"The same again, layer after layer{final}. Each piece now has a vector that knows its whole text.",
@@ -235,12 +249,14 @@ def _prediction(trace: Trace) -> list[Step]:
         tied = "the token embeddings once more" if config.tied else "a matrix of its own"
         steps += [
             Step(
+                PREDICTION,
                 "The masked-word head",
                 "g = LN(act(W·h + b))",
                 "Turned towards the vocabulary.",
                 (Part("W·h + b", "mlm.dense"), Part("act", "mlm.active"), Part("g", "mlm.norm")),
             ),
             Step(
+                PREDICTION,
                 "The vocabulary",
                 "p = softmax(E·g + c)",
                 f"Compared with every word's vector ({tied}), and made into probabilities: at each position, over all "
@@ -251,6 +267,7 @@ def _prediction(trace: Trace) -> list[Step]:
     if "pooler" in trace:
         steps.append(
             Step(
+                PREDICTION,
                 "The pooler",
                 "p = tanh(W·h₁ + b)",
                 "The first piece's vector, as the summary of the text.",
@@ -261,6 +278,7 @@ def _prediction(trace: Trace) -> list[Step]:
         if f"{name}.logits" in trace:
             steps.append(
                 Step(
+                    PREDICTION,
                     f"The {name} head",
                     "z = W·h + b",
                     "One number for each outcome; the larger, the likelier.",

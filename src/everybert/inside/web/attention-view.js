@@ -199,11 +199,10 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
   }
 
   function readColours() {
-    const style = getComputedStyle(root);
-    const probe = make("span");
-    root.append(probe);
+    const probe = make("span"); // the colours are the page's; the viewer may not be in it yet
+    document.body.append(probe);
     for (const name of ["accent", "second", "ink", "quiet", "surface", "sunken"]) {
-      probe.style.color = style.getPropertyValue(`--${name}`);
+      probe.style.color = `var(--${name})`;
       colours[name] = getComputedStyle(probe).color;
     }
     probe.remove();
@@ -373,8 +372,14 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
     ready,
     state,
     choose,
-    rank,
     weights: () => weights,
+    /** Pin a token, and rank the heads by a link [from, to]. */
+    point(focus, link) {
+      state.pinned = focus;
+      draw();
+      report();
+      if (link) rank(...link);
+    },
     close() {
       resized.disconnect();
       themed.disconnect();

@@ -1,0 +1,155 @@
+// Step through: the forward pass, one step at a time, with the equation, the shapes and the numbers.
+import { Problem, ask, bars, floats, h, panel, shell } from "./kit.js";
+
+const range = (n) => [...Array(n).keys()];
+
+export default function steps(root, context) {
+  const { info, params } = context;
+  const state = { step: Number(params.get("step") ?? 0) || 0, layer: Math.min(info.layers - 1, Number(params.get("layer") ?? 0) || 0), head: Math.min(info.heads - 1, Number(params.get("head") ?? 0) || 0), token: 1 };
+  let steps = 1;
+  const choice = (name, count, words) =>
+    h("label", {}, words, h("select", { onchange: (event) => ((state[name] = Number(event.target.value)), own.run()) }, range(count).map((i) => h("option", { value: i, selected: i === state[name] }, String(i)))));
+  const keeping = { ...context, remember: (values) => context.remember({ ...values, step: state.step || "", layer: state.layer || "", head: state.head || "" }) };
+  const own = panel(root, keeping, {
+    title: "Step through",
+    lead: "From text to prediction, one step after the other: the equation, in words, and the real numbers.",
+    wait: 600,
+    fields: [
+      { name: "text", label: "Text", value: info.tasks.includes("fill") ? "The dog [MASK] in the garden." : "I love my pet Python" },
+      { name: "pair", label: "Second text", more: "Add a second text", value: "", optional: true, kind: "line" },
+    ],
+    controls: [choice("layer", info.layers, "Layer"), choice("head", info.heads, "Head")],
+    request: ({ text, pair }, signal) => ask("playground/step", { model: info.name, text, pair: pair || null, layer: state.layer, head: state.head, step: state.step }, signal),
+    show(data, values, out) {
+      steps = data.titles.length;
+      state.step = Math.min(state.step, steps - 1);
+      state.token = Math.min(state.token, data.tokens.length - 1);
+      const move = (by) => h("button", { type: "button", class: "button", disabled: state.step + by < 0 || state.step + by >= steps, onclick: () => go(state.step + by) }, by < 0 ? "← Back" : "Next →");
+      const list = h("ol", { class: "steps", "aria-label": "Steps" }, data.titles.map(([group, title], i) => [
+        group === data.titles[i - 1]?.[0] ? null : h("li", { class: "group" }, group),
+        h("li", {}, h("button", { type: "button", "aria-current": i === state.step ? "step" : null, onclick: () => go(i) }, title)),
+      ]));
+      const body = h("article", { "aria-live": "polite" });
+      const draw = () => {
+        body.replaceChildren(
+          h("h2", {}, `${state.step + 1}. ${data.title}`),
+          h("p", { class: "equation" }, data.equation),
+          h("p", {}, data.words),
+          ...(data.parts.length ? data.parts.map((part) => drawn(part, data, state, draw)) : [pieces(data)]),
+          h("p", { class: "caption" }, `This pass keeps every number. It differs from the fast path by ${data.gap.toExponential(1)} at most.`),
+          h("div", { class: "row", style: { "margin-top": "1.25rem" } }, move(-1), move(1)),
+        );
+      };
+      draw();
+      out.append(h("div", { class: "stepper" }, list, body));
+      requestAnimationFrame(() => {
+        const here = list.querySelector("[aria-current]");
+        if (list.scrollHeight > list.clientHeight) list.scrollTop = here.offsetTop - list.offsetTop - 60;
+      });
+    },
+    code: ({ text, pair }) => [`explain ${shell.quoted(text)} --layer ${state.layer} --head ${state.head}`, `trace = model.trace(${shell.python(text)}${pair ? `, pair=${shell.python(pair)}` : ""})\ntrace["layers.${state.layer}.attention.weights"][${state.head}]`],
+  });
+  function go(step) {
+    if (step < 0 || step >= steps) return;
+    state.step = step;
+    own.run();
+  }
+  const keys = (event) => {
+    if (/^(INPUT|TEXTAREA|SELECT|BUTTON)$/.test(event.target.tagName)) return;
+    if (event.key === "ArrowRight") go(state.step + 1);
+    if (event.key === "ArrowLeft") go(state.step - 1);
+  };
+  document.addEventListener("keydown", keys);
+  const close = own.close;
+  own.close = () => (document.removeEventListener("keydown", keys), close());
+  return own;
+}
+
+const pieces = (data) => h("div", { class: "pieces", style: { "margin-top": "1rem" } }, data.tokens.map((token, i) => h("span", { class: "piece" }, h("b", { dir: "auto" }, token), h("small", {}, String(data.ids[i])))));
+
+const size = (shape) => shape.join(" × ");
+
+function drawn(part, data, state, again) {
+  const head = h("header", {}, h("b", {}, part.label), h("span", { class: "quiet small mono" }, size(part.shape)), h("span", { class: "quiet small mono" }, part.name));
+  if (part.kind === "vocabulary") return h("section", { class: "part" }, head, vocabulary(part, data));
+  const values = floats(part.data);
+  const [rows, width] = part.shape;
+  if (rows * width !== values.length) throw new Problem("The server sent fewer numbers than it said.");
+  if (part.kind === "matrix" && rows <= 14) return h("section", { class: "part" }, head, numbers(values, rows, data.tokens));
+  const names = rows === data.tokens.length ? data.tokens : rows === 1 ? [data.tokens[0]] : range(rows).map(String);
+  const row = Math.min(state.token, rows - 1);
+  const own = values.subarray(row * width, (row + 1) * width);
+  const shown = [...own.slice(0, 8)].map((x) => (x < -1e8 ? "−∞" : x.toFixed(3).replace("-", "−")));
+  const finite = own.filter((x) => x > -1e8);
+  const mean = finite.reduce((a, b) => a + b, 0) / finite.length;
+  const deviation = Math.sqrt(finite.reduce((a, b) => a + (b - mean) ** 2, 0) / finite.length);
+  return h(
+    "section",
+    { class: "part" },
+    head,
+    h(
+      "div",
+      { class: "strip" },
+      h("div", { class: "names" }, names.map((name, i) => h("button", { type: "button", "aria-pressed": i === row, "aria-label": `Show the numbers of ${name}`, onclick: () => ((state.token = i), again()) }, name))),
+      strip(values, rows, width, part.kind === "matrix"),
+    ),
+    h("p", { class: "values" }, `${names[row]}: ${shown.join("  ")}${width > 8 ? " …" : ""}`, h("span", { class: "quiet" }, `   mean ${mean.toFixed(3)}, deviation ${deviation.toFixed(3)}`)),
+  );
+}
+
+/** A picture with a pixel for each number: blue above zero, brown below. */
+function strip(values, rows, width, fromZero) {
+  const canvas = h("canvas", { width, height: rows, role: "img", "aria-label": `${rows} by ${width} numbers as colours` });
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(width, rows);
+  const sorted = Float32Array.from(values, (x) => (x < -1e8 ? 0 : Math.abs(x))).sort();
+  const top = sorted[Math.floor(0.99 * (sorted.length - 1))] || 1; // one outlier must not blind all others
+  const probe = h("span");
+  document.body.append(probe);
+  const colour = (name) => ((probe.style.color = `var(--${name})`), getComputedStyle(probe).color.match(/[\d.]+/g).map(Number));
+  const [more, less] = [colour("accent"), colour("second")];
+  probe.remove();
+  for (let i = 0; i < values.length; i++) {
+    const x = values[i];
+    const hue = x >= 0 || fromZero ? more : less;
+    const strength = x < -1e8 ? 0 : Math.min(1, Math.abs(x) / top);
+    image.data[4 * i] = hue[0];
+    image.data[4 * i + 1] = hue[1];
+    image.data[4 * i + 2] = hue[2];
+    image.data[4 * i + 3] = 255 * strength;
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+function numbers(values, n, tokens) {
+  const weights = values.every((x) => x >= 0 && x <= 1);
+  const top = Math.max(...values.map((x) => (x < -1e8 ? 0 : Math.abs(x))), 1e-9);
+  return h(
+    "div",
+    { class: "scroll", tabindex: 0, role: "region", "aria-label": "Matrix of numbers" },
+    h(
+      "table",
+      { class: "grid-numbers heat" },
+      h("thead", {}, h("tr", {}, h("td", {}), tokens.map((token) => h("th", { scope: "col" }, token)))),
+      h(
+        "tbody",
+        {},
+        range(n).map((i) =>
+          h("tr", {}, h("th", { scope: "row" }, tokens[i]), range(n).map((j) => {
+            const x = values[i * n + j];
+            const hue = x >= 0 ? "accent" : "second";
+            return h("td", { style: { background: `color-mix(in srgb, var(--${hue}) ${Math.round((40 * Math.min(1, Math.abs(x) / top)))}%, transparent)` } }, x < -1e8 ? "−∞" : x.toFixed(weights ? 3 : 2).replace("-", "−"));
+          })),
+        ),
+      ),
+    ),
+  );
+}
+
+const vocabulary = (part, data) =>
+  h(
+    "div",
+    { style: { display: "grid", gap: "1rem", "grid-template-columns": "repeat(auto-fill, minmax(15rem, 1fr))" } },
+    data.tokens.map((token, i) => h("div", { class: "card" }, h("h3", { class: "small mono", dir: "auto" }, `${i}  ${token}`), bars(part.top[i].map(([name, value]) => ({ name, value }))))),
+  );
