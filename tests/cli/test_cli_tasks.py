@@ -1,0 +1,204 @@
+"""The task commands, in process: fine-tune, evaluate, use on texts and files, doctor, GLUE, SQuAD, pairs."""
+
+import csv
+import json
+
+import pytest
+import tiny_model
+from typer.testing import CliRunner
+
+from everybert.cli.docs import field_docs
+from everybert.cli.main import COMMANDS, app
+from everybert.inference import files
+
+FAST = ["--epochs", "2", "--lr", "5e-3", "--batch-size", "8", "--device", "cpu", "--quiet"]
+
+
+def run(*args, code=0):
+    result = CliRunner().invoke(app, [str(a) for a in args])
+    assert result.exit_code == code, result.output + str(result.exception)
+    return result
+
+
+def tsv(path, *rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_model.save(tmp_path_factory.mktemp("base") / "base", {"mlm": None})
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    texts = [
+        ("the film was good", "pos"),
+        ("the food was bad", "neg"),
+        ("a great song", "pos"),
+        ("an awful day", "neg"),
+    ]
+    return tsv(tmp_path_factory.mktemp("data") / "train.tsv", ("body", "topic"), *(texts * 5))
+
+
+COLUMNS = ("--columns", "text=body", "--columns", "label=topic")
+
+
+@pytest.fixture(scope="module")
+def tuned(base, data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("tuned") / "model"
+    result = run("finetune", "classify", "--model", base, "--train", data, "--dev", data, "--out", out, *COLUMNS, *FAST)
+    assert "→ accuracy" in result.output and "one run" in result.output
+    return out
+
+
+def test_finetune_writes_a_folder_whose_card_has_the_command(tuned):
+    card = (tuned / "README.md").read_text()
+    assert "everybert finetune classify" in card and "--columns text=body" in card and "--epochs 2" in card
+
+
+def test_finetune_as_json_over_seeds_and_an_adapter(base, data, tmp_path):
+    out = tmp_path / "lora"
+    args = ("--mode", "lora", "--rank", 2, "--seeds", 2, "--json", *COLUMNS, *FAST)
+    result = run("finetune", "classify", "--model", base, "--train", data, "--dev", data, "--out", out, *args)
+    found = json.loads(result.output.splitlines()[-1])
+    assert found["scores"]["accuracy"]["runs"] == 2 and found["finished"] and (out / "adapter_config.json").exists()
+    beside = run("classify", "the film was good", "--model", base, "--adapter", out, "--json")
+    alone = run("classify", "the film was good", "--model", out, "--json")
+    assert json.loads(beside.output) == json.loads(alone.output)
+
+
+def test_mistakes_are_one_line_and_exit_code_2(base, data, tuned, tmp_path):
+    for args, says in (
+        (
+            ("finetune", "classify", "--model", base, "--train", data, "--out", tmp_path / "x", "--mode", "half"),
+            "mode is",
+        ),
+        (
+            ("finetune", "classify", "--model", base, "--train", data, "--out", tmp_path / "x", "--columns", "text"),
+            "ROLE=",
+        ),
+        (("finetune", "classify", "--model", base, "--train", tmp_path / "no.tsv", "--out", tmp_path / "x"), "no.tsv"),
+        (("classify", "--model", tuned), "no text"),
+        (("classify", data, "--model", tuned), "--out"),
+        (("tag", "john", "--model", tuned), "no tag head"),
+        (("answer", "who?", "--model", tuned), "no context"),
+        (("choose", "only a prompt", "--model", tuned), "two endings"),
+        (("blimp", tmp_path / "nowhere"), "no file"),
+        (("glue", tmp_path / "nowhere"), "not a folder"),
+    ):
+        result = run(*args, code=2)
+        assert says in result.stderr and "Traceback" not in result.output, result.output
+
+
+def test_evaluate_prints_scores_and_labels(tuned, data):
+    result = run("evaluate", "classify", "--model", tuned, "--data", data, *COLUMNS)
+    assert "accuracy" in result.output and "precision" in result.output
+    found = json.loads(run("evaluate", "classify", "--model", tuned, "--data", data, *COLUMNS, "--json").stdout)
+    assert found["examples"] == 20 and sum(map(sum, found["confusion"])) == 20
+
+
+def test_classify_texts_pairs_and_scores(tuned):
+    lines = run("classify", "the film was good", "the food was bad", "--model", tuned, "--scores").stdout.splitlines()
+    assert len(lines) == 6 and "the film was good" in lines[0]
+    found = json.loads(run("classify", "the film", "--pair", "the song", "--model", tuned, "--json").stdout)
+    assert set(found[0]["scores"]) == {"neg", "pos"}
+
+
+def test_classify_a_file_goes_on_where_it_stopped(tuned, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CHUNK", 7)
+    out = tmp_path / "scored.csv"
+    run("classify", data, "--text-column", "body", "--out", out, "--model", tuned)
+    whole = out.read_text()
+    out.write_text(whole[: len(whole) // 2])
+    result = run("classify", data, "--text-column", "body", "--out", out, "--model", tuned)
+    assert "from before" in result.stdout
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 20 and {r["prediction"] for r in rows} <= {"pos", "neg"}
+    assert "were there already" in run("classify", data, "--text-column", "body", "--out", out, "--model", tuned).stdout
+
+
+def test_ctrl_c_exits_with_130_and_says_how_to_go_on(tuned, data, tmp_path, monkeypatch):
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "iterate", stop)
+    result = run("classify", data, "--text-column", "body", "--out", tmp_path / "o.csv", "--model", tuned, code=130)
+    assert "run the same command again" in result.stderr
+
+
+def test_tag_answer_choose_regress_on_texts(tmp_path):
+    tagger = tiny_model.save(tmp_path / "t", {"tag": 2}, ["O", "B-PER"], seed=3)
+    assert "John Smith" in run("tag", "John Smith lives", "--model", tagger).stdout
+    assert (
+        json.loads(run("tag", "John Smith lives", "--model", tagger, "--json").stdout)[0]["text"] == "John Smith lives"
+    )
+    answerer = tiny_model.save(tmp_path / "q", {"answer": None})
+    found = run("answer", "who?", "--context", "john lives in paris", "--top", 2, "--model", answerer, "--json")
+    assert len(json.loads(found.stdout)[0]["answers"]) == 2
+    (tmp_path / "book.txt").write_text("john lives in paris\nmary works\n")
+    assert "who?" in run("answer", "who?", "--context-file", tmp_path / "book.txt", "--model", answerer).stdout
+    rows = [{"question": "who?", "context": "mary works"}, {"question": "where?", "context": "in paris"}]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    run("answer", tmp_path / "q.jsonl", "--out", tmp_path / "a.jsonl", "--model", answerer)
+    answers = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert all(a["context"][a["start"] : a["end"]] == a["prediction"] for a in answers)
+    chooser = tiny_model.save(tmp_path / "c", {"choose": None})
+    assert run("choose", "the dog", "eats", "sees", "--model", chooser).stdout.count("→") == 1
+    regressor = tiny_model.save(tmp_path / "r", {"classify": 1}, problem_type="regression")
+    float(run("regress", "the dog", "--model", regressor).stdout.split()[0])
+
+
+def test_doctor_finds_what_is_wrong(base, tmp_path):
+    rows = [("the film was good", "pos"), ("the food was bad", "neg")] * 3 + [("the film was good", "neg"), ("", "pos")]
+    data = tsv(tmp_path / "sick.tsv", ("text", "label"), *rows)
+    result = run("doctor", "classify", "--data", data, "--dev", data, "--model", base, code=1)
+    assert "error" in result.stdout and "labels of train" in result.stdout and "tokens of dev" in result.stdout
+    found = json.loads(run("doctor", "classify", "--data", data, "--json", code=1).stdout)
+    assert {"bad rows", "conflicts"} <= {f["kind"] for f in found["findings"]}
+
+
+def test_glue_prints_the_published_rows(base, tmp_path):
+    rows = [
+        ("sentence", "label"),
+        *((f"the film was {w}", i % 2) for i, w in enumerate(["good", "bad", "fine", "poor"])),
+    ]
+    for name in ("train", "dev"):
+        tsv(tmp_path / "glue" / "SST-2" / f"{name}.tsv", *rows)
+    args = ("glue", tmp_path / "glue", "--model", base, "--out", tmp_path / "out", *FAST)
+    result = run(*args)
+    assert "BERT-tiny, test" in result.stdout and "83.2" in result.stdout and "this model, dev" in result.stdout
+    assert json.loads(run(*args, "--json").stdout)[0]["task"] == "SST-2"
+
+
+def test_squad_scores_a_model_and_its_predictions_alike(tmp_path):
+    answerer = tiny_model.save(tmp_path / "q", {"answer": None})
+    qas = [{"id": "1", "question": "who?", "answers": [{"text": "john", "answer_start": 0}]}]
+    content = {"data": [{"title": "t", "paragraphs": [{"context": "john lives in paris", "qas": qas}]}]}
+    (tmp_path / "d.json").write_text(json.dumps(content))
+    own = run("squad", tmp_path / "d.json", "--model", answerer, "--out", tmp_path / "p.json", "--json")
+    again = run("squad", tmp_path / "d.json", "--predictions", tmp_path / "p.json", "--json")
+    assert json.loads(own.stdout) == json.loads(again.stdout)
+    assert "exact" in run("squad", tmp_path / "d.json", "--predictions", tmp_path / "p.json").stdout
+
+
+def test_blimp_prints_a_table(base, tmp_path):
+    row = {"sentence_good": "he sees it", "sentence_bad": "he see it", "UID": "u", "linguistics_term": "agreement"}
+    (tmp_path / "u.jsonl").write_text(json.dumps(row) + "\n")
+    result = run("blimp", tmp_path / "u.jsonl", "--model", base, "--variant", "word", "--paradigms")
+    assert "agreement" in result.stdout and "all (mean of paradigms)" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n, (module, *_) in COMMANDS.items() if module.rpartition(".")[2] in ("tasks", "finetune", "benchmarks")],
+)
+def test_help_has_examples(name):
+    assert "Examples" in run(name, "--help").stdout
+
+
+def test_help_shows_the_docs_of_the_settings():
+    docs = field_docs("everybert.training.tuning", "Settings")
+    assert docs["batch_size"].endswith("(default: 32)") and "layer" in docs["layer_decay"]
