@@ -314,6 +314,7 @@ def save(tuned: Tuned, data: Data, folder: Path, command: str = "") -> None:
 def describe(tuned: Tuned, data: Data, command: str = "") -> dict[str, Any]:
     """How a folder was made, as JSON: settings, data, scores of every seed, the best run's history."""
     settings = {f.name: getattr(tuned.settings, f.name) for f in fields(Settings)}
+    settings["epochs"] = tuned.settings.rounds
     settings["lora"] = {f.name: getattr(tuned.settings.lora, f.name) for f in fields(tuned.settings.lora)}
     return {
         "task": tuned.task.name,

@@ -51,7 +51,7 @@ class Compute:
         self.compiled = compile
         self.recorder = Recorder(self.network, loss) if graphs else None
         pairs = zip(self.master.parameters(), self.network.parameters())
-        self.pairs = [(big, small) for big, small in pairs if big is not small]
+        self.pairs = [(big, small) for big, small in pairs if big is not small and big.requires_grad]
 
     def run(self, batch: Ragged) -> Tensor:
         """Forward and backward of one pack; returns the figures to log, detached."""

@@ -48,8 +48,8 @@ class Settings:
 
     mode: str = "full"
     """full; top:K (the last K layers and the head); frozen (features computed once, head alone); lora."""
-    epochs: int = 3
-    """Times that the training examples are seen."""
+    epochs: int | None = None
+    """Times that the training examples are seen: 3 by default, 30 for frozen, whose epochs cost little."""
     lr: float | None = None
     """The highest learning rate."""
     batch_size: int = 32
@@ -86,13 +86,19 @@ class Settings:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"full|frozen|lora|top:[1-9]\d*", self.mode):
             raise EverybertError(f"mode is full, top:K, frozen or lora, not {self.mode!r}")
-        for name in ("epochs", "batch_size", "accumulate", "log_every"):
+        for name in ("rounds", "batch_size", "accumulate", "log_every"):
             if getattr(self, name) < 1:
-                raise EverybertError(f"{name} must be at least 1, not {getattr(self, name)}")
+                name, value = "epochs" if name == "rounds" else name, getattr(self, name)
+                raise EverybertError(f"{name} must be at least 1, not {value}")
         if self.lr is not None and not 0 < self.lr < 1:
             raise EverybertError(f"lr must lie between 0 and 1, not {self.lr}")
         if not 0 <= self.warmup < 1 or not 0 < self.layer_decay <= 1:
             raise EverybertError("warmup lies in [0, 1) and layer_decay in (0, 1]")
+
+    @property
+    def rounds(self) -> int:
+        """How many epochs are trained."""
+        return (30 if self.mode == "frozen" else 3) if self.epochs is None else self.epochs
 
     def rate(self, config: EncoderConfig) -> float:
         """The highest learning rate: the one given, else by mode; smaller encoders take larger steps."""
@@ -154,14 +160,14 @@ def tune(
     config = OptimizerConfig(eps=1e-8, weight_decay=settings.weight_decay, clip=settings.clip)
     optimizer = Optimizer(compute.master, config, layer_rates(network.config, settings))
     each = math.ceil(len(train_features) / settings.batch_size)
-    progress = Progress(total=each * settings.epochs)
+    progress = Progress(total=each * settings.rounds)
     keeper = Keeper(task, compute, dev_features, dev, each, settings.patience)
     peak = settings.rate(network.config)
     job = Job(
         compute=compute,
         optimizer=optimizer,
         steps=lambda at: steps(task, train_features, settings, seed, device, network.config.pad_id, at.step),
-        lr=lambda at: peak * linear(at.step, settings.warmup, each * settings.epochs),
+        lr=lambda at: peak * linear(at.step, settings.warmup, each * settings.rounds),
         save=lambda at: None,
         names=("loss",),
         run=RunSettings(
@@ -221,6 +227,10 @@ def prepare(network: Network, task: Task, settings: Settings, fresh_pooler: bool
         for part in [*heads.values(), *([network.pooler] if fresh_pooler and network.pooler else [])]:
             part.requires_grad_(True)
         return adapters
+    rate = layer_rates(config, settings)
+    for name, parameter in network.named_parameters():
+        if rate(name) == 0.0:  # before the copy that computes is made, so that no gradient goes below
+            parameter.requires_grad_(False)
     if network.pooler is not None and (task.head is None or not network.reads_pooler(task.head)):
         network.pooler.requires_grad_(False)  # nothing reads it
     return None
@@ -283,7 +293,7 @@ def steps(
     size = settings.batch_size
     each = math.ceil(len(features) / size)
     fill = min(FILL, features.size) if device.type == "cuda" else None
-    for epoch in range(start // each, settings.epochs):
+    for epoch in range(start // each, settings.rounds):
         order = permutation(make_key(seed, epoch), len(features))
         for first in range((start - epoch * each if epoch == start // each else 0) * size, len(features), size):
             which = order[first : first + size]
