@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from everybert import __version__
 from everybert.errors import EverybertError
 
-USE, BUILD, MEASURE = "Use a model", "Make one", "Measure one"
+USE, LOOK, BUILD, MEASURE = "Use a model", "Look inside", "Make one", "Measure one"
 COMMANDS = {
     "fill": ("everybert.cli.use", "Guess the words behind [MASK].", USE),
     "embed": ("everybert.cli.use", "Turn texts into vectors.", USE),
@@ -29,6 +29,10 @@ COMMANDS = {
     "serve": ("everybert.cli.serve", "Serve models over HTTP.", USE),
     "info": ("everybert.cli.info", "A model's size, part by part; the family side by side.", USE),
     "demo": ("everybert.cli.demo", "What works today, in a minute.", USE),
+    "explain": ("everybert.cli.inside", "Every step of the forward pass, with its numbers.", LOOK),
+    "attention": ("everybert.cli.inside", "A page with all of a text's attention.", LOOK),
+    "neighbours": ("everybert.cli.inside", "One word in several texts, layer by layer.", LOOK),
+    "probe": ("everybert.cli.inside", "What heads know of syntax; where a task's information lives.", LOOK),
     "tokenizer": ("everybert.cli.tokenizer", "Train a tokenizer, and look at one.", BUILD),
     "corpus": ("everybert.cli.corpus", "Build a pre-training corpus from text, and look at one.", BUILD),
     "pretrain": ("everybert.cli.pretrain", "Pre-train a model by a recipe; run again to resume.", BUILD),
