@@ -34,8 +34,8 @@ Rotary = tuple[Tensor, Tensor]
 
 HAS_TRITON = find_spec("triton") is not None
 
-QUERY_BLOCK = 256
-"""Fewest queries in a block of windowed attention: smaller blocks would spend their time on calls."""
+QUERY_BLOCK = 128
+"""Queries in a block of windowed attention: larger ones look at keys that few of them see, smaller ones cost calls."""
 
 
 class Attention(nn.Module):
@@ -186,14 +186,14 @@ def windowed(
             q, k, v = (x[b].transpose(0, 1)[None] for x in own)
             mixed = mixed.index_copy(2, at, sdpa(q[:, :, at], k, v, dropout_p=p).to(mixed.dtype))
         out.append(mixed[0].transpose(0, 1))
-    return torch.cat(out)
+    return torch.cat(out) if len(out) > 1 else out[0]
 
 
 def _blocks(q: Tensor, k: Tensor, v: Tensor, w: int, at: Tensor | None, p: float) -> Tensor:
     """One sequence (1, A, n, D), block after block of queries: memory grows with n·w, not n²."""
     n = q.shape[2]
-    size = max(w, QUERY_BLOCK)
-    band = _band(min(size, n), w, q.device)
+    size = min(QUERY_BLOCK, n)
+    band = _band(size, w, q.device)
     is_global = torch.zeros(n, dtype=torch.bool, device=q.device)
     if at is not None:
         is_global[at] = True

@@ -1,0 +1,144 @@
+"""Time and memory of attention against length: full with its scores written out, full by SDPA, sliding window.
+
+    python benchmarks/scaling.py --out scaling.png
+
+One layer's attention in the shape of BERT-base and Longformer-base (12 heads of 64, window 256 to each side), forward
+only. Each figure comes from a process of its own: seconds are the median of several runs, MiB is what the process's
+peak memory rose by. Textbook attention costs O(n²·d) time and O(n²) memory, the window O(n·w·d) and O(n·w).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+HEADS, SIZE, WINDOW = 12, 64, 256
+KINDS = {"eager": "eager, full", "sdpa": "SDPA, full", "window": "sliding window", "global": "window + 2 global"}
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+MOST = 4 << 30
+"""Bytes of scores above which the textbook form is not tried."""
+
+
+def measure(kind: str, n: int, rounds: int) -> dict[str, float]:
+    """One case, in this process."""
+    import torch
+
+    from everybert.model.attention import attend
+    from everybert.model.ragged import Ragged
+
+    torch.manual_seed(0)
+    qkv = torch.randn(n, 3, HEADS, SIZE)
+    q, k, v = qkv.unbind(1)
+    batch = Ragged.of([[1] * n], global_tokens=[[0, n // 2]] if kind == "global" else None)
+
+    def run() -> torch.Tensor:
+        if kind == "eager":
+            q_AnD, k_AnD, v_AnD = (x.transpose(0, 1) for x in (q, k, v))
+            weights = torch.softmax(q_AnD @ k_AnD.transpose(1, 2) * SIZE**-0.5, dim=-1)
+            return (weights @ v_AnD).transpose(0, 1)
+        window = None if kind == "sdpa" else WINDOW
+        return attend(q, k, v, batch, window, (q, k, v) if kind == "global" else None)
+
+    with torch.inference_mode():
+        if n > 512:  # the libraries' own one-time memory is not the method's
+            warm = Ragged.of([[1] * 512])
+            attend(q[:512], k[:512], v[:512], warm, None if kind in ("eager", "sdpa") else WINDOW)
+        before = peak(reset=True)
+        times = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            out = run()
+            times.append(time.perf_counter() - start)
+        assert out.shape == (n, HEADS, SIZE)
+    return {"seconds": statistics.median(times), "mib": max(0.0, peak() - before) / 2**20}
+
+
+def peak(reset: bool = False) -> float:
+    """Bytes of the process's highest memory so far (Linux: since the last reset)."""
+    if reset:
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+    try:
+        status = Path("/proc/self/status").read_text()
+        return float(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
+    except OSError:
+        import resource
+
+        scale = 1 if sys.platform == "darwin" else 1024
+        return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale)
+
+
+def case(kind: str, n: int, rounds: int) -> dict[str, float] | None:
+    """One case in a process of its own; None where the scores alone would not fit."""
+    if kind == "eager" and HEADS * n * n * 4 > MOST:
+        return None
+    command = [sys.executable, __file__, "--case", kind, str(n), str(rounds)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def draw(found: dict[str, dict[int, dict[str, float] | None]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
+    for axis, key, title in ((left, "seconds", "seconds"), (right, "mib", "peak memory, MiB")):
+        for kind, cases in found.items():
+            points = [(n, x[key]) for n, x in cases.items() if x is not None and x[key] > 0]
+            if points:
+                axis.loglog(*zip(*points), marker="o", label=KINDS[kind])
+        axis.set(xlabel="tokens", title=title)
+        axis.set_xscale("log", base=2)
+        axis.grid(alpha=0.3)
+    left.legend()
+    figure.suptitle(f"one layer's attention, {HEADS} heads of {SIZE}, window {WINDOW} to each side")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="draw the curves into this PNG (needs matplotlib)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--case", nargs=3, metavar=("KIND", "N", "ROUNDS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        kind, n, rounds = options.case
+        print(json.dumps(measure(kind, int(n), int(rounds))))
+        return
+    found: dict[str, dict[int, dict[str, float] | None]] = {kind: {} for kind in KINDS}
+    if not options.json:
+        print(f"{'tokens':>7}" + "".join(f"{title:>26}" for title in KINDS.values()))
+    for n in options.lengths:
+        row = f"{n:>7}"
+        for kind in KINDS:
+            result = found[kind][n] = case(kind, n, options.rounds)
+            row += f"{'–':>26}" if result is None else f"{result['seconds']:>14.3f} s {result['mib']:>6.0f} MiB"
+        if not options.json:
+            print(row, flush=True)
+    if options.json:
+        print(json.dumps(found))
+    else:
+        faster = [n for n in options.lengths if _seconds(found, "window", n) < _seconds(found, "sdpa", n)]
+        if faster:
+            print(f"the window is faster than full SDPA from {min(faster)} tokens on")
+    if options.out is not None:
+        draw(found, options.out)
+
+
+def _seconds(found: dict[str, dict[int, dict[str, float] | None]], kind: str, n: int) -> float:
+    result = found[kind][n]
+    return float("inf") if result is None else result["seconds"]
+
+
+if __name__ == "__main__":
+    main()
