@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 setup: $(STAMP)  ## a local virtual environment with everything, pinned
 
 demo: $(STAMP)   ## the main job, start to end, on this machine's CPU
-	$(BIN)/everybert demo
+	$(BIN)/everybert quickstart
 
 test: $(STAMP)   ## style, types and the fast tests (what CI runs)
 	$(BIN)/ruff check src tests benchmarks

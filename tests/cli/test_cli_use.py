@@ -51,7 +51,7 @@ def test_help_lists_every_command_with_a_line():
         assert name in out and line.split()[0] in out
 
 
-@pytest.mark.parametrize("name", ["fill", "embed", "tokens", "next", "info", "demo"])
+@pytest.mark.parametrize("name", ["fill", "embed", "tokens", "next", "info", "quickstart"])
 def test_a_commands_help_has_examples(name):
     result = run(name, "--help")
     assert result.exit_code == 0

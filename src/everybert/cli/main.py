@@ -17,6 +17,7 @@ from everybert.errors import EverybertError
 
 USE, LOOK, BUILD, MEASURE = "Use a model", "Look inside", "Make one", "Measure one"
 COMMANDS = {
+    "quickstart": ("everybert.cli.quickstart", "The whole story in miniature, in a minute or two.", USE),
     "fill": ("everybert.cli.use", "Guess the words behind [MASK].", USE),
     "embed": ("everybert.cli.use", "Turn texts into vectors.", USE),
     "tokens": ("everybert.cli.use", "Show a text's tokens and their vectors.", USE),
@@ -28,7 +29,6 @@ COMMANDS = {
     "choose": ("everybert.cli.tasks", "Choose the ending that fits best.", USE),
     "serve": ("everybert.cli.serve", "Serve models over HTTP.", USE),
     "info": ("everybert.cli.info", "A model's size, part by part; the family side by side.", USE),
-    "demo": ("everybert.cli.demo", "What works today, in a minute.", USE),
     "explain": ("everybert.cli.inside", "Every step of the forward pass, with its numbers.", LOOK),
     "attention": ("everybert.cli.inside", "A page with all of a text's attention.", LOOK),
     "neighbours": ("everybert.cli.inside", "One word in several texts, layer by layer.", LOOK),
