@@ -1,0 +1,108 @@
+"""Attention against `transformers`' eager weights; the page that holds it; its pictures."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import make
+
+from everybert.errors import EverybertError
+from everybert.inside.attention import Attention, attention, quantised
+from everybert.inside.page import highlighted
+from everybert.store.huggingface import load_network
+
+KINDS = ("bert", "roberta", "distilbert", "albert", "modernbert", "megatron-bert", "roberta-prelayernorm")
+
+
+class Encoded(SimpleNamespace):
+    """What `attention` reads of a tokenizer's encoding."""
+
+    def __len__(self):
+        return len(self.ids)
+
+
+def encoded(ids):
+    n = len(ids)
+    return Encoded(ids=ids, segments=[0] * n, tokens=[str(i) for i in ids], offsets=[(0, 0)] * n, sequence=[0] * n)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_equal_the_eager_ones(tmp_path, kind):
+    theirs = make(kind)
+    theirs.set_attn_implementation("eager")
+    theirs.save_pretrained(tmp_path / "m")
+    network = load_network(tmp_path / "m").network.eval()
+    ids = torch.randint(5, 60, (23,), generator=torch.Generator().manual_seed(3)).tolist()
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor([ids]), output_attentions=True).attentions
+    found = attention(network, encoded(ids))
+    assert len(expected) == len(found.weights)
+    for ours, wanted in zip(found.weights, expected):
+        assert np.abs(ours - wanted[0].numpy()).max() < 1e-5
+        assert np.abs(quantised(ours) / 65535 - wanted[0].numpy()).max() < 1e-5  # what the viewer is sent
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 80), st.integers(2, 32), st.integers(0, 10))
+def test_thumbnails_keep_each_blocks_largest(n, size, seed):
+    weights = np.random.default_rng(seed).random((2, 1, n, n)).astype(np.float32)
+    small = Attention([""] * n, weights).thumbnails(size)
+    assert small.shape == (2, 1, min(n, size), min(n, size))
+    assert small.max() == np.rint(weights.max() * 255)
+    assert (small.max((2, 3)) == np.rint(weights.max((2, 3)) * 255)).all()
+    corner = weights[0, 0, 0, 0] if n <= size else weights[0, 0, : max(1, n // size), : max(1, n // size)].max()
+    assert small[0, 0, 0, 0] >= np.rint(corner * 255)
+
+
+def test_page_holds_all_and_asks_for_nothing(words):
+    found = words.attention("the cat sees a </script><script>alert(1)</script> dog", "it's mary & john")
+    page = found.html("<b>title</b>")
+    addresses = set(re.findall(r"https?://[^\s\"'`<]+", page))
+    assert addresses <= {"http://www.w3.org/2000/svg"}, "a self-contained page names no other place"
+    assert not re.search(r"(src|href)=\"(?!#)", re.sub(r"`[^`]*`", "", page))
+    assert page.count("<script") == 2 and page.count("</script>") == 2, "tokens must not end the script"
+    assert "<b>title" not in page and "&lt;b&gt;title" in page
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL).group(1))
+    assert data["tokens"] == found.tokens and data["bits"] == 16
+    weights = np.frombuffer(zlib.decompress(base64.b64decode(data["weights"])), "<u2") / 65535
+    assert np.abs(weights.reshape(found.weights.shape) - found.weights).max() < 1e-5
+
+
+def test_a_notebook_shows_a_frame(words):
+    html = words.attention("the cat")._repr_html_()
+    assert html.startswith("<iframe") and "srcdoc=" in html and "<script" not in html.split(">")[0]
+
+
+def test_modules_can_be_inlined():
+    from everybert.inside.page import asset, inlined
+
+    script = inlined("attention-draw.js", "attention-view.js")
+    assert "import {" not in script and not re.search(r"^export ", script, re.MULTILINE)
+    names = re.findall(r"^(?:async )?(?:function|const|let|class) (\w+)", script, re.MULTILINE)
+    assert len(names) == len(set(names)), "two modules share a top-level name"
+    assert "`" not in re.sub(r"`[^`]*`", "", asset("attention-draw.js"))
+
+
+def test_too_much_is_one_line(words):
+    found = Attention(["x"] * 2, np.broadcast_to(np.float32(0), (1, 1, 8000, 8000)))
+    with pytest.raises(EverybertError, match=r"64,000,000 weights, too many for a page"):
+        found.html()
+    assert "too many for a page" in found._repr_html_()
+    with pytest.raises(EverybertError, match="attention is shown for one window"):
+        words.attention("cat " * 100)
+
+
+def test_highlighted_text_is_escaped(labels):
+    html = highlighted(labels.attribution("good <script>alert(1)</script> food & song"))
+    assert "<script" not in html and "&lt;" in html and "&amp;" in html
+    plain = re.sub(r"<[^>]+>", "", html.split("<br>")[0])
+    assert plain == "good &lt;script&gt;alert(1)&lt;/script&gt; food &amp; song"

@@ -1,0 +1,86 @@
+"""Attributions add up, follow the gradient, and say what they explain."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from everybert.errors import EverybertError
+from everybert.inside.attribution import attribute, log_odds
+
+TEXT = "good food , bad song and awful film"
+
+
+@pytest.mark.parametrize("label", ["bad", "fine", "good"])
+def test_integrated_gradients_sum_to_the_difference(labels, label):
+    found = labels.attribution(TEXT, label=label)
+    assert abs(found.value - found.baseline) > 1e-3, "otherwise the check below says nothing"
+    assert found.scores.sum() == pytest.approx(found.value - found.baseline, abs=1e-3)
+    assert abs(found.gap) < 1e-3
+    p = labels.classify([TEXT])[0].scores[label]
+    assert found.value == pytest.approx(math.log(p / (1 - p)), abs=1e-4)
+    masked = " ".join(["[MASK]"] * 8)
+    p = labels.classify([masked])[0].scores[label]
+    assert found.baseline == pytest.approx(math.log(p / (1 - p)), abs=1e-4)
+
+
+def test_a_pair_and_its_texts(labels):
+    found = labels.attribution("good food", "bad song", label="good")
+    assert [t for t, s in zip(found.tokens, found.texts) if s == 1] == ["bad", "song"]
+    assert abs(found.gap) < 1e-3
+    assert found.scores[0] == found.scores[-1] == 0, "special tokens are the same in the baseline"
+
+
+def test_gradient_times_input_is_the_slope(labels):
+    found = labels.attribution(TEXT, label="good", method="gradient")
+    table = labels.network.encoder.embeddings.token.weight
+    at = found.tokens.index("awful")
+    row, step = labels.tokenizer.id("awful"), 1e-3
+    values = []
+    for scale in (1 + step, 1 - step):
+        with torch.no_grad():
+            keep = table[row].clone()
+            table[row] *= scale
+        p = labels.classify([TEXT])[0].scores["good"]
+        values.append(math.log(p / (1 - p)))
+        with torch.no_grad():
+            table[row] = keep
+    assert found.scores[at] == pytest.approx((values[0] - values[1]) / (2 * step), abs=2e-2)
+
+
+def test_a_linear_function_is_attributed_exactly(labels):
+    """Of f = Σ logits·w through the identity, both methods would agree; here: the target alone is doubled."""
+    encoding = labels.tokenizer.encode(TEXT)
+    once = attribute(labels.network, labels.tokenizer, encoding, "classify", log_odds(0, multi=True), "z")
+    twice = attribute(labels.network, labels.tokenizer, encoding, "classify", lambda z: 2 * z[:, 0], "2z")
+    assert np.abs(2 * once.scores - twice.scores).max() < 1e-5
+
+
+def test_answers_are_explained(qa):
+    context = "john lives in paris and mary eats"
+    found = qa.attribution("where does john lives ?", context)
+    best = qa.answer("where does john lives ?", context)[0]
+    assert best.text in found.target
+    assert abs(found.gap) < 2e-3 and found.value < 0
+    assert found.value > found.baseline - 50
+
+
+def test_weights_keep_no_gradients(labels):
+    labels.attribution(TEXT)
+    assert all(p.grad is None for p in labels.network.parameters())
+
+
+def test_mistakes_are_one_line(labels, qa, words):
+    with pytest.raises(EverybertError, match="no label 'nice'; the model's labels are bad, fine, good"):
+        labels.attribution(TEXT, label="nice")
+    with pytest.raises(EverybertError, match="integrated or gradient, not 'magic'"):
+        labels.attribution(TEXT, method="magic")
+    with pytest.raises(EverybertError, match="pair=the context"):
+        qa.attribution("where ?")
+    with pytest.raises(EverybertError, match="no classify head"):
+        words.attribution(TEXT)
+    with pytest.raises(EverybertError, match="the model reads 64 at once"):
+        labels.attribution("good " * 100)

@@ -1,0 +1,60 @@
+"""Blanks from both sides and from either alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from everybert.errors import EverybertError
+from everybert.inside.blanks import read_blanks
+
+
+def read(model, *args, **more):
+    return read_blanks(model.network, model.tokenizer, *args, size=model.window, **more)
+
+
+def same(guesses, candidates):
+    return [(g.token, g.id, pytest.approx(g.score, abs=1e-6)) for g in guesses] == [
+        (c.token, c.id, c.score) for c in candidates
+    ]
+
+
+def test_each_side_equals_fill_on_that_half(words):
+    text = "the cat sees a [MASK] dog and eats [MASK] ."
+    first, second = read(words, text, top=6)
+    both = words.fill(text, top=6)
+    assert same(first.both, both[0]) and same(second.both, both[1])
+    assert same(first.left, words.fill("the cat sees a [MASK]", top=6)[0])
+    assert same(first.right, words.fill("[MASK] dog and eats [MASK] .", top=6)[0])
+    assert same(second.left, words.fill("the cat sees a [MASK] dog and eats [MASK]", top=6)[1])
+    assert same(second.right, words.fill("[MASK] .", top=6)[0])
+
+
+def test_two_masks_in_a_pair(words):
+    a, b = "the [MASK] eats", "a dog sees [MASK] ."
+    one, two = read(words, a, b, top=4)
+    assert same(one.left, words.fill("the [MASK]", top=4)[0])
+    assert same(two.right, words.fill("[MASK] .", top=4)[0])
+    swapped = read(words, "the [MASK] eats a dog sees [MASK] .", top=4)
+    assert swapped[0].both != one.both, "the pair has a separator and segments of its own"
+    assert one.both != one.left
+
+
+def test_the_word_that_stood_there(words):
+    text = "the cat sees a [MASK] dog"
+    (blank,) = read(words, text, originals=["red"], top=words.tokenizer.size)
+    place = next(i for i, guess in enumerate(blank.both) if guess.token == "red")
+    assert blank.original.rank == place + 1
+    assert blank.original.score == pytest.approx(blank.both[place].score)
+    (blank,) = read(words, text, originals=["doging"])
+    assert blank.original.score is None and blank.original.pieces == ["dog", "##ing"]
+    (blank,) = read(words, text, originals=[None])
+    assert blank.original is None
+
+
+def test_mistakes_are_one_line(words, qa):
+    with pytest.raises(EverybertError, match=r"no \[MASK\]; put \[MASK\] where"):
+        read(words, "the cat")
+    with pytest.raises(EverybertError, match="103 tokens, the model reads 64"):
+        read(words, "cat " * 100 + "[MASK]")
+    with pytest.raises(EverybertError, match="no mlm head"):
+        read(qa, "a [MASK]")

@@ -1,0 +1,104 @@
+"""A traced pass: equal to the fast path, true to its own equations, and told as a story."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_attention import Encoded
+from tiny_models import STEMS, make
+
+from everybert.errors import EverybertError
+from everybert.inside import trace as module
+from everybert.inside.steps import needed, part_value, story
+from everybert.inside.trace import trace
+from everybert.store.huggingface import load_network
+
+TEXT = "the cat sees a [MASK] dog"
+
+
+def close(a, b, tolerance=1e-5):
+    return np.abs(np.asarray(a) - np.asarray(b)).max() < tolerance
+
+
+@pytest.mark.parametrize("kind", [k for k in STEMS if k != "camembert"])
+def test_equals_the_fast_path_in_every_family(tmp_path, kind):
+    make(kind, "ForMaskedLM").save_pretrained(tmp_path / "m")
+    network = load_network(tmp_path / "m").network.eval()
+    ids = list(range(5, 25))
+    n = len(ids)
+    found = trace(network, Encoded(ids=ids, segments=[0] * n, tokens=["x"] * n))
+    assert found.gap < 1e-5
+    assert found["mlm.probabilities"].shape == (n, 60) and close(found["mlm.probabilities"].sum(-1), 1)
+    layers = len(network.config.layer_order)
+    assert sum(name.endswith("attention.weights") for name in found) == layers
+    for layer in (0, layers - 1):
+        for step in story(found, layer, network.config.heads - 1):
+            for part in step.parts:
+                value = part_value(found, part)
+                assert value.ndim == 2 and len(value) in (1, n) and np.isfinite(value[np.isfinite(value)]).all()
+
+
+def test_equations_hold(words):
+    found = words.trace(TEXT)
+    a = words.config.head_size
+    embedded = found["embeddings.token"] + found["embeddings.segment"] + found["embeddings.position"]
+    assert close(embedded, found["embeddings.sum"])
+    mean, deviation = found["embeddings.sum"].mean(-1, keepdims=True), found["embeddings.sum"].std(-1, keepdims=True)
+    assert close((found["embeddings.sum"] - mean) / deviation, found["embeddings"], 1e-4)  # γ = 1, β = 0 when fresh
+    at = "layers.1.attention."
+    q, k, v = (found[at + name] for name in "qkv")
+    assert close(q @ k.transpose(0, 2, 1) / np.sqrt(a), found[at + "scores"])
+    exp = np.exp(found[at + "scores"])
+    assert close(exp / exp.sum(-1, keepdims=True), found[at + "weights"])
+    assert close(found[at + "weights"] @ v, found[at + "mixed"])
+    assert close(found["layers.0.output"] + found[at + "output"], found[at + "residual"])
+    assert close(found["output"], words.tokens(TEXT).vectors)
+    assert close(words.attention(TEXT).weights[1], found[at + "weights"])
+    blank = found.tokens.index("[MASK]")
+    guesses = words.fill(TEXT, top=5)[0]
+    assert [(g.token, pytest.approx(g.score, abs=1e-6)) for g in guesses] == found.vocabulary(words.tokenizer)[blank]
+
+
+def test_pre_norm_adds_to_the_stream(pre):
+    found = pre.trace(TEXT)
+    assert close(found["embeddings"] + found["layers.0.attention.output"], found["layers.0.attention.residual"])
+    last = found["layers.0.attention.residual"] + found["layers.0.feed_forward.output"]
+    assert close(last, found["layers.0.output"])
+    titles = [step.title for step in story(found)]
+    assert titles.index("LayerNorm") < titles.index("Queries, keys, values"), "pre-norm: before attention"
+
+
+def test_story_names_what_it_keeps(words):
+    whole = words.trace(TEXT)
+    kept = trace(words.network, words.tokenizer.encode(TEXT), keep=needed(1))
+    assert len(kept) < len(whole)
+    for step, again in zip(story(whole, 1, 1), story(kept, 1, 1), strict=True):
+        assert step == again
+        for part in step.parts:
+            assert close(part_value(whole, part), part_value(kept, part))
+    groups = list(dict.fromkeys(step.group for step in story(whole, 1, 1)))
+    assert groups == ["Input", "Layer 1, head 1", "Layer 1", "Prediction"]
+    joined = part_value(whole, next(p for s in story(whole) for p in s.parts if p.label == "heads side by side"))
+    assert close(joined[:, : words.config.head_size], whole["layers.0.attention.mixed"][0])
+
+
+def test_other_heads_are_traced(labels, qa):
+    assert labels.trace("good food")["classify.logits"].shape == (1, 3)
+    assert labels.trace("good food")["pooler"].shape == (1, 32)
+    assert qa.trace("who eats", "john eats")["answer.logits"].shape[1] == 2
+    assert story(qa.trace("who eats", "john eats"))[-1].title == "The answer head"
+
+
+def test_mistakes_are_one_line(words, monkeypatch):
+    found = words.trace("the cat")
+    with pytest.raises(EverybertError, match=r"no 'attention.weights'; it has layers.0.attention.weights"):
+        found["attention.weights"]
+    with pytest.raises(EverybertError, match="there is no layer 2: the model's layers are 0 to 1"):
+        story(found, 2)
+    with pytest.raises(EverybertError, match="there is no head 9"):
+        story(found, 0, 9)
+    with pytest.raises(EverybertError, match="102 tokens, the model reads 64 at once"):
+        words.trace("cat " * 100)
+    monkeypatch.setattr(module, "LIMIT", 10_000)
+    with pytest.raises(EverybertError, match="GiB of intermediates; give a shorter text"):
+        words.trace("the cat")
