@@ -152,7 +152,8 @@ def collate(
         return torch.from_numpy(array)
 
     total = len(tokens) + gap
-    slots = -(-len(pack["mask_index"]) // 64) * 64
+    # Never few slots: the compiler treats small matrices in another way, so a block's last, short pack would recompile.
+    slots = -(-max(len(pack["mask_index"]), total // 8) // 64) * 64
     extra = {
         "mask_index": padded("mask_index", slots, 0),
         "mask_label": padded("mask_label", slots, -100),
