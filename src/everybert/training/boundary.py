@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import initialise
-from everybert.model.heads import Network
+from everybert.model.heads import MaskedLM, Network
 from everybert.model.ragged import Ragged
 from everybert.training.step import word_and_pair_losses
 
@@ -56,7 +56,8 @@ def boundary_loss(network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
     loss, figures = word_and_pair_losses(network, x_TH, batch)
     y_ME = network.heads["boundary"](x_TH[extra["span_left"]], x_TH[extra["span_right"]], extra["span_place"])
     head = network.heads["mlm"]
+    assert isinstance(head, MaskedLM)
     table_VE = network.encoder.embeddings.token.weight if head.decoder is None else head.decoder.weight
-    logits_MV = F.linear(y_ME, table_VE, head.bias).float()  # type: ignore[arg-type]
+    logits_MV = F.linear(y_ME, table_VE, head.bias).float()
     boundary = F.cross_entropy(logits_MV, extra["mask_label"], ignore_index=-100, reduction="sum") / extra["masked"]
     return loss + boundary, torch.cat((figures, boundary.detach()[None]))
