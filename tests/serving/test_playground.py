@@ -1,0 +1,249 @@
+"""The playground's endpoints give what the model gives; its files are few, small and ask for nothing outside."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+import server as own
+
+from everybert.inference.model import load
+from everybert.serving import playground
+from everybert.serving.playground import CHARACTERS, Kept, assets
+
+TEXT = "the cat sees a red dog ."
+
+
+@pytest.fixture(scope="module")
+def models(folders):
+    return {name: load(folder, device="cpu") for name, folder in folders.items()}
+
+
+def ask(url, path, **body):
+    reply = own.post(url, f"/playground/{path}", body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def numbers(text, kind):
+    return np.frombuffer(base64.b64decode(text), kind)
+
+
+# ── the page ──
+
+
+def test_first_paint_is_small():
+    files = assets()
+    shell = ["index.html", "mark.svg", "colours.css", "style.css", "app.js", "kit.js"]
+    heaviest = max((name for name in files if name.startswith("panel-")), key=lambda n: len(files[n]))
+    shell += [heaviest, "attention-view.js", "attention-draw.js", "attention-view.css"]
+    assert sum(len(files[name]) for name in shell) < 100_000, "before compression, with the heaviest panel"
+    assert sum(len(gzip.compress(files[name])) for name in shell) < 40_000
+
+
+def test_files_name_no_other_place():
+    for name, data in assets().items():
+        text = data.decode()
+        found = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'`)]*", text))
+        assert found <= {"http://www.w3.org/2000/svg"}, name
+        assert not re.search(r"\binnerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text), name
+
+
+def test_page_headers_and_caching(url):
+    page = httpx.get(url + "/")
+    policy = page.headers["content-security-policy"]
+    assert page.status_code == 200 and "<main" in page.text
+    assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
+    assert page.headers["content-encoding"] == "gzip"
+    again = httpx.get(url + "/", headers={"if-none-match": page.headers["etag"]})
+    assert again.status_code == 304 and not again.content
+    plain = httpx.get(url + "/playground/web/app.js", headers={"accept-encoding": "identity"})
+    assert plain.headers["content-type"].startswith("text/javascript") and "content-encoding" not in plain.headers
+    linked = re.findall(r'(?:href|src)="(playground/web/[^"]+)"', page.text)
+    assert len(linked) >= 4
+    for path in linked:
+        assert httpx.get(f"{url}/{path}").status_code == 200, path
+
+
+@pytest.mark.parametrize("name", ["../app.py", "..%2fplayground.py", "nothing.js", "__init__.py"])
+def test_only_its_own_files_are_sent(url, name):
+    assert httpx.get(f"{url}/playground/web/{name}").status_code == 404
+
+
+def test_models_for_the_picker(url, folders):
+    found = {m["name"]: m for m in httpx.get(url + "/playground/models").json()}
+    assert list(found) == list(folders)
+    assert found["words"]["folder"] == str(folders["words"]) and "fill" in found["words"]["tasks"]
+    assert found["words"]["layers"] == 2 and found["words"]["window"] == 64
+    assert "fill" not in found["qa"]["tasks"] and found["ranker"]["regression"]
+
+
+# ── the answers ──
+
+
+def test_fill_equals_the_model(url, models):
+    text = "the cat sees a [MASK] dog"
+    (blank,) = ask(url, "fill", model="words", text=text, originals=["red"], top=5)["blanks"]
+    expected = models["words"].fill(text, top=5)[0]
+    assert [g["token"] for g in blank["both"]] == [c.token for c in expected]
+    assert blank["both"][0]["score"] == pytest.approx(expected[0].score, abs=1e-6)
+    assert blank["left"][0]["token"] == models["words"].fill("the cat sees a [MASK]")[0][0].token
+    assert blank["original"]["word"] == "red" and blank["original"]["rank"] >= 1
+    two = ask(url, "fill", model="words", text="the [MASK]", pair="a [MASK] eats")["blanks"]
+    assert len(two) == 2
+
+
+def test_tokens_compare_vocabularies(url, models):
+    found = ask(url, "tokens", model="words", text="The Zebra 🐍", pair="a cat")
+    encoding = models["words"].tokenizer.encode("The Zebra 🐍", "a cat")
+    assert found["tokens"] == encoding.tokens and found["ids"] == encoding.ids
+    assert found["unknown"][found["tokens"].index("[UNK]")] is True
+    assert found["texts"][-2] == 1 and found["special"][0] is True
+    assert found["lowered"]["tokens"] == found["tokens"], "an uncased vocabulary"
+    assert found["others"] == [], "all these models share one"
+
+
+def test_attention_equals_the_model(url, models):
+    whole = models["words"].attention(TEXT, "a cat").weights
+    found = ask(url, "attention", model="words", text=TEXT, pair="a cat")
+    small = numbers(found["thumbnails"], np.uint8).reshape(2, 2, found["size"], found["size"])
+    n = len(found["tokens"])
+    assert found["size"] == n and (found["layers"], found["heads"]) == (2, 2)
+    assert np.abs(small / 255 - whole).max() < 0.003
+    head = ask(url, "attention/head", model="words", text=TEXT, pair="a cat", layer=1, head=0)
+    assert np.abs(numbers(head["weights"], "<u2").reshape(n, n) / 65535 - whole[1, 0]).max() < 1e-5
+    link = ask(url, "attention/link", model="words", text=TEXT, pair="a cat", source=2, target=5)["weights"]
+    assert np.abs(np.array(link).reshape(2, 2) - whole[:, :, 2, 5]).max() < 2e-5
+    missing = own.post(url, "/playground/attention/head", {"model": "words", "text": TEXT, "layer": 7, "head": 0})
+    assert missing.status_code == 422 and "no layer 7" in missing.json()["error"]
+
+
+def test_context_equals_the_model(url, models):
+    texts = ["the red cat", "a red song"]
+    found = ask(url, "context", model="words", word="red", texts=texts, top=3)
+    expected = models["words"].neighbours("red", texts, 3)
+    assert np.abs(np.array(found["similarity"]) - expected.similarity).max() < 1e-4
+    assert [n["word"] for n in found["nearest"][3][1]] == [n.word for n in expected.nearest[3][1]]
+
+
+def test_answers_with_their_ends(url, models):
+    question, context = "where does john lives ?", "john lives in paris and mary eats " * 20
+    found = ask(url, "answer", model="qa", question=question, context=context)
+    best = models["qa"].answer(question, context, top=3)
+    assert [a["text"] for a in found["answers"]] == [a.text for a in best]
+    assert len(found["tokens"]) == len(found["start"]) == 20 * 7, "a long passage, in windows: every token once"
+    assert 0.3 < sum(found["start"]) <= 1.0001 and 0.3 < sum(found["end"]) <= 1.0001
+
+
+def test_attribution_under_the_scheduler(url, models):
+    """Gradients through the shared encoder, while other requests use it."""
+    text = "good food , bad song"
+    alone = models["labels"].attribution(text)
+
+    def one(i):
+        if i % 2:
+            return own.post(url, "/classify", {"model": "labels", "text": [TEXT]}).json()
+        return ask(url, "attribution", model="labels", text=text)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(one, range(12)))
+    expected = models["labels"].classify([TEXT])[0].score
+    for i, answer in enumerate(found):
+        if i % 2:
+            assert answer["results"][0]["score"] == pytest.approx(expected, abs=1e-5)
+        else:
+            assert np.abs(np.array(answer["scores"]) - alone.scores).max() < 1e-4
+            assert abs(answer["gap"]) < 1e-3 and answer["target"] == alone.target
+
+
+def test_similar_lines(url, models):
+    texts = ["the cat", "a dog", "the cat"]
+    found = np.array(ask(url, "similar", model="words", texts=texts)["cosine"])
+    vectors = models["words"].embed(texts, normalize=True)
+    assert np.abs(found - vectors @ vectors.T).max() < 1e-4 and found[0, 2] == pytest.approx(1, abs=1e-4)
+
+
+def test_steps_carry_the_numbers(url, models):
+    trace = models["words"].trace(TEXT)
+    first = ask(url, "step", model="words", text=TEXT, layer=1, head=1, step=0)
+    names = [title for _, title in first["titles"]]
+    scores = ask(url, "step", model="words", text=TEXT, layer=1, head=1, step=names.index("Scores"))
+    (part,) = scores["parts"]
+    value = numbers(part["data"], "<f4").reshape(part["shape"])
+    assert np.abs(value - trace["layers.1.attention.scores"][1]).max() < 1e-4
+    last = ask(url, "step", model="words", text=TEXT, layer=1, head=1, step=names.index("The vocabulary"))
+    assert last["parts"][0]["top"][3][0][0] == trace.vocabulary(models["words"].tokenizer)[3][0][0]
+    assert first["gap"] < 1e-5
+
+
+# ── bad input ──
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("fill", {"text": "x" * 100_000}),
+        ("tokens", {"text": "a", "pair": "x" * 100_000}),
+        ("context", {"word": "x", "texts": ["x", "x" * 100_000]}),
+        ("answer", {"question": "x", "context": "x" * 100_000}),
+    ],
+)
+def test_too_long_is_said_with_the_count(url, path, body):
+    reply = own.post(url, f"/playground/{path}", {"model": "words", **body})
+    assert reply.status_code == 413
+    assert reply.json()["error"].startswith(f"100,000 characters in a text where the limit is {CHARACTERS:,}")
+
+
+def test_mistakes_are_sentences(url):
+    cases = {
+        ("fill", "the cat"): "no [MASK]",
+        ("fill", "[MASK]"): None,
+        ("attention", "cat " * 100): "102 tokens, the model reads 64 at once",
+        ("step", "cat " * 100): "102 tokens, the model reads 64 at once",
+    }
+    for (path, text), words in cases.items():
+        reply = own.post(url, f"/playground/{path}", {"model": "words", "text": text})
+        assert (reply.status_code == 200) == (words is None)
+        if words:
+            assert words in reply.json()["error"] and "\n" not in reply.json()["error"]
+    lacking = own.post(url, "/playground/fill", {"model": "qa", "text": "a [MASK]"})
+    assert lacking.status_code == 422 and "no mlm head" in lacking.json()["error"]
+    empty = ask(url, "attention", model="words", text="")
+    assert empty["tokens"] == ["[CLS]", "[SEP]"]
+    many = own.post(url, "/playground/similar", {"model": "words", "texts": ["a"] * 51})
+    assert many.status_code == 413 and "51 lines where the limit is 50" in many.json()["error"]
+
+
+def test_what_is_kept_is_bounded():
+    kept = Kept(100)
+    made = []
+
+    def compute(key):
+        return lambda: (made.append(key), 40)
+
+    for key in "abca":
+        kept.get(key, compute(key))
+    assert made == ["a", "b", "c", "a"], "the oldest went when the third came"
+    assert list(kept.entries) == ["c", "a"]
+    kept.get("d", lambda: (None, 1000))
+    assert list(kept.entries) == ["d"]
+
+
+def test_a_second_head_costs_no_second_pass(url, served, monkeypatch):
+    calls = []
+    real = playground.quantised
+    monkeypatch.setattr(playground, "quantised", lambda w: (calls.append(1), real(w))[1])
+    for head in (0, 1, 0):
+        ask(url, "attention/head", model="words", text="mary eats one two three", layer=0, head=head)
+    assert len(calls) == 1
+
+
+def test_the_document_shows_only_the_api(url):
+    paths = json.loads(httpx.get(url + "/openapi.json").text)["paths"]
+    assert "/fill" in paths and not any(path.startswith("/playground") for path in paths)
