@@ -114,8 +114,8 @@ class Recipe:
         parts |= _mask(source, table.get("mask", {}))
         parts["model"] = parse_model(source, table.get("model", {}))
         parts["phases"], steps = _phases(source, table, parts["batch"])
-        given: dict[str, Any] = {k: table[k] for k in TOP if k in table} | ({"steps": steps} if steps else {})
-        return source.build(cls, given, **parts)
+        named: dict[str, Any] = {k: table[k] for k in TOP if k in table} | ({"steps": steps} if steps else {})
+        return source.build(cls, named, **parts)
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.budget is None):
