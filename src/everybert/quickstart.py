@@ -183,7 +183,7 @@ def fill_blanks(fresh: Model, trained: Model, story: Story, say: Console) -> Non
 
 def fine_tune(out: Path, story: Story, say: Console) -> None:
     """sentiment/: the pre-trained model on the task; untrained-sentiment/: the same from random weights."""
-    settings: dict[str, Any] = {"epochs": 6, "lr": 1e-3, "batch_size": 16, "device": "cpu"}
+    settings: dict[str, Any] = {"epochs": 5, "lr": 1e-3, "batch_size": 32, "device": "cpu"}
     for name, base in (("sentiment", out / "pretrained" / "model"), ("untrained-sentiment", out / "untrained")):
         folder = out / name
         if not is_complete(folder):
