@@ -148,6 +148,31 @@ def test_conll_2003s_own_file(tmp_path):
     assert tag.read(path, scheme="BIOES").targets == [["S-ORG", "O", "S-MISC", "S-MISC"]]
 
 
+def test_marked_places_become_tags():
+    spans = [{"start": 15, "end": 19, "label": "ORG"}, {"start": 0, "end": 10, "label": "PER"}]
+    rows = [
+        {"text": "John Smith, of Acme.", "spans": spans},
+        {"text": "in Paris", "spans": [[4, 8, "LOC"]]},
+        {"text": "nobody", "spans": []},
+    ]
+    examples = tag.read(rows)
+    assert examples.inputs == [["John", "Smith", ",", "of", "Acme", "."], ["in", "Paris"], ["nobody"]]
+    assert examples.targets == [["B-PER", "I-PER", "O", "O", "B-ORG", "O"], ["O", "B-LOC"], ["O"]]
+    for spans, message in [
+        ([[0, 4, "A"], [2, 6, "B"]], "overlaps"),
+        ([[0, 99, "A"]], "lies outside the text of 8"),
+        ([[5, 5, "A"]], "lies outside"),
+        ([[2, 3, "A"]], "holds no word"),
+    ]:
+        with pytest.raises(EverybertError, match=f"row 1: .*{message}"):
+            tag.read([{"text": "in Paris", "spans": spans}])
+        assert len(tag.read([{"text": "in Paris", "spans": spans}, rows[1]], skip_bad=True).bad) == 1
+
+
+def test_a_dev_set_without_entities(bert):
+    assert tag.read([(["a", "b"], ["O", "O"])], scheme="BIO").targets == [["O", "O"]]
+
+
 def test_conllu_columns(tmp_path):
     path = tmp_path / "a.conllu"
     path.write_text("# text = It is\n1\tIt\tit\tPRON\tPRP\t_\t0\troot\t_\t_\n2\tis\tbe\tAUX\tVBZ\t_\t1\tx\t_\t_\n\n")

@@ -10,7 +10,8 @@ from typing import Any
 from everybert.errors import EverybertError
 from everybert.tasks import columns as col
 from everybert.tasks import schemes
-from everybert.tasks.records import Bad, Examples, Source, read_rows
+from everybert.tasks.records import Bad, Examples, Rows, Source, read_rows
+from everybert.tasks.words import Splitter, Word
 from everybert.text.files import kind
 from everybert.text.task_files import CONLLU_FIELDS, read_conll, read_conllu
 
@@ -72,6 +73,9 @@ def _columns(path: Path, column: str) -> Examples:
 def _records(source: Source, chosen: dict[str, str], skip_bad: bool) -> Examples:
     table = read_rows(source, ("words", "tags"), skip_bad)
     first, where = table.rows[0], table.where
+    spans = col.find(first, "spans", ("spans", "entities", "ents"), chosen, where)
+    if spans is not None and isinstance(first.get("text"), str):
+        return _spans(table, spans, skip_bad)
     text = col.find(first, "text", ("words", "tokens"), chosen, where)
     label = col.find(first, "label", ("tags", "ner_tags", "labels", "pos_tags", "upos", "label"), chosen, where)
     if text is None or label is None:
@@ -95,6 +99,43 @@ def _records(source: Source, chosen: dict[str, str], skip_bad: bool) -> Examples
     if not words:
         raise EverybertError(f"{where} has no usable row; {bad.found[0]}")
     return Examples(words, tags, where, (*table.notes, *bad.notes()), tuple(bad.found))
+
+
+def _spans(table: Rows, column: str, skip_bad: bool) -> Examples:
+    """Texts with marked places ({"start", "end", "label"} or [start, end, label]): words by our own splitter, BIO tags.
+
+    A place that cuts a word takes the whole of it.
+    """
+    bad = Bad(table.where, skip_bad, table.bad)
+    words: list[list[str]] = []
+    tags: list[list[str]] = []
+    for i, row in enumerate(table.rows):
+        found = Splitter().split(str(row.get("text") or ""))
+        if not found:
+            bad(i, "the text is empty")
+            continue
+        try:
+            marked = sorted(_entity(span, found, str(row["text"])) for span in row.get(column) or [])
+            tags.append(schemes.write_tags([e for _, e in marked], len(found)))
+            words.append([w.text for w in found])
+        except EverybertError as error:
+            bad(i, str(error))
+    if not words:
+        raise EverybertError(f"{table.where} has no usable row; {bad.found[0]}")
+    note = f"{table.where}: entities read from {column!r}, words split by everybert"
+    return Examples(words, tags, table.where, (*table.notes, *bad.notes(), note), tuple(bad.found))
+
+
+def _entity(span: Any, words: list[Word], text: str) -> tuple[int, schemes.Entity]:
+    """(first word, entity) of a marked place."""
+    keys = ("start", "end", "label")
+    start, end, label = (span[k] for k in keys) if isinstance(span, Mapping) else tuple(span)[:3]
+    if not 0 <= int(start) < int(end) <= len(text):
+        raise EverybertError(f"the span {start}–{end} ({label}) lies outside the text of {len(text)} characters")
+    inside = [k for k, w in enumerate(words) if w.end > int(start) and w.start < int(end)]
+    if not inside:
+        raise EverybertError(f"the span {start}–{end} ({label}) holds no word")
+    return inside[0], schemes.Entity(str(label), inside[0], inside[-1] + 1)
 
 
 def _list(value: Any) -> list[Any]:

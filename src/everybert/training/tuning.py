@@ -65,7 +65,7 @@ class Settings:
     layer_decay: float = 1.0
     """Each layer's learning rate is this times that of the layer above it (0.8 – 0.95 is usual; 1: all the same)."""
     reinit: int = 0
-    """Top layers that start from fresh weights (Zhang et al. 2021)."""
+    """Top layers that start from fresh weights, and the pooler with them (Zhang et al. 2021)."""
     patience: int | None = None
     """Stop after so many epochs without a better score; None: train them all. The best epoch is kept either way."""
     features: str = "last"
@@ -210,6 +210,8 @@ def prepare(network: Network, task: Task, settings: Settings, fresh_pooler: bool
         raise EverybertError(f"reinit {settings.reinit} is more than the model's {config.layers} layers")
     for layer in list(network.encoder.layers)[config.layers - settings.reinit :] if settings.reinit else []:
         initialise(layer, config)
+    if settings.reinit and network.pooler is not None:
+        initialise(network.pooler, config)
     if settings.mode == "frozen":
         if task.head is None:
             raise EverybertError("embed trains the encoder itself, so it cannot be frozen; use full, top:K or lora")
