@@ -51,7 +51,7 @@ def test_the_split_survives_json():
 
 
 def test_a_long_run_of_marks_takes_no_time():
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(Splitter().split("?!" * 50_000)) == 100_000
     assert len(Splitter().split("a;" * 50_000)) == 100_000
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
