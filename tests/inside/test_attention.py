@@ -6,11 +6,11 @@ import base64
 import json
 import re
 import zlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from encoded import Encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import make
@@ -23,18 +23,6 @@ from everybert.store.huggingface import load_network
 KINDS = ("bert", "roberta", "distilbert", "albert", "modernbert", "megatron-bert", "roberta-prelayernorm")
 
 
-class Encoded(SimpleNamespace):
-    """What `attention` reads of a tokenizer's encoding."""
-
-    def __len__(self):
-        return len(self.ids)
-
-
-def encoded(ids):
-    n = len(ids)
-    return Encoded(ids=ids, segments=[0] * n, tokens=[str(i) for i in ids], offsets=[(0, 0)] * n, sequence=[0] * n)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_equal_the_eager_ones(tmp_path, kind):
     theirs = make(kind)
@@ -44,7 +32,7 @@ def test_weights_equal_the_eager_ones(tmp_path, kind):
     ids = torch.randint(5, 60, (23,), generator=torch.Generator().manual_seed(3)).tolist()
     with torch.no_grad():
         expected = theirs(input_ids=torch.tensor([ids]), output_attentions=True).attentions
-    found = attention(network, encoded(ids))
+    found = attention(network, Encoded.of(ids))
     assert len(expected) == len(found.weights)
     for ours, wanted in zip(found.weights, expected):
         assert np.abs(ours - wanted[0].numpy()).max() < 1e-5

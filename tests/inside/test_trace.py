@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_attention import Encoded
+from encoded import Encoded
 from tiny_models import STEMS, make
 
 from everybert.errors import EverybertError
@@ -26,7 +26,7 @@ def test_equals_the_fast_path_in_every_family(tmp_path, kind):
     network = load_network(tmp_path / "m").network.eval()
     ids = list(range(5, 25))
     n = len(ids)
-    found = trace(network, Encoded(ids=ids, segments=[0] * n, tokens=["x"] * n))
+    found = trace(network, Encoded.of(ids))
     assert found.gap < 1e-5
     assert found["mlm.probabilities"].shape == (n, 60) and close(found["mlm.probabilities"].sum(-1), 1)
     layers = len(network.config.layer_order)

@@ -51,6 +51,7 @@ def running(
     limits: Limits | None = None,
     key: str | None = None,
     adapters: dict[str, dict[str, str | Path]] | None = None,
+    port: int = 0,
 ) -> Iterator[tuple[str, Service]]:
     """A server over these models: its address and its service. It is stopped afterwards."""
     service = Service(limits or Limits())
@@ -58,7 +59,7 @@ def running(
         service.shelf.add(name, load(folder, device="cpu"), (adapters or {}).get(name))
     protocol = type("TimedProtocol", (Protocol,), {"seconds": service.limits.body_seconds})
     config = uvicorn.Config(
-        create_app(service, key), host="127.0.0.1", port=0, http=protocol, ws="none", log_level="warning"
+        create_app(service, key), host="127.0.0.1", port=port, http=protocol, ws="none", log_level="warning"
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

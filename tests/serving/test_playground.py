@@ -84,6 +84,26 @@ def test_models_for_the_picker(url, folders):
     assert "fill" not in found["qa"]["tasks"] and found["ranker"]["regression"]
 
 
+def test_adapters_for_the_picker(folders, tmp_path):
+    from everybert.model.adapters import AdapterSet, LoraConfig
+    from everybert.store.adapters import save_adapter
+    from everybert.store.folder import atomic_folder
+
+    base = load(folders["labels"], device="cpu")
+    adapters = AdapterSet(base.network)
+    adapters.add("mine", LoraConfig(rank=2), {"classify": base.network.heads["classify"]}, base.network.pooler)
+    with atomic_folder(tmp_path / "mine") as draft:
+        task = {"task": "classify", "labels": own.LABELS}
+        save_adapter(adapters, "mine", draft, base=str(folders["labels"]), extras={"task": task})
+    with own.running({"labels": folders["labels"]}, adapters={"labels": {"mine": tmp_path / "mine"}}) as (url, _):
+        plain, adapted = httpx.get(url + "/playground/models").json()
+        assert (plain["adapter"], adapted["adapter"], adapted["model"]) == (None, "mine", "labels")
+        assert adapted["folder"] == str(tmp_path / "mine"), "what everybert.load takes"
+        found = ask(url, "attribution", model="labels:mine", text="good food")
+    expected = load(tmp_path / "mine", device="cpu").attribution("good food")
+    assert np.abs(np.array(found["scores"]) - expected.scores).max() < 1e-4
+
+
 # ── the answers ──
 
 

@@ -59,7 +59,10 @@ class Shelf:
         trunk = Trunk(name, model.network.encoder, model.use, budget)
         self.entries[name] = Served(name, self._view(model, trunk, None))
         for adapter in model.adapters.extras if model.adapters is not None else ():
-            self.entries[f"{name}:{adapter}"] = Served(f"{name}:{adapter}", self._view(model, trunk, adapter))
+            view = self._view(model, trunk, adapter)
+            if adapter in (adapters or {}):
+                view.folder = Path((adapters or {})[adapter])
+            self.entries[f"{name}:{adapter}"] = Served(f"{name}:{adapter}", view)
 
     def get(self, name: str | None) -> Served:
         """The model a request asks for; the first where it names none."""

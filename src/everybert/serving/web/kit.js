@@ -114,10 +114,9 @@ export function same(info, cli, lines) {
       h("button", { type: "button", class: "quiet-button", "aria-label": `Copy: ${name}`, onclick: (event) => copy(event.currentTarget, text) }, "Copy"),
     );
   const load = `import everybert\nmodel = everybert.load(${python(info.folder)})`;
-  const adapter = info.adapter ? `\nmodel.use(model.add_adapter(${python(info.adapter)}))` : "";
   return [
-    cli && block("Command line", `everybert ${cli} --model ${quoted(info.folder)}${info.adapter ? ` --adapter ${quoted(info.adapter)}` : ""}`),
-    block("Python", `${load}${adapter}\n${lines}`),
+    cli && block("Command line", `everybert ${cli} --model ${quoted(info.folder)}`),
+    block("Python", `${load}\n${lines}`),
   ];
 }
 
@@ -146,12 +145,13 @@ export function panel(root, context, { title, lead, fields, examples = [], contr
   for (const field of fields) {
     values[field.name] = params.get(field.name) ?? field.value ?? "";
     const id = `field-${field.name}`;
-    const over = h("span", { class: "count" });
+    const over = h("span", { class: "count", id: `${id}-count`, role: "status" });
     const input = h(field.kind === "line" ? "input" : "textarea", {
       id,
       type: field.kind === "line" ? "text" : undefined,
       rows: field.kind === "line" ? undefined : (field.rows ?? 1),
       dir: "auto",
+      "aria-describedby": `${id}-count`,
       spellcheck: "false",
       autocomplete: "off",
       value: values[field.name],
@@ -160,7 +160,7 @@ export function panel(root, context, { title, lead, fields, examples = [], contr
       onkeydown: (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey || field.kind === "line") && (event.preventDefault(), run()),
     });
     inputs[field.name] = { input, over };
-    const body = h("div", { class: "field" }, h("label", { for: id, class: "label" }, h("span", {}, field.label), over), input);
+    const body = h("div", { class: "field" }, h("div", { class: "label" }, h("label", { for: id }, field.label), over), input);
     form.append(field.more ? h("details", { class: "more", open: values[field.name] !== "" }, h("summary", {}, field.more), body) : body);
   }
   if (controls.length) form.append(h("div", { class: "controls" }, controls));
@@ -203,10 +203,7 @@ export function panel(root, context, { title, lead, fields, examples = [], contr
     flight?.abort();
     const mine = (flight = new AbortController());
     context.remember(values);
-    codes.replaceChildren(
-      h("h2", {}, "The same, elsewhere", h("button", { type: "button", class: "quiet-button", onclick: (event) => copy(event.currentTarget, location.href) }, "Copy link to this")),
-      ...same(info, ...code(values)).filter(Boolean),
-    );
+    codes.replaceChildren();
     const long = fields.find((field) => [...values[field.name]].length > info.limit);
     if (long) {
       const n = [...values[long.name]].length;
@@ -214,6 +211,10 @@ export function panel(root, context, { title, lead, fields, examples = [], contr
     }
     const empty = fields.find((field) => !field.optional && !values[field.name].trim());
     if (empty) return done(notice(h("p", {}, `${empty.label}: type something above.`)));
+    codes.replaceChildren(
+      h("h2", {}, "The same, elsewhere", h("button", { type: "button", class: "quiet-button", onclick: (event) => copy(event.currentTarget, location.href) }, "Copy link to this")),
+      ...same(info, ...code(values)).filter(Boolean),
+    );
     result.setAttribute("aria-busy", "true");
     try {
       const data = await request({ ...values }, mine.signal);

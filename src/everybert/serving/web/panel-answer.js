@@ -38,7 +38,7 @@ export default function answer(root, context) {
         reasons(data.why, question, passage),
       );
     },
-    code: ({ question, context: passage }) => [`answer ${shell.quoted(question)} ${shell.quoted(passage)}`, `model.answer(${shell.python(question)}, ${shell.python(passage)})`],
+    code: ({ question, context: passage }) => [`answer ${shell.quoted(question)} --context ${shell.quoted(passage)}`, `model.answer(${shell.python(question)}, ${shell.python(passage)})`],
   });
 }
 
