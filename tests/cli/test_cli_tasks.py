@@ -69,6 +69,27 @@ def test_finetune_as_json_over_seeds_and_an_adapter(base, data, tmp_path):
     assert json.loads(beside.output) == json.loads(alone.output)
 
 
+def test_rows_left_out_are_counted_and_listed(base, data, tmp_path):
+    broken = tmp_path / "broken.tsv"
+    broken.write_text(data.read_text() + "\tpos\nno label at all\n")
+    args = (
+        "finetune",
+        "classify",
+        "--model",
+        base,
+        "--train",
+        broken,
+        "--dev",
+        data,
+        "--out",
+        tmp_path / "x",
+        *COLUMNS,
+    )
+    assert "broken.tsv" in run(*args, *FAST, code=2).stderr
+    result = run(*args, *[a for a in FAST if a != "--quiet"], "--skip-bad")
+    assert "2 bad rows" in result.stderr and result.stderr.count("left out: ") == 2 and "broken.tsv:23" in result.stderr
+
+
 def test_mistakes_are_one_line_and_exit_code_2(base, data, tuned, tmp_path):
     for args, says in (
         (

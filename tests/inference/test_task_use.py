@@ -66,6 +66,26 @@ def test_long_texts_are_read_to_their_end(every):
     assert model.classify([long])[0].scores != pytest.approx(model.classify([long + "awful bad poor " * 20])[0].scores)
 
 
+def test_a_book_is_read_whole_in_flat_memory(every, tmp_path):
+    """20,000 words: what stands at their end is found there, and no batch grows with the text."""
+    import resource
+
+    book = "the dog eats the food and he sees it . " * 2000
+    end = len(book)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answerer = everybert.load(every["answer"])
+    found = answerer.answer("who?", book + "mary smith works in london .", top=20)
+    assert all(book[a.start : a.end] == a.text or a.end > end for a in found)
+    tagger = everybert.load(every["tag"])
+    spans = tagger.tag(book + "John Smith")
+    assert max((s.end for s in spans), default=0) > end * 0.9
+    scores = [
+        everybert.load(every["classify"]).classify(book + tail)[0].scores for tail in ("", "bad awful poor " * 500)
+    ]
+    assert scores[0] != pytest.approx(scores[1], abs=1e-7)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
+
+
 def test_regress_gives_numbers_and_refuses_to_classify(every):
     model = everybert.load(every["regress"])
     values = model.regress(["the film", ("the film", "the song")])

@@ -122,7 +122,7 @@ def finetune(
         raise EverybertError(f"{folder} is an adapter; fine-tune from the model it was trained on, or merge it first")
     tokenizer = Tokenizer.load(folder)
     data = prepare_data(task, folder, tokenizer, train, dev, columns, skip_bad, (window, overlap, long), options, seed)
-    for note in data.notes:
+    for note in (*data.notes, *(f"left out: {row}" for row in data.bad)):
         log.info(note)
 
     tried: list[dict[str, Any]] = []
@@ -171,6 +171,8 @@ class Data:
     train_size: int
     train_name: str
     notes: tuple[str, ...]
+    bad: tuple[str, ...] = ()
+    """Rows of both sets that were left out under skip_bad."""
 
 
 def prepare_data(
@@ -211,8 +213,8 @@ def prepare_data(
     for part, made in zip((examples, held), features):
         if made.cut_E is not None:
             notes.append(f"{part.where}: {int(made.cut_E.sum())} tokens lie beyond the window and were cut")
-    told = tuple(dict.fromkeys(notes))
-    return Data(folder, tokenizer, task, features[0], features[1], held, len(examples), examples.where, told)
+    told, bad = tuple(dict.fromkeys(notes)), tuple(dict.fromkeys((*examples.bad, *held.bad)))
+    return Data(folder, tokenizer, task, features[0], features[1], held, len(examples), examples.where, told, bad)
 
 
 def split(examples: Examples, seed: int) -> tuple[Examples, Examples]:
