@@ -40,9 +40,9 @@ def test_fill(open_page, models, shots):
     # put the first guess of the second blank in; the first blank is restored
     word = page.locator(".card").nth(1).locator(".both .name").first.inner_text()
     page.locator(".card").nth(1).locator(".both button.bar").first.click()
-    page.wait_for_function("document.querySelectorAll('.card').length === 1")
+    page.wait_for_function("() => document.querySelectorAll('.card').length === 1")
     page.get_by_role("button", name="Blank 1: restore cat").click()
-    page.wait_for_function("!document.querySelector('.card')")
+    page.wait_for_function("() => !document.querySelector('.card')")
     piece = word[2:] if word.startswith("##") else f" {word}"
     assert page.get_by_label("Sentence", exact=True).input_value() == f"the cat sees a{piece} dog ."
     page.screenshot(path=shots / "panel-fill.png", full_page=True)
@@ -74,7 +74,7 @@ def test_attention(open_page, models, tmp_path, shots):
     tokens = models["words"].tokenizer.encode("the cat sees a red dog .", "where does it eats").tokens
     assert page.locator(".av-cell").count() == 4
     page.get_by_role("gridcell", name="Layer 1, head 1").click()
-    page.wait_for_function("document.querySelector('.av-title').textContent === 'Layer 1, head 1'")
+    page.wait_for_function("() => document.querySelector('.av-title').textContent === 'Layer 1, head 1'")
     assert "layer=1" in page.url and "head=1" in page.url
     # the keyboard walks through tokens and the readout names their strongest links
     page.locator(".av-stage").focus()
@@ -215,7 +215,7 @@ def test_steps(open_page, models, shots):
     row = page.locator(".grid-numbers tbody tr").nth(2).locator("td").all_inner_texts()
     assert row == [f"{x:.2f}".replace("-", "−") for x in scores[2]]
     page.get_by_role("button", name="Next →").click()
-    page.wait_for_function("document.querySelector('article h2').textContent.includes('Softmax')")
+    page.wait_for_function("() => document.querySelector('article h2').textContent.includes('Softmax')")
     first = page.locator(".grid-numbers tbody tr").nth(0).locator("td").all_inner_texts()
     assert sum(map(float, first)) == pytest.approx(1, abs=0.01)
     page.get_by_role("button", name="The vocabulary").click()
@@ -259,7 +259,7 @@ def test_a_model_that_cannot_says_so_and_offers_one_that_can(open_page):
 def test_pickers_and_theme(open_page):
     page = open_page("#tokens?model=words")
     page.locator("#model").select_option("qa")
-    page.wait_for_function("location.hash.includes('model=qa')")
+    page.wait_for_function("() => location.hash.includes('model=qa')")
     ready(page)
     page.locator("#theme").click()
     page.locator("#theme").click()

@@ -2,7 +2,7 @@
 
 const FONT = 'ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace';
 const MOST_LINES = 1500; // a frame's worth: the strongest links, whatever the length of the text
-const FAINT = 0.02; // links below this are not drawn unless their token is pointed at
+const faint = (n) => Math.min(0.02, 4 / n); // links below this are not drawn unless their token is pointed at
 
 export const ROW = { tall: 24, low: 18 };
 
@@ -91,8 +91,9 @@ export function visible(source, { filter, special }) {
 }
 
 /** The links worth drawing, strongest first: parallel arrays of from, to and weight. */
-export function strongest(weights, n, shown, least = FAINT) {
+export function strongest(weights, n, shown) {
   const found = [];
+  const least = faint(n);
   for (let i = 0; i < n; i++)
     for (let j = 0; j < n; j++) {
       const w = weights[i * n + j];
@@ -116,7 +117,7 @@ export function fitted(string, room, size) {
 }
 
 /** Two columns of tokens and the links between them. `focus` is {side, token} or null; `scroll` the first pixel seen. */
-export function drawLines(pen, source, weights, links, layout, { focus, scroll, height, colours, shown }) {
+export function drawLines(pen, source, weights, links, layout, { focus, scroll, height, colours, shown, peak }) {
   const { row, top, left, right, column, size } = layout;
   const n = source.tokens.length;
   const middle = (i) => top + i * row + row / 2 - scroll;
@@ -125,18 +126,18 @@ export function drawLines(pen, source, weights, links, layout, { focus, scroll, 
   const seen = (i) => i >= first && i <= last;
   const hue = (i) => (source.texts[i] === 1 ? colours.second : colours.accent);
   const stroke = (i, j, w) =>
-    pen.curve(left + 6, middle(i), right - 6, middle(j), hue(i), 0.6 + 2.6 * w, Math.max(0.05, tone(w)));
+    pen.curve(left + 6, middle(i), right - 6, middle(j), hue(i), 0.6 + 2.6 * w, Math.max(0.05, tone(w / peak)));
   const shade = { from: new Map(), to: new Map() };
   if (focus) {
     const { side, token } = focus;
     for (let k = 0; k < n; k++) {
       const [i, j] = side === "from" ? [token, k] : [k, token];
       const w = shown(i, j) ? weights[i * n + j] : 0;
-      if (w < 0.004) continue;
+      if (w < Math.min(0.004, 0.5 / n)) continue;
       shade[side === "from" ? "to" : "from"].set(k, w);
       if (seen(i) || seen(j)) stroke(i, j, w);
     }
-    shade[side].set(token, 1);
+    shade[side].set(token, peak);
   } else {
     let drawn = 0;
     for (const [i, j, w] of links) {
@@ -151,7 +152,7 @@ export function drawLines(pen, source, weights, links, layout, { focus, scroll, 
     const y = middle(i);
     for (const [side, x, align] of [["from", left - 4, "right"], ["to", right + 4, "left"]]) {
       const w = shade[side].get(i);
-      if (w !== undefined) pen.rect(side === "from" ? 0 : right, y - row / 2 + 1, column, row - 2, hue(i), 0.1 + 0.34 * tone(w));
+      if (w !== undefined) pen.rect(side === "from" ? 0 : right, y - row / 2 + 1, column, row - 2, hue(i), 0.1 + 0.34 * tone(w / peak));
       pen.text(token, x, y, source.texts[i] === null ? colours.quiet : colours.ink, {
         align,
         size,
@@ -164,16 +165,17 @@ export function drawLines(pen, source, weights, links, layout, { focus, scroll, 
 /** Where things stand in the matrix view: labels only where there is room for them. */
 export function matrixLayout(width, n, tokens) {
   const longest = Math.min(12, Math.max(...tokens.map((t) => [...t].length)));
-  const label = Math.round(longest * 7.4 + 10);
-  const labelled = Math.floor((width - label - 8) / n) >= 11;
-  const margin = labelled ? label : 8;
-  const room = Math.max(60, width - margin - 8);
-  const cell = labelled ? Math.min(30, Math.floor(room / n)) : Math.min(12, room / n);
-  return { cell, margin, labelled, top: margin, height: margin + cell * n + 8, side: cell * n };
+  const wanted = Math.round(longest * 8 + 14);
+  const labelled = Math.floor((width - wanted - 8) / n) >= 11;
+  const label = labelled ? wanted : 8;
+  const room = Math.max(60, width - label - 8);
+  const cell = labelled ? Math.min(36, Math.floor(room / n)) : Math.min(12, room / n);
+  const side = cell * n;
+  return { cell, label, labelled, side, left: label + Math.max(0, Math.floor((room - side) / 2)), top: label, height: label + side + 8 };
 }
 
 /** n × n weights as one small picture, a pixel a weight. */
-export function weightPicture(source, weights, { shown, colours }) {
+export function weightPicture(source, weights, { shown, colours, peak }) {
   const n = source.tokens.length;
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = n;
@@ -188,7 +190,7 @@ export function weightPicture(source, weights, { shown, colours }) {
       image.data[at] = second ? rb : ra;
       image.data[at + 1] = second ? gb : ga;
       image.data[at + 2] = second ? bb : ba;
-      image.data[at + 3] = shown(i, j) ? 255 * tone(weights[k]) : 0;
+      image.data[at + 3] = shown(i, j) ? 255 * tone(weights[k] / peak) : 0;
     }
   }
   context.putImageData(image, 0, 0);
@@ -197,22 +199,22 @@ export function weightPicture(source, weights, { shown, colours }) {
 
 /** The matrix: a row is what its token draws from. `point` is {row, column} or null. */
 export function drawMatrix(pen, source, picture, layout, { point, colours }) {
-  const { cell, margin, top, labelled, side } = layout;
-  const n = source.tokens.length;
-  pen.rect(margin, top, side, side, colours.sunken);
-  pen.picture(picture, margin, top, side, side);
+  const { cell, left, top, label, labelled, side } = layout;
+  pen.rect(left, top, side, side, colours.sunken);
+  pen.picture(picture, left, top, side, side);
   if (labelled) {
     const size = Math.min(13, cell);
-    for (let i = 0; i < n; i++) {
+    source.tokens.forEach((token, i) => {
       const colour = source.texts[i] === null ? colours.quiet : colours.ink;
-      const at = margin + i * cell + cell / 2;
-      pen.text(fitted(source.tokens[i], margin - 8, size), margin - 6, at, colour, { align: "right", size, bold: point?.row === i });
-      pen.text(fitted(source.tokens[i], margin - 8, size), at, top - 6, colour, { size, turn: -Math.PI / 2, bold: point?.column === i });
-    }
+      const middle = i * cell + cell / 2;
+      const name = fitted(token, label - 8, size);
+      pen.text(name, left - 6, top + middle, colour, { align: "right", size, bold: point?.row === i });
+      pen.text(name, left + middle, top - 6, colour, { size, turn: -Math.PI / 2, bold: point?.column === i });
+    });
   }
   if (point) {
-    pen.rect(margin, top + point.row * cell, side, Math.max(1, cell), colours.ink, 0.14);
-    pen.rect(margin + point.column * cell, top, Math.max(1, cell), side, colours.ink, 0.14);
+    pen.rect(left, top + point.row * cell, side, Math.max(1, cell), colours.ink, 0.14);
+    pen.rect(left + point.column * cell, top, Math.max(1, cell), side, colours.ink, 0.14);
   }
 }
 

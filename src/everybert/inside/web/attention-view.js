@@ -42,6 +42,7 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
   let weights = new Float32Array(0);
   let links = [];
   let best = null; // the strongest link between two different tokens
+  let peak = 1; // the weight that has the darkest shade: the head's largest, so that diffuse heads are seen too
   let picture = null;
   let colours = {};
   let layout = {};
@@ -56,6 +57,7 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
   const readout = make("p", { class: "av-readout", role: "status", "aria-live": "polite" });
   const where = make("p", { class: "av-links" });
   const title = make("h2", { class: "av-title" });
+  const scale = make("span", { class: "av-scale" });
   const option = (value, words) => make("option", { value, selected: state.filter === value }, words);
   const views = make("div", { class: "av-switch", role: "group", "aria-label": "View" });
   for (const [name, words] of [["lines", "Lines"], ["matrix", "Matrix"]])
@@ -88,7 +90,7 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
   root.classList.add("av");
   root.replaceChildren(
     make("div", { class: "av-side" }, make("p", { class: "av-caption" }, `${source.layers} layers × ${source.heads} heads`), heads.grid),
-    make("div", { class: "av-main" }, make("div", { class: "av-top" }, title, bar), stage, readout, where, keys),
+    make("div", { class: "av-main" }, make("div", { class: "av-top" }, make("div", {}, title, scale), bar), stage, readout, where, keys),
   );
 
   function thumbnails() {
@@ -177,9 +179,12 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
     title.textContent = `Layer ${state.layer}, head ${state.head}`;
     if (!weights.length) return;
     const shown = visible(source, state);
+    peak = Math.max(4 / n / n, weights.reduce((a, b) => Math.max(a, b), 0));
+    scale.textContent = `darkest shade ${peak.toFixed(peak < 0.1 ? 3 : 2)}`;
     links = strongest(weights, n, shown);
+    root.dataset.links = links.length;
     best = links.find(([i, j]) => i !== j);
-    picture = state.view === "matrix" ? weightPicture(source, weights, { shown, colours }) : null;
+    picture = state.view === "matrix" ? weightPicture(source, weights, { shown, colours, peak }) : null;
     measure();
     report();
   }
@@ -229,7 +234,7 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
   function paint(pen, scroll, height) {
     const focus = state.focus ?? state.pinned;
     if (state.view === "lines")
-      drawLines(pen, source, weights, links, layout, { focus: focus?.side ? focus : null, scroll, height, colours, shown: visible(source, state) });
+      drawLines(pen, source, weights, links, layout, { focus: focus?.side ? focus : null, scroll, height, colours, peak, shown: visible(source, state) });
     else drawMatrix(pen, source, picture, layout, { point: focus && "row" in focus ? focus : null, colours });
   }
 
@@ -245,7 +250,7 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
       return side && { side, token };
     }
     const row = Math.floor((y - layout.top) / layout.cell);
-    const column = Math.floor((x - layout.margin) / layout.cell);
+    const column = Math.floor((x - layout.left) / layout.cell);
     return row >= 0 && row < n && column >= 0 && column < n ? { row, column } : null;
   }
 
