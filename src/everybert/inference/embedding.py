@@ -112,15 +112,19 @@ def _pooled(network: Network, pieces: list[Piece], modes: tuple[str, ...]) -> np
     out = np.empty((len(pieces), len(modes), network.config.hidden_size), dtype=np.float32)
 
     def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
-        rows = [x_nH[pieces[i].own] for i, x_nH in zip(which, batch.split(x_TH))]
+        own = [pieces[i] for i in which]
+        lengths = [piece.stop - piece.start for piece in own]
+        rows_TH = x_TH
+        if sum(lengths) < len(x_TH):
+            rows_TH = torch.cat([x_nH[piece.own] for piece, x_nH in zip(own, batch.split(x_TH))])
+        counts_B = torch.tensor(lengths, device=x_TH.device)
         for m, mode in enumerate(modes):
             if mode == "cls":
-                vectors = x_TH[batch.first_B]
-            elif mode == "max":
-                vectors = torch.stack([x_nH.amax(0) for x_nH in rows])
+                vectors_BH = x_TH[batch.first_B]
             else:
-                vectors = torch.stack([x_nH.float().mean(0) for x_nH in rows])
-            out[which, m] = vectors.float().cpu().numpy()
+                reduce = "max" if mode == "max" else "mean"
+                vectors_BH = torch.segment_reduce(rows_TH.float(), reduce, lengths=counts_B)
+            out[which, m] = vectors_BH.float().cpu().numpy()
 
     encode(network, Inputs([piece.ids for piece in pieces]), read)
     return out

@@ -135,7 +135,7 @@ def load_network(
     found = {head: rows for head in natural if (rows := _rows(config, head, held, weights))}
     asked = found if heads is None else {h: n for h, n in found.items() if h in heads and heads[h] in (n, None)}
 
-    with torch.device("meta"), _Unfilled():
+    with torch.device("meta"), Unfilled():
         network = Network(config, dict(asked), pooler=_in_file(config, "pooler.dense.weight", held, weights))
     state, lacking = _gather(network, held, weights, original, folder)
     used = {part for name in state for part in layouts.theirs(config, name, held)}
@@ -160,7 +160,7 @@ def load_network(
     )
 
 
-class _Unfilled(TorchFunctionMode):
+class Unfilled(TorchFunctionMode):
     """Parameters without values: the file has them, and to draw random ones for the meta device imports for seconds."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
