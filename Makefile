@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: help setup demo test test-slow lint format clean
+.PHONY: help setup demo test test-slow test-browser lint format clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -31,6 +31,14 @@ test: $(STAMP)   ## style, types and the fast tests (what CI runs)
 
 test-slow: $(STAMP)  ## soak and big tests too
 	$(BIN)/python -m pytest -m 'slow and not gpu' -o addopts=-q
+
+test-browser:    ## the playground in headless Chromium; installs nothing; pictures in build/screenshots
+	@test -x $(BIN)/python || { echo "test-browser: there is no $(VENV) yet; run: make setup"; exit 2; }
+	@$(BIN)/python -c 'import playwright' 2>/dev/null || \
+	  { echo "test-browser needs playwright: $(BIN)/pip install -c constraints.txt playwright"; exit 2; }
+	@command -v "$${CHROMIUM:-chromium}" >/dev/null || command -v chromium-browser >/dev/null || \
+	  { echo "test-browser needs Chromium (Debian: apt-get install chromium), or CHROMIUM=/path/to/it make test-browser"; exit 2; }
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -o addopts='-q --strict-markers --import-mode=importlib'
 
 lint: $(STAMP)   ## style and types only
 	$(BIN)/ruff check src tests benchmarks

@@ -256,4 +256,6 @@ def report(out: Path, story: Story, say: Console) -> None:
     say.print("The same on your own data:")
     for _, command in COMMANDS:
         say.print(f"  {command.format(out=out)}", highlight=False, markup=False, soft_wrap=True)
-    say.print("A look inside: everybert info", f"{out}/pretrained/model", highlight=False)
+    serve = f"everybert serve --model words={out}/pretrained/model --model sentiment={out}/sentiment"
+    say.print("A look inside, in the browser at http://127.0.0.1:8000:", highlight=False)
+    say.print(f"  {serve}", highlight=False, markup=False, soft_wrap=True)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from everybert.errors import EverybertError
+from everybert.inside.neighbours import _kin
 
 TEXTS = ["the red cat sees mary", "a cat eats the red song and the dog"]
 
@@ -46,6 +47,11 @@ def test_words_of_several_pieces_and_several_times(words):
     assert found.occurrences[0].tokens == ["dog", "##ing"]
     vectors = words.tokens("the doging dog", layer=2)
     assert found.similarity.shape == (4, 3, 3) and vectors.tokens[2:4] == ["dog", "##ing"]
+
+
+def test_forms_of_the_word_are_left_out():
+    assert all(_kin(form, "bank") for form in ("bank", "banks", "banking", "ban"))
+    assert not any(_kin(other, "bank") for other in ("banco", "river", "ba", "embankment"))
 
 
 def test_mistakes_are_one_line(words):

@@ -152,9 +152,14 @@ def _candidates(
         if len(names) >= MOST:
             break
         name = spelt(tokenizer, i) if begins[i] and i not in tokenizer.special_ids else ""
-        if len(name) > 1 and name.isalpha() and name.lower() != word.lower():
+        if len(name) > 1 and name.isalpha() and not _kin(name.lower(), word.lower()):
             names.setdefault(name, i)
     return [(i, name) for name, i in names.items()]
+
+
+def _kin(name: str, word: str) -> bool:
+    """The word itself or a form of it (bank: banks, banking): such are near in every context, and say nothing of it."""
+    return name.startswith(word) or (len(name) > 2 and word.startswith(name))
 
 
 def _alone(network: Network, tokenizer: Tokenizer, ids: Sequence[int]) -> list[Tensor]:

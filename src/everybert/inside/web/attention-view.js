@@ -180,7 +180,7 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
     if (!weights.length) return;
     const shown = visible(source, state);
     peak = Math.max(4 / n / n, weights.reduce((a, b) => Math.max(a, b), 0));
-    scale.textContent = `darkest shade ${peak.toFixed(peak < 0.1 ? 3 : 2)}`;
+    scale.textContent = `full colour: ${peak.toFixed(peak < 0.1 ? 3 : 2)}`;
     links = strongest(weights, n, shown);
     root.dataset.links = links.length;
     best = links.find(([i, j]) => i !== j);

@@ -58,7 +58,7 @@ export default function fill(root, context) {
             { class: kind },
             h("h3", {}, heading),
             h("p", { class: "context", dir: "auto" }, words),
-            bars(guesses.map((guess) => ({ name: guess.token, value: guess.score, chosen: guess.token === blank.original?.word, label: `Put in ${guess.token}, ${percent(guess.score)}`, click: () => put(number, guess.token) })), { top }),
+            bars(guesses.map((guess) => ({ name: guess.token, value: guess.score, chosen: guess.token.toLowerCase() === blank.original?.word.toLowerCase(), label: `Put in ${guess.token}, ${percent(guess.score)}`, click: () => put(number, guess.token) })), { top }),
           );
         out.append(
           h(

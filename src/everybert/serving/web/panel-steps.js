@@ -93,8 +93,42 @@ function drawn(part, data, state, again) {
       h("div", { class: "names" }, names.map((name, i) => h("button", { type: "button", "aria-pressed": i === row, "aria-label": `Show the numbers of ${name}`, onclick: () => ((state.token = i), again()) }, name))),
       strip(values, rows, width, part.kind === "matrix"),
     ),
-    h("p", { class: "values" }, `${names[row]}: ${shown.join("  ")}${width > 8 ? " …" : ""}`, h("span", { class: "quiet" }, `   mean ${mean.toFixed(3)}, deviation ${deviation.toFixed(3)}`)),
+    part.name.endsWith("feed_forward.active") ? bend(floats(data.parts[0].data).subarray(row * width, (row + 1) * width), own) : null,
+    h("p", { class: "values" }, `${names[row]}: ${shown.join("  ")}${width > 8 ? " …" : ""}`, h("span", { class: "quiet" }, `   mean ${mean.toFixed(3).replace("-", "−")}, deviation ${deviation.toFixed(3)}`)),
   );
+}
+
+/** One token's numbers before and after the activation: they lie on its curve. */
+function bend(before, after) {
+  const [width, height] = [320, 150];
+  const canvas = h("canvas", { class: "bend", width: 2 * width, height: 2 * height, role: "img", "aria-label": "Each number after the activation over the number before" });
+  const context = canvas.getContext("2d");
+  const reach = Math.max(1, ...before.map(Math.abs));
+  const [low, high] = [Math.min(-0.5, ...after), Math.max(1, ...after)];
+  const x = (v) => (0.5 + (0.47 * v) / reach) * 2 * width;
+  const y = (v) => (0.95 - (0.9 * (v - low)) / (high - low)) * 2 * height;
+  context.fillStyle = colour("quiet");
+  context.fillRect(0, y(0), 2 * width, 1);
+  context.fillRect(x(0), 0, 1, 2 * height);
+  context.globalAlpha = 0.5;
+  for (let i = 0; i < before.length; i++) {
+    context.fillStyle = colour(before[i] >= 0 ? "accent" : "second");
+    context.fillRect(x(before[i]) - 2, y(after[i]) - 2, 4, 4);
+  }
+  return canvas;
+}
+
+const probes = new Map();
+/** A colour of the page as the canvas takes it. */
+function colour(name) {
+  const key = name + (document.documentElement.dataset.theme ?? matchMedia("(prefers-color-scheme: dark)").matches);
+  if (!probes.has(key)) {
+    const probe = h("span", { style: { color: `var(--${name})` } });
+    document.body.append(probe);
+    probes.set(key, getComputedStyle(probe).color);
+    probe.remove();
+  }
+  return probes.get(key);
 }
 
 /** A picture with a pixel for each number: blue above zero, brown below. */
@@ -104,11 +138,7 @@ function strip(values, rows, width, fromZero) {
   const image = context.createImageData(width, rows);
   const sorted = Float32Array.from(values, (x) => (x < -1e8 ? 0 : Math.abs(x))).sort();
   const top = sorted[Math.floor(0.99 * (sorted.length - 1))] || 1; // one outlier must not blind all others
-  const probe = h("span");
-  document.body.append(probe);
-  const colour = (name) => ((probe.style.color = `var(--${name})`), getComputedStyle(probe).color.match(/[\d.]+/g).map(Number));
-  const [more, less] = [colour("accent"), colour("second")];
-  probe.remove();
+  const [more, less] = ["accent", "second"].map((name) => colour(name).match(/[\d.]+/g).map(Number));
   for (let i = 0; i < values.length; i++) {
     const x = values[i];
     const hue = x >= 0 || fromZero ? more : less;
