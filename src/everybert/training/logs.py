@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from everybert.errors import EverybertError
+
 
 class Logs:
     """Writes log.jsonl (and TensorBoard's events) and keeps the progress line; `quiet` shows nothing."""
@@ -33,8 +35,14 @@ class Logs:
     def write(self, step: int, values: dict[str, Any]) -> None:
         """One line of log.jsonl, and the same numbers as curves."""
         if self.file is not None:
-            self.file.write(json.dumps({"step": step, **values}) + "\n")
-            self.file.flush()
+            try:
+                self.file.write(json.dumps({"step": step, **values}) + "\n")
+                self.file.flush()
+            except OSError as error:
+                raise EverybertError(
+                    f"log.jsonl could not be written ({error.strerror}): the last checkpoint is intact, make room and "
+                    "run again to resume"
+                ) from error
         if self.board is not None:
             for name, value in values.items():
                 if isinstance(value, int | float):

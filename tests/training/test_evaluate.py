@@ -1,0 +1,85 @@
+"""Held-out figures against their definitions, one masked word and one token at a time."""
+
+import math
+
+import pytest
+import torch
+
+from everybert.corpus.examples import ExampleConfig
+from everybert.corpus.layout import Layout
+from everybert.corpus.shards import Corpus
+from everybert.model.config import EncoderConfig
+from everybert.model.heads import Network
+from everybert.model.ragged import Ragged
+from everybert.text.tokenizer import Tokenizer
+from everybert.training import evaluate
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "heads": 2, "intermediate_size": 64, "layers": 2, "max_positions": 64}
+    return Network(EncoderConfig(vocab_size=128, **shape), {"mlm": None, "nsp": None})
+
+
+@pytest.fixture(scope="module")
+def heldout(corpus):
+    opened = Corpus.open(corpus, "heldout")
+    return opened, Layout.of(Tokenizer.load(opened.tokenizer_path))
+
+
+def packs_of(heldout):
+    return evaluate.heldout_packs(*heldout, ExampleConfig(length=32), capacity=256, most=3)
+
+
+def test_the_masks_are_fixed(heldout):
+    one, two = packs_of(heldout), packs_of(heldout)
+    assert len(one) == 3
+    for a, b in zip(one, two):
+        assert torch.equal(a.tokens_T, b.tokens_T) and torch.equal(a.extra["mask_index"], b.extra["mask_index"])
+
+
+@torch.no_grad()
+def test_figures_are_their_definitions(network, heldout, monkeypatch):
+    packs = packs_of(heldout)
+    monkeypatch.setattr(evaluate, "SLICE", 7)  # logits are made in slices: the sums must not notice
+    network.train()
+    found = evaluate.evaluate_packs(network, packs)
+    assert network.training
+    network.eval()
+    losses, right, pairs = [], [], []
+    for pack in packs:
+        x = network.encoder(pack)
+        logits = network.mlm_logits(x, pack.extra["mask_index"]).log_softmax(-1)
+        for row, label in zip(logits, pack.extra["mask_label"].tolist()):
+            losses.append(-float(row[label]))
+            right.append(int(row.argmax()) == label)
+        guesses = network.sequence_logits(x, pack, "nsp").argmax(-1).tolist()
+        labels = pack.extra["pair_label"].tolist()
+        pairs += [guess == label for guess, label in zip(guesses, labels) if label >= 0]
+    assert found["heldout_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert found["perplexity"] == pytest.approx(math.exp(found["heldout_loss"]))
+    assert found["pair_accuracy"] == pytest.approx(sum(pairs) / len(pairs))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tokens", [20, 16_384])
+def test_pseudo_perplexity_masks_one_token_at_a_time(network, tokens):
+    sentences = [[2, 10, 4, 12, 3], [2, 20, 21, 22, 23, 24, 3]]  # the first holds a mask token of its own
+    found = evaluate.pseudo_perplexity(network, sentences, mask_id=4, tokens=tokens)
+    network.eval()
+    total = []
+    for ids in sentences:
+        for place in range(1, len(ids) - 1):
+            hidden = [*ids[:place], 4, *ids[place + 1 :]]
+            logits = network.mlm_logits(network.encoder(Ragged.of([hidden])))
+            total.append(-float(logits[place].log_softmax(-1)[ids[place]]))
+    assert found == pytest.approx(math.exp(sum(total) / len(total)), rel=1e-4)
+
+
+def test_a_sample_of_sentences(heldout):
+    corpus, layout = heldout
+    found = evaluate.sample_sentences(corpus, layout, most=10, longest=8)
+    assert len(found) == 10
+    assert all(s[0] == layout.cls_id and s[-1] == layout.sep_id and 3 <= len(s) <= 8 for s in found)

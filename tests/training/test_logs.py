@@ -1,0 +1,64 @@
+"""Logs: each step once, plain lines without a terminal, and a full disk told in one line."""
+
+import errno
+import json
+
+import pytest
+from rich.console import Console
+
+from everybert.errors import EverybertError
+from everybert.training.logs import Logs, clock, forget_after, progress_line, shorten
+
+
+def test_lines_after_the_last_checkpoint_are_forgotten(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps({"step": s}) + "\n" for s in (5, 10, 15)) + '{"step": 2')
+    forget_after(path, 10)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [5, 10]
+    forget_after(tmp_path / "none.jsonl", 3)
+
+
+def test_the_line_says_it_all():
+    values = {"loss": 3.2144, "tokens_per_second": 1_250_000.0, "mfu": 0.41, "data_wait": 0.003, "skipped": 2}
+    line = progress_line(1200, 10_000, values, 760)
+    parts = ["step 1,200/10,000", "loss 3.214", "1.25M tokens/s", "MFU 41%", "data wait 0.3%", "skipped 2", "ETA 12:40"]
+    assert line == "  ".join(parts)
+    assert progress_line(3, None, {}, None) == "step 3"
+    assert (shorten(950), shorten(12_345), clock(3725)) == ("950", "12.3k", "1:02:05")
+
+
+def test_plain_lines_without_a_terminal(capsys):
+    with Logs(None) as logs:
+        logs.show("one")
+        logs.show("two")  # too soon after the first
+        logs.show("three", every=0)
+    assert capsys.readouterr().err.split() == ["one", "three"]
+    with Logs(None, quiet=True) as logs:
+        logs.show("four", every=0)
+        logs.say("five")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_live_line_in_a_terminal(tmp_path):
+    with (tmp_path / "screen").open("w") as screen, Logs(None) as logs:
+        logs.console = Console(file=screen, force_terminal=True, width=60)
+        logs.show("loss 3.2")
+        assert logs.live is not None
+        logs.say("a line that stays")
+    assert "a line that stays" in (tmp_path / "screen").read_text()
+    assert logs.live is None
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    class Full:
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self):
+            pass
+
+    with Logs(tmp_path) as logs:
+        logs.file.close()
+        logs.file = Full()
+        with pytest.raises(EverybertError, match=r"No space left on device.*checkpoint is intact"):
+            logs.write(1, {"loss": 1.0})
