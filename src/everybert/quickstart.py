@@ -35,8 +35,8 @@ from everybert.training.pretrain import fit_config, pretrain
 from everybert.training.recipe import Recipe
 
 TEXTS = (
-    "The soup was superb and we will come back.",
-    "I found the ending really dull.",
+    "The soup was superb.",
+    "The film was dull.",
     "The room was not shabby at all, it was lovely.",
 )
 """What the fine-tuned model is asked about."""
