@@ -19,7 +19,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
     epilog=examples(
         "everybert serve --model ./my-model",
         "everybert serve --model small=./trunk --adapter sentiment=./lora-sentiment --model ner=./tagger",
-        "EVERYBERT_API_KEY=secret everybert serve --host 0.0.0.0 --port 80 --dtype int8",
+        "EVERYBERT_API_KEY=secret everybert serve --host 0.0.0.0 --port 80",
     )
 )
 def serve(
@@ -38,7 +38,7 @@ def serve(
         str | None, typer.Option(envvar="EVERYBERT_API_KEY", help="Ask clients for this key.", show_default=False)
     ] = None,
     device: Device = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or (CPU) int8.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     max_body: Annotated[int, typer.Option(help="Bytes of a request's body.", min=1)] = 2_000_000,
     max_inputs: Annotated[int, typer.Option(help="Texts of a request.", min=1)] = 1024,
     max_tokens: Annotated[int, typer.Option(help="Tokens of a text.", min=1)] = 65_536,
