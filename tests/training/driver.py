@@ -80,7 +80,7 @@ def main(corpus: str, out: str) -> dict:
 
     # SIGKILL at random moments, over and over; a run that gets through is followed by another.
     kills = folders = 0
-    while kills < 12:
+    while kills < 20:
         pid = child(corpus, f"{out}/random-{folders}")
         time.sleep(rng.uniform(0.1, 0.8) * whole)
         os.kill(pid, signal.SIGKILL)
