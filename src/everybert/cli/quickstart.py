@@ -13,7 +13,7 @@ from everybert.cli.common import Json, examples
 app = typer.Typer()
 
 
-@app.command(epilog=examples("everybert quickstart", "everybert quickstart --out /tmp/story"))
+@app.command(epilog=examples("everybert quickstart", "everybert quickstart --out story"))
 def quickstart(
     out: Annotated[Path, typer.Option(help="Where everything it makes goes; run again to go on.")] = Path("quickstart"),
     as_json: Json = False,
