@@ -175,6 +175,7 @@ def test_sigterm_under_load_answers_every_request_it_took(folders):
         async with httpx.AsyncClient(base_url=url, timeout=30, verify=False) as http:
             clients = [asyncio.create_task(client(http)) for _ in range(32)]
             while len(answered) < 64:
+                assert not broken and process.poll() is None
                 await asyncio.sleep(0.01)
             process.send_signal(signal.SIGTERM)
             before = len(answered)

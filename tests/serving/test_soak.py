@@ -46,6 +46,7 @@ async def storm(url: str, seconds: float, process: subprocess.Popen) -> tuple[li
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_sixty_four_clients_for_five_minutes(folders):
     process = subprocess.Popen(
         [sys.executable, "-m", "everybert", "serve", "--model", f"m={folders['words']}", "--port", "0"],
