@@ -22,7 +22,9 @@ File = Annotated[Path | None, typer.Option("--file", "-f", help="A file: csv, ts
 Out = Annotated[Path | None, typer.Option("--out", help="Write the rows with predictions: csv, tsv or jsonl.")]
 TextColumn = Annotated[str | None, typer.Option(help="The file's text column; guessed when not given.")]
 PairColumn = Annotated[str | None, typer.Option(help="The column of a pair's second text.")]
-Adapter = Annotated[str | None, typer.Option(help="A LoRA adapter's folder to put on the model.")]
+Adapter = Annotated[
+    str | None, typer.Option(help="An adapter: one that comes with the model, by its name, or a folder.")
+]
 Scores = Annotated[bool, typer.Option("--scores", help="The probability of every label.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave broken lines out, and count them.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start the output over instead of going on with it.")]
@@ -228,7 +230,7 @@ def choose(
 def _load(name: str, device: str | None, adapter: str | None) -> Model:
     loaded = load(name, device)
     if adapter is not None:
-        loaded.use(loaded.add_adapter(adapter))
+        loaded.use(adapter if adapter in loaded.bundle.folders else loaded.add_adapter(adapter))
     return loaded
 
 

@@ -63,7 +63,7 @@ def attribution(
     adapter: str | None = None,
 ) -> Attribution:
     """See Model.attribution."""
-    with task_use.using(model, adapter):
+    with task_use.using(model, adapter or task_use.chosen(model, task or "classify", pair is not None)):
         name = task or _task(model)
         encoding = one_window(model, text, pair)
         first = range(1 + sum(s == 0 for s in encoding.sequence)) if name == "answer" else (0,)

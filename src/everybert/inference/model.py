@@ -18,6 +18,7 @@ from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.inference import embedding, looking, masks, task_use
+from everybert.inference.bundle import Bundle, read_bundle
 from everybert.inference.engine import Inputs, Piece, encode
 from everybert.inference.results import Candidate, Score, TokenVectors
 from everybert.inside.attention import Attention, attention
@@ -101,6 +102,8 @@ class Model:
         self.report = report or Report()
         """What the folder did not have, and what was not used of it."""
         self.folder = folder
+        self.bundle = read_bundle(folder, self.extras) if folder is not None else Bundle()
+        """Adapters that came with the folder: put on the trunk when they are first asked for."""
         self.adapters: task_use.Adapters | None = None
         self._tokenizer = tokenizer
 
@@ -180,7 +183,8 @@ class Model:
         if not texts:
             return embedding.Embedded(np.empty((0, self.config.hidden_size), dtype=np.float32), [], [])
         size = min(how.size or self.window, self.window)
-        return embedding.embed(self.network, self.tokenizer, texts, how, size, long)
+        with task_use.using(self, task_use.chosen(self, "embed")):
+            return embedding.embed(self.network, self.tokenizer, texts, how, size, long)
 
     @cached_property
     def pooling(self) -> embedding.Pooling:

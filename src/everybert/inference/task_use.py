@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everybert.errors import EverybertError
+from everybert.inference.bundle import Bundle
 from everybert.inference.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.model.adapters import AdapterSet
 from everybert.model.features import FeatureHead
@@ -82,11 +83,13 @@ def merge(model: Model, adapter: str | None = None) -> None:
     multi = "multi_label_classification" if task.get("multi") else "single_label_classification"
     model.problem_type = {"regress": "regression", "classify": multi}.get(task.get("task", ""))
     adapters.on.settle()
-    model.adapters = None
+    model.adapters, model.bundle = None, Bundle()
 
 
 def use(model: Model, adapter: str | None) -> None:
     """Switch to an adapter and its head, or (None) to the bare trunk."""
+    if adapter in model.bundle.folders and (model.adapters is None or adapter not in model.adapters.extras):
+        add_adapter(model, model.bundle.folders[adapter], adapter, verify=False)  # they came together, hashed as one
     if adapter is not None or model.adapters is not None:
         _adapters(model).on.use(adapter)
 
@@ -103,6 +106,13 @@ def using(model: Model, adapter: str | None) -> Iterator[None]:
         yield
     finally:
         use(model, before)
+
+
+def chosen(model: Model, task: str, pair: bool = False) -> str | None:
+    """The adapter a task takes where none is named: the one in use, or the model's own head (None), or the bundle's."""
+    active = model.adapters is not None and model.adapters.on.active is not None
+    own = {"regress": "classify", "embed": None}.get(task, task) in model.network.heads
+    return None if active or own else model.bundle.default(task, pair)
 
 
 def _adapters(model: Model) -> Adapters:
@@ -124,7 +134,7 @@ def saving(model: Model, folder: Path) -> Iterator[dict[str, Any]]:
     if model.adapters is not None and model.adapters.on.active is not None:
         raise EverybertError("an adapter is in use: merge() it first, or keep its own folder beside the trunk's")
     heads = {name: head for name, head in model.network.heads.items() if isinstance(head, FeatureHead)}
-    extras = dict(model.extras)
+    extras = {key: value for key, value in model.extras.items() if key != "adapters"}  # they stay in their own folder
     for name, head in heads.items():
         del model.network.heads[name]
         extras["feature_head"] = {"name": name, **save_feature_head(head, folder)}
@@ -161,7 +171,14 @@ def iterate(
         "answer": answering,
         "choose": choosing,
     }[name]
-    with using(model, adapter):
+    kinds = [isinstance(x, tuple | list) for x in inputs] if name == "classify" and adapter is None else [False]
+    own = {kind: chosen(model, name, kind) for kind in set(kinds)}
+    if len(set(own.values())) > 1:  # texts and pairs in one list, each with an adapter of its own
+        parts = {kind: [x for x, k in zip(inputs, kinds) if k == kind] for kind in own}
+        done = {kind: iter(list(iterate(model, name, parts[kind], own[kind], **options))) for kind in own}
+        yield from (next(done[kind]) for kind in kinds)
+        return
+    with using(model, adapter or chosen(model, name, any(kinds))):
         task = settle(model, name)
         budget = BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU
         yield from module.predict(model.network, model.tokenizer, task, inputs, budget=budget, **options)  # type: ignore[attr-defined]

@@ -1,0 +1,120 @@
+"""A trunk with adapters in its own folder: each task takes its own, one trunk serves all."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tiny_model
+
+import everybert
+from everybert.errors import EverybertError
+from everybert.store.folder import atomic_folder
+
+MOODS = [
+    ("the film was good", "pos"),
+    ("the food was bad", "neg"),
+    ("a great song", "pos"),
+    ("an awful day", "neg"),
+] * 5
+PAIRS = [((a, b), label) for (a, _), (b, label) in zip(MOODS, MOODS[1:] + MOODS[:1])]
+TAGS = [(["john", "lives", "in", "paris"], ["B-PER", "O", "O", "B-LOC"])] * 8
+TASKS = {"sentiment": ["classify"], "entailment": ["classify pair"], "ner": ["tag"], "similarity": ["embed"], "odd": []}
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """The trunk, and an adapter of each kind trained on it."""
+    out = tmp_path_factory.mktemp("parts")
+    base = tiny_model.save(out / "trunk", {"mlm": None, "nsp": None})
+    settings = {"epochs": 1, "batch_size": 8, "lr": 1e-2, "quiet": True, "device": "cpu", "mode": "lora"}
+    texts = [(a, b) for (a, b), _ in PAIRS]
+    rows = [(a, b, {"pos": "yes", "neg": "no"}[label]) for (a, b), label in PAIRS]
+    everybert.finetune(base, "classify", MOODS, MOODS, out / "sentiment", **settings)
+    everybert.finetune(base, "classify", rows, rows, out / "entailment", **settings)
+    everybert.finetune(base, "tag", TAGS, TAGS, out / "ner", **settings)
+    everybert.finetune(base, "embed", texts, texts, out / "similarity", **settings)
+    shutil.copytree(out / "sentiment", out / "odd")
+    return out
+
+
+@pytest.fixture(scope="module")
+def folder(parts, tmp_path_factory):
+    out = tmp_path_factory.mktemp("bundle") / "small"
+    with atomic_folder(out) as draft:
+        for file in (parts / "trunk").iterdir():
+            if file.name != "manifest.json":
+                shutil.copy(file, draft / file.name)
+        said = (
+            json.loads((draft / "everybert.json").read_text())
+            if (draft / "everybert.json").exists()
+            else {"version": 1}
+        )
+        (draft / "everybert.json").write_text(json.dumps({**said, "adapters": TASKS}))
+        for name in TASKS:
+            shutil.copytree(parts / name, draft / "adapters" / name)
+    return out
+
+
+def test_each_task_takes_its_adapter(folder, parts):
+    model = everybert.load(folder)
+    apart = everybert.load(parts / "trunk")
+    for name in TASKS:
+        apart.add_adapter(parts / name)
+    text, pair = "the film was good", ("john lives in paris", "mary works")
+    assert model.classify(text)[0].scores == pytest.approx(apart.classify(text, adapter="sentiment")[0].scores)
+    assert model.classify([pair])[0].scores == pytest.approx(apart.classify([pair], adapter="entailment")[0].scores)
+    assert model.tag("john lives in paris") == apart.tag("john lives in paris", adapter="ner")
+    bare = apart.embed([text])
+    apart.use("similarity")
+    assert np.allclose(model.embed([text]), apart.embed([text]), atol=1e-6)
+    assert not np.allclose(model.embed([text]), bare, atol=1e-4)
+    assert set(model.adapters.extras) == {"sentiment", "entailment", "ner", "similarity"}  # only those asked for
+    assert model.adapters.on.active is None
+
+
+def test_texts_and_pairs_in_one_call(folder):
+    model = everybert.load(folder)
+    mixed = ["a great song", ("john lives", "mary works"), "an awful day", ("the dog", "the film")]
+    found = model.classify(mixed)
+    assert [set(p.scores) for p in found] == [{"neg", "pos"}, {"no", "yes"}, {"neg", "pos"}, {"no", "yes"}]
+    for text, p in zip(mixed, found):
+        assert model.classify([text])[0].scores == pytest.approx(p.scores, abs=1e-6)
+
+
+def test_what_is_named_or_in_use_comes_first(folder):
+    model = everybert.load(folder)
+    pair = ("john lives", "mary works")
+    assert set(model.classify([pair], adapter="sentiment")[0].scores) == {"neg", "pos"}
+    model.use("odd")
+    assert set(model.classify([pair])[0].scores) == {"neg", "pos"}
+    with pytest.raises(EverybertError, match="no tag head"):
+        model.tag("john")
+
+
+def test_blanks_and_vectors_of_tokens_are_the_bare_trunks(folder, parts):
+    model, bare = everybert.load(folder), everybert.load(parts / "trunk")
+    before = model.fill("the [MASK] was good")
+    model.classify("a great song"), model.embed(["a song"])
+    assert model.fill("the [MASK] was good") == before == bare.fill("the [MASK] was good")
+    assert np.array_equal(model.tokens("a song").vectors, bare.tokens("a song").vectors)
+
+
+def test_saved_and_merged_models_stand_alone(folder, tmp_path):
+    model = everybert.load(folder)
+    model.save(tmp_path / "trunk")
+    assert not everybert.load(tmp_path / "trunk").bundle.folders
+    said = model.classify("a great song")[0].scores
+    model.merge("sentiment")
+    model.save(tmp_path / "merged")
+    assert everybert.load(tmp_path / "merged").classify("a great song")[0].scores == pytest.approx(said, abs=1e-5)
+
+
+@pytest.mark.parametrize("said", [[], {"../up": ["tag"]}, {"ner": ["cook"]}, {"ner": "tag"}])
+def test_odd_lists_are_refused(folder, tmp_path, said):
+    copy = tmp_path / "odd"
+    shutil.copytree(folder, copy)
+    (copy / "manifest.json").unlink()
+    (copy / "everybert.json").write_text(json.dumps({"version": 1, "adapters": said}))
+    with pytest.raises(EverybertError, match="adapter"):
+        everybert.load(copy)
