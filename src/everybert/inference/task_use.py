@@ -88,8 +88,9 @@ def merge(model: Model, adapter: str | None = None) -> None:
 
 def use(model: Model, adapter: str | None) -> None:
     """Switch to an adapter and its head, or (None) to the bare trunk."""
-    if adapter in model.bundle.folders and (model.adapters is None or adapter not in model.adapters.extras):
-        add_adapter(model, model.bundle.folders[adapter], adapter, verify=False)  # they came together, hashed as one
+    folder = model.bundle.folders.get(adapter or "")
+    if folder is not None and (model.adapters is None or adapter not in model.adapters.extras):
+        add_adapter(model, folder, adapter, verify=False)  # they came together, hashed as one
     if adapter is not None or model.adapters is not None:
         _adapters(model).on.use(adapter)
 
@@ -111,7 +112,7 @@ def using(model: Model, adapter: str | None) -> Iterator[None]:
 def chosen(model: Model, task: str, pair: bool = False) -> str | None:
     """The adapter a task takes where none is named: the one in use, or the model's own head (None), or the bundle's."""
     active = model.adapters is not None and model.adapters.on.active is not None
-    own = {"regress": "classify", "embed": None}.get(task, task) in model.network.heads
+    own = {"regress": "classify"}.get(task, task) in model.network.heads  # no head is called embed
     return None if active or own else model.bundle.default(task, pair)
 
 
