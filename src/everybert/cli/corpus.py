@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from everybert.cli.common import examples
 from everybert.errors import EverybertError
 
 app = typer.Typer(help="Build a pre-training corpus from text, and look at one.", no_args_is_help=True)
@@ -25,6 +26,10 @@ def build(
         list[str] | None, typer.Option(help="LANGUAGE=FILE, repeated: files or folders of one language.")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; all cores when not given.")] = None,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Where to tokenize: this machine's cores, or a Ray cluster.")
+    ] = "local",
+    address: Annotated[str | None, typer.Option(help="The Ray cluster (auto finds it); else one of its own.")] = None,
     heldout: Annotated[float, typer.Option(help="Share of documents kept from training.")] = 0.005,
     min_tokens: Annotated[int, typer.Option(help="Leave out documents with fewer tokens.")] = 1,
     column: Annotated[str | None, typer.Option(help="The records' text column; guessed when not given.")] = None,
@@ -56,11 +61,33 @@ def build(
             pmi=pmi,
             fresh=fresh,
             progress=True,
+            engine=engine,
+            address=address,
         )
     except KeyboardInterrupt:
         typer.echo("stopped: finished shards are kept, run the same command again to continue", err=True)
         raise typer.Exit(130) from None
     _show(summary, as_json)
+
+
+@app.command(
+    epilog=examples(
+        "everybert corpus cloze books/ --out cloze.jsonl --count 50000",
+        "everybert finetune answer --model MODEL --train cloze.jsonl --out answerer",
+    )
+)
+def cloze(
+    files: Annotated[list[str], typer.Argument(help="Files or folders of text; documents as in build.")],
+    out: Annotated[Path, typer.Option(help="The file of questions to write (JSON lines).")],
+    count: Annotated[int, typer.Option(help="Stop at so many questions.", min=1)] = 100_000,
+    seed: Annotated[int, typer.Option(help="Chooses what is asked.")] = 0,
+) -> None:
+    """Make questions of text: a name or number is taken out of a sentence and asked of those around it."""
+    from everybert.corpus.cloze import write_cloze
+    from everybert.text.readers import read_documents
+
+    made = write_cloze(read_documents(files), out, count, seed)
+    typer.echo(f"{made:,} questions in {out}")
 
 
 @app.command()

@@ -39,7 +39,8 @@ def read_bundle(folder: Path, extras: Mapping[str, Any]) -> Bundle:
     said = extras.get(FOLDER, {})
     if not isinstance(said, dict) or not all(isinstance(tasks, list) for tasks in said.values()):
         raise EverybertError(f"{folder}: everybert.json lists its adapters wrongly; restore the folder")
-    folders, defaults = {}, {}
+    folders: dict[str, Path] = {}
+    defaults: dict[str, str] = {}
     for name, tasks in said.items():
         if not re.fullmatch(r"\w[\w-]*", name) or not set(tasks) <= set(TASKS):
             raise EverybertError(f"{folder}: everybert.json has an odd adapter {name[:40]!r}; restore the folder")

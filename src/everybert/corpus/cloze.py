@@ -1,0 +1,138 @@
+"""Questions without annotators: a sentence with a name or number taken out, asked of the sentences around it.
+
+Span selection as a pre-training task (Glass et al. 2020), the blank turned into a wh-word as in unsupervised question
+answering (Lewis et al. 2019). The answer must stand in the passage that is left, so that it can be pointed at.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from everybert.errors import EverybertError
+from everybert.text.sentences import split_sentences
+
+_NUMBER = r"\d[\d,.]*\d|\d"
+_NAME = r"[A-Z][\w’'-]*(?:\s(?:(?:of|the|de|von|van|and)\s)?[A-Z][\w’'-]*){0,4}"
+_SPAN = re.compile(rf"(?<![\w.-])(?:{_NAME}|{_NUMBER})(?![\w-])")
+_YEAR = re.compile(r"1\d{3}|20\d{2}")
+_MONTH = re.compile("(January|February|March|April|May|June|July|August|September|October|November|December)")
+_STARTERS = re.compile(
+    "The|A|An|In|On|At|It|He|She|They|This|That|These|Those|However|Although|After|Before|When|While|As"
+    "|For|From|With|But|And|Or|If|There|Since|During|His|Her|Its|Their|I|We|You|One|Some|Many|Most|Other"
+    "|Another|Both|By|To|Of"
+)
+LONGEST, SHORTEST = 1200, 200
+"""Characters of a passage."""
+
+
+@dataclass(frozen=True)
+class Cloze:
+    """A question made from a text."""
+
+    question: str
+    context: str
+    answer: str
+    start: int
+    """Where the answer begins in the context."""
+
+    def row(self, number: int) -> dict[str, Any]:
+        """As `datasets` writes SQuAD's questions; `everybert finetune answer` reads it."""
+        answers = {"text": [self.answer], "answer_start": [self.start]}
+        return {"id": f"cloze-{number}", "question": self.question, "context": self.context, "answers": answers}
+
+
+def cloze_questions(documents: Iterable[str], seed: int = 0, each: int = 2) -> Iterator[Cloze]:
+    """Up to `each` questions a passage, the passages in order; the same for the same seed and documents."""
+    for number, document in enumerate(documents):
+        chance = random.Random(f"{seed} {number}")
+        for sentences in passages(document):
+            yield from _of_passage(sentences, chance, each)
+
+
+def passages(document: str) -> Iterator[list[str]]:
+    """The document's sentences in runs of at most LONGEST characters; no run crosses a paragraph's end."""
+    for paragraph in document.splitlines():
+        run: list[str] = []
+        for sentence in split_sentences(paragraph):
+            if run and sum(map(len, run)) + len(run) + len(sentence) > LONGEST:
+                yield run
+                run = []
+            run.append(sentence)
+        if run:
+            yield run
+
+
+def _of_passage(sentences: list[str], chance: random.Random, each: int) -> Iterator[Cloze]:
+    if len(sentences) < 3 or sum(map(len, sentences)) < SHORTEST:
+        return
+    found = [(i, span) for i, sentence in enumerate(sentences) for span in spans(sentence)]
+    chance.shuffle(found)
+    asked: set[str] = set()
+    for i, (at, span) in found:
+        context = " ".join(s for j, s in enumerate(sentences) if j != i)
+        elsewhere = re.search(rf"(?<!\w){re.escape(span)}(?!\w)", context)
+        again = sentences[i].count(span) > 1  # it would stand in its own question
+        if elsewhere is None or again or span in asked or len(sentences[i]) < 30:
+            continue
+        asked.add(span)
+        yield Cloze(ask(sentences[i], at, span, chance), context, span, elsewhere.start())
+        if len(asked) == each:
+            return
+
+
+def spans(sentence: str) -> list[tuple[int, str]]:
+    """(start, text) of the names and numbers of a sentence; its first word alone is a name only by chance."""
+    found = []
+    for match in _SPAN.finditer(sentence):
+        start, text = match.start(), match.group()
+        first, _, rest = text.partition(" ")
+        if _STARTERS.fullmatch(first):
+            if not rest or not (rest[0].isupper() or rest[0].isdigit()):
+                continue
+            start, text = start + len(first) + 1, rest
+        elif start == 0 and not rest and not text[0].isdigit():
+            continue
+        found.append((start, text))
+    return found
+
+
+def ask(sentence: str, at: int, span: str, chance: random.Random) -> str:
+    """The sentence as a question: a wh-word where the span was, or at the front."""
+    before, after = sentence[:at].strip(), sentence[at + len(span) :].strip()
+    after = after.rstrip(".!?;: ")
+    if _YEAR.fullmatch(span):
+        wh = chance.choice(("when", "what year", "in what year"))
+        before = re.sub(r"\b[Ii]n$", "", before).strip() if wh != "what year" else before
+    elif span[0].isdigit():
+        wh = chance.choice(("how many", "how much", "what number of"))
+    elif _MONTH.fullmatch(span):
+        wh = "what month"
+    else:
+        wh = chance.choice(("what", "who", "which", "what"))
+    first, _, rest = before.partition(" ")
+    before = f"{first.lower()} {rest}".strip() if _STARTERS.fullmatch(first) else before
+    parts = (wh, before, after) if chance.random() < 0.5 else (before, wh, after)
+    text = " ".join(part for part in parts if part).replace(" ,", ",").strip()
+    return text[0].upper() + text[1:] + "?"
+
+
+def write_cloze(documents: Iterable[str], out: str | Path, count: int, seed: int = 0) -> int:
+    """Write up to `count` questions as JSON lines, to train an answerer on; how many there were."""
+    out, made = Path(out), 0
+    draft = out.with_name(f".{out.name}.part")
+    with draft.open("w", encoding="utf-8") as file:
+        for made, cloze in enumerate(cloze_questions(documents, seed), 1):
+            file.write(json.dumps(cloze.row(made), ensure_ascii=False) + "\n")
+            if made == count:
+                break
+    if not made:
+        draft.unlink()
+        raise EverybertError("the text gives no questions: it needs paragraphs of several sentences that share names")
+    draft.replace(out)
+    return made

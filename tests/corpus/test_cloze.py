@@ -1,0 +1,85 @@
+"""Cloze questions: every answer stands where it is said to, and not in its own question."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everybert.corpus.cloze import LONGEST, cloze_questions, passages, spans, write_cloze
+from everybert.errors import EverybertError
+from everybert.tasks.questions import read
+
+TEXT = (
+    "Ada Lovelace was born in London in 1815, and she loved machines from the first. Her mother taught her numbers. "
+    "In 1833 she met Charles Babbage at a party. "
+    "Charles Babbage showed her his engine, and Ada Lovelace understood it at once."
+)
+
+
+def test_questions_point_at_their_answers():
+    found = list(cloze_questions([TEXT], each=5))
+    assert {c.answer for c in found} == {"Ada Lovelace", "Charles Babbage"}
+    for c in found:
+        assert c.context[c.start : c.start + len(c.answer)] == c.answer
+        assert c.answer not in c.question
+        assert re.match(r".*\b(who|what|which)\b.*\?$", c.question, re.IGNORECASE)
+
+
+def test_spans_are_names_and_numbers():
+    assert [t for _, t in spans("The King of Spain paid 1,200 ducats to Juan in May 1503.")] == [
+        "King of Spain",
+        "1,200",
+        "Juan",
+        "May",
+        "1503",
+    ]
+    assert spans("However it rained.") == []
+
+
+SOME = (
+    "Anna",
+    "met",
+    "Berlin",
+    "in",
+    "1900",
+    "the",
+    "of",
+    "Danube.",
+    "ran.",
+    "12",
+    "cats!",
+    "Karl",
+    "Marx?",
+    "\n",
+    "a",
+)
+WORDS = st.sampled_from(SOME)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(WORDS, max_size=120), st.integers(0, 3))
+def test_laws_hold_for_any_text(words, seed):
+    text = " ".join(words) + " " + TEXT
+    for c in cloze_questions([text], seed):
+        assert c.context[c.start : c.start + len(c.answer)] == c.answer
+        assert c.question.endswith("?") and c.answer
+    assert list(cloze_questions([text], seed)) == list(cloze_questions([text], seed))
+    for run in passages(text):
+        assert len(run) == 1 or len(" ".join(run)) <= LONGEST
+
+
+def test_the_file_is_read_by_the_task(tmp_path):
+    count = write_cloze([TEXT] * 10, tmp_path / "q.jsonl", count=7)
+    assert count == 7
+    rows = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
+    assert len({row["id"] for row in rows}) == 7
+    examples = read(tmp_path / "q.jsonl")
+    assert len(examples) == 7 and not examples.bad
+
+
+def test_text_without_questions_says_so(tmp_path):
+    with pytest.raises(EverybertError, match="no questions"):
+        write_cloze(["nothing here."], tmp_path / "q.jsonl", count=3)
+    assert not list(tmp_path.iterdir())
