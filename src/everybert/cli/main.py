@@ -35,6 +35,7 @@ COMMANDS = {
     "probe": ("everybert.cli.inside", "What heads know of syntax; where a task's information lives.", LOOK),
     "tokenizer": ("everybert.cli.tokenizer", "Train a tokenizer, and look at one.", BUILD),
     "corpus": ("everybert.cli.corpus", "Build a pre-training corpus from text, and look at one.", BUILD),
+    "plan": ("everybert.cli.plan", "What a recipe would need: memory, days, network, cost.", BUILD),
     "pretrain": ("everybert.cli.pretrain", "Pre-train a model by a recipe; run again to resume.", BUILD),
     "distil": ("everybert.cli.pretrain", "Train a small model to do what a larger one does.", BUILD),
     "extend": ("everybert.cli.pretrain", "Add words to a model's vocabulary.", BUILD),
