@@ -245,6 +245,22 @@ def test_choose_learns(base, tmp_path):
     assert found.index == rows[0][2]
 
 
+def test_training_goes_on_from_an_adapter(base, tmp_path):
+    """The second run begins where the first ended, not at the bare trunk; other labels are refused."""
+    dev, how = sentiment(1, 32), {**FAST, "mode": "lora", "lr": 1e-2}
+    first = finetune(base, "classify", sentiment(0, 64), dev, tmp_path / "a", **how)
+    again = {**how, "epochs": 1, "log_every": 1, "lr": 1e-9}
+    on = finetune(base, "classify", sentiment(2, 32), dev, start=str(first.folder), **again)
+    assert on.metric.mean == pytest.approx(first.metric.mean)
+    new = finetune(base, "classify", sentiment(2, 32), dev, **again)
+    assert on.history[0]["loss"] < 0.7 * new.history[0]["loss"]
+    other = [("a good day", "a"), ("a bad day", "b"), ("a day", "c")] * 4
+    with pytest.raises(EverybertError, match="other labels"):
+        finetune(base, "classify", other, other, start=str(first.folder), **again)
+    with pytest.raises(EverybertError, match="lora alone"):
+        finetune(base, "classify", other, other, start=str(first.folder), **FAST)
+
+
 @pytest.mark.parametrize("mode", ["full", "lora"])
 def test_embed_learns_and_opens_in_sentence_transformers(base, tmp_path, mode):
     draw = random.Random(0)

@@ -25,6 +25,7 @@ from everybert.model.encoder import initialise
 from everybert.model.features import SEQUENCE_HEADS, FeatureConfig, FeatureHead, add_feature_head, read_features
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
+from everybert.store.adapters import load_adapter, read_adapter
 from everybert.tasks.features import Features, batch, run
 from everybert.tasks.records import Examples
 from everybert.tasks.task import Task
@@ -74,6 +75,8 @@ class Settings:
     """frozen, whole texts: the mean over tokens, or cls."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """lora: size and place of the adapter."""
+    start: str | None = None
+    """lora: an adapter's folder to go on from, trained on the same base for the same labels."""
     device: str | None = None
     """None: CUDA where there is one."""
     dtype: str | None = None
@@ -94,6 +97,8 @@ class Settings:
             raise EverybertError(f"lr must lie between 0 and 1, not {self.lr}")
         if not 0 <= self.warmup < 1 or not 0 < self.layer_decay <= 1:
             raise EverybertError("warmup lies in [0, 1) and layer_decay in (0, 1]")
+        if self.start is not None and self.mode != "lora":
+            raise EverybertError("start is an adapter to go on from, which mode lora alone does")
 
     @property
     def rounds(self) -> int:
@@ -224,9 +229,14 @@ def prepare(network: Network, task: Task, settings: Settings, fresh_pooler: bool
         network.requires_grad_(False)
         heads = {task.head: network.heads[task.head]} if task.head else {}
         adapters = AdapterSet(network)
-        adapters.add(ADAPTER, settings.lora, heads, network.pooler if fresh_pooler else None)
+        if settings.start is not None:
+            load_adapter(adapters, ADAPTER, read_adapter(settings.start))
+            _check_heads(heads, adapters.entries[ADAPTER].heads, settings.start)
+        else:
+            adapters.add(ADAPTER, settings.lora, heads, network.pooler if fresh_pooler else None)
         adapters.use(ADAPTER)
-        for part in [*heads.values(), *([network.pooler] if fresh_pooler and network.pooler else [])]:
+        entry = adapters.entries[ADAPTER]
+        for part in [*entry.heads.values(), *([entry.pooler] if entry.pooler is not None else [])]:
             part.requires_grad_(True)
         return adapters
     rate = layer_rates(config, settings)
@@ -236,6 +246,15 @@ def prepare(network: Network, task: Task, settings: Settings, fresh_pooler: bool
     if network.pooler is not None and (task.head is None or not network.reads_pooler(task.head)):
         network.pooler.requires_grad_(False)  # nothing reads it
     return None
+
+
+def _check_heads(wanted: dict[str, torch.nn.Module], found: dict[str, torch.nn.Module], folder: str) -> None:
+    """An adapter that training goes on from must have the task's head, for as many labels."""
+    shapes = [
+        {(n, k): v.shape for n, m in heads.items() for k, v in m.state_dict().items()} for heads in (wanted, found)
+    ]
+    if shapes[0] != shapes[1]:
+        raise EverybertError(f"{folder} is an adapter for another task or other labels; start without it")
 
 
 def layer_rates(config: EncoderConfig, settings: Settings) -> Callable[[str], float]:
