@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: help setup demo test test-slow test-browser lint format clean
+.PHONY: help setup demo test test-slow test-browser lint format clean docs docs-outputs
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -24,8 +24,8 @@ demo: $(STAMP)   ## the main job, start to end, on this machine's CPU
 	$(BIN)/everybert quickstart
 
 test: $(STAMP)   ## style, types and the fast tests (what CI runs)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/ruff format --check src tests benchmarks docs
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
@@ -40,14 +40,21 @@ test-browser:    ## the playground in headless Chromium; installs nothing; pictu
 	  { echo "test-browser needs Chromium (Debian: apt-get install chromium), or CHROMIUM=/path/to/it make test-browser"; exit 2; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -o addopts='-q --strict-markers --import-mode=importlib'
 
+docs: $(STAMP)   ## the documentation's site, into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+docs-outputs: $(STAMP)  ## run the documentation's code and write what it prints beneath it (PAGES= some pages alone)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/docs $(BIN)/python tests/docs/doc_pages.py $(PAGES)
+
 lint: $(STAMP)   ## style and types only
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/ruff format --check src tests benchmarks docs
 	$(BIN)/mypy
 
 format: $(STAMP) ## rewrite to the house style
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks docs
+	$(BIN)/ruff format src tests benchmarks docs
 
 clean:           ## remove the environment and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,136 @@
+"""Every block of code and every command in README and the documentation runs, and prints what it is said to print."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import doc_pages as pages
+import doc_world as world
+import pytest
+
+from everybert.cli.main import COMMANDS
+
+SKIPS = 6
+"""Blocks that no test runs. A new one needs a reason beside it, and this number raised."""
+PLAIN = {"", "text", "toml", "json", "output", "source", "math", "tsv", "conll", "yaml", "dockerfile"}
+"""Languages that are shown and not run."""
+PAGES = [p for p in pages.pages() if p.name not in pages.ELSEWHERE]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(pages.ROOT))
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory):
+    with world.stand_ins(tmp_path_factory.mktemp("models")):
+        yield
+
+
+RUN = [p for p in PAGES if any(b.language in ("python", *pages.SHELLS) for b in pages.blocks(p.read_text("utf-8")))]
+
+
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_a_page_runs_and_prints_what_it_shows(page: Path, models: None, tmp_path: Path):
+    world.write_data(tmp_path)
+    wrong = pages.run(page, tmp_path)
+    assert not wrong, "\n\n".join(wrong) + "\nIf that is as it should be: make docs-outputs"
+
+
+@pytest.mark.parametrize("page", pages.pages(), ids=name_of)
+def test_every_block_is_of_a_language_that_we_know(page: Path):
+    for block in pages.blocks(page.read_text("utf-8")):
+        assert block.language in PLAIN | {"python", *pages.SHELLS}, f"{page.name}:{block.line}: {block.language}"
+
+
+def test_skipped_blocks_are_few_and_say_why():
+    found = [
+        (page.name, block.line, block.directives["skip"])
+        for page in PAGES
+        for block in pages.blocks(page.read_text("utf-8"))
+        if "skip" in block.directives
+    ]
+    assert len(found) <= SKIPS, found
+    assert all(len(why) > 10 for _, _, why in found), found
+
+
+@pytest.mark.parametrize("page", pages.pages(), ids=name_of)
+def test_commands_in_running_text_exist(page: Path):
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for name in re.findall(r"`everybert (\w+)[^`]*`", text):
+        assert name in COMMANDS, f"{page.name} names everybert {name}"
+    for target in re.findall(r"`make ([\w-]+)`", text):
+        pages.check(["make", target])
+    for script in re.findall(r"`(?:python )?(?:benchmarks/)?(\w+\.py)\b", text):
+        places = (pages.ROOT / "benchmarks", pages.ROOT / "src", pages.ROOT / "tests", pages.DOCS)
+        assert any(next(place.rglob(script), None) for place in places), f"{page.name} names {script}"
+
+
+def test_links_of_the_readme_lead_somewhere():
+    for path in re.findall(r"\]\(([^)#]+)", (pages.ROOT / "README.md").read_text("utf-8")):
+        assert path.startswith("http") or (pages.ROOT / path).exists(), path
+
+
+# ── the harness itself ───────────────────────────────────────────────────────────────────────────────────────
+
+SAMPLE = """Text.
+
+<!-- test: pretrain += --steps 2 -->
+```sh
+everybert pretrain x  # a comment
+```
+
+```python
+print(1)
+```
+
+```output
+1
+```
+
+    ```python
+    x = 2
+    ```
+
+<!-- test: skip = needs the network -->
+
+```sh
+pip download x
+```
+"""
+
+
+def test_blocks_are_found_with_their_comments_and_outputs():
+    first, second, third, fourth = pages.blocks(SAMPLE)
+    assert first.directives == {"pretrain": "--steps 2"}
+    assert (second.text, second.output, second.line) == ("print(1)", "1", 9)
+    assert third.text == "x = 2" and third.output is None
+    assert fourth.directives == {"skip": "needs the network"}
+
+
+def test_outputs_are_compared_to_their_last_digit():
+    assert pages.same("a 0.12", "a 0.13 ") and pages.same("x\n", "x")
+    assert not pages.same("a 0.12", "a 0.15") and not pages.same("a 0.12", "b 0.12") and not pages.same("3", "4")
+    assert pages.same("loss 7.1", "loss 12.9", free=True) and not pages.same("paris 0.9", "rome 0.9", free=True)
+    assert pages.same("1.2e-07", "1.1e-07") and not pages.same("1.2e-07", "1.2e-05")
+
+
+def test_a_wrong_output_and_a_failing_block_are_told(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint('b')\n```\n```output\na\n```\n", encoding="utf-8")
+    assert "page.md:2 shows\na\nbut printed\nb" in pages.run(page, tmp_path)[0]
+    assert pages.run(page, tmp_path, rewrite=True) and not pages.run(page, tmp_path)
+    page.write_text("```python\n1 / 0\n```\n", encoding="utf-8")
+    with pytest.raises(AssertionError, match=r"page.md:2 failed: division by zero"):
+        pages.run(page, tmp_path)
+    for words in (["make", "coffee"], ["pip", "install", "everybert[tea]"], ["rm", "x"]):
+        with pytest.raises(AssertionError):
+            pages.check(words)
+
+
+def test_commands_are_read_as_a_shell_reads_them():
+    text = "everybert fill 'a [MASK]' \\\n  --top 3  # why\n# nothing\n$ make demo\n"
+    assert list(pages.commands(text)) == [["everybert", "fill", "a [MASK]", "--top", "3"], ["make", "demo"]]
+    assert Counter(map(len, pages.commands(text))) == {5: 1, 2: 1}
