@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import Encoder, activate, initialise
-from everybert.model.ragged import Ragged
+from everybert.model.ragged import Ragged, Rectangle
 
 HEADS = ("mlm", "nsp", "classify", "choose", "tag", "answer")
 
@@ -190,6 +190,10 @@ def _family(config: EncoderConfig) -> str:
 
 def pool_mean(x_TH: Tensor, batch: Ragged) -> Tensor:
     """(B, H): the mean over each sequence's tokens, summed in fp32."""
+    if isinstance(batch, Rectangle):
+        there_BN1 = batch.visible_BN[..., None].float()
+        total_BH = (batch.square(x_TH).float() * there_BN1).sum(1)
+        return (total_BH / there_BN1.sum(1).clamp(min=1)).to(x_TH.dtype)
     total_BH = x_TH.new_zeros(len(batch), x_TH.shape[-1], dtype=torch.float32)
     total_BH.index_add_(0, batch.sequence_T, x_TH.float())
     count_B1 = batch.offsets_B1.diff()[:, None]

@@ -165,3 +165,34 @@ class Ragged:
             globals_T=move(self.globals_T),
             extra={k: move(v) for k, v in self.extra.items()},
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rectangle(Ragged):
+    """B sequences padded to N tokens, laid end to end: for ONNX export alone, whose graphs have no ragged batches.
+
+    Positions count from the left, so that padding must stand on the right, as it does for every tokenizer here.
+    """
+
+    visible_BN: Tensor
+    """bool: which tokens are there; the others are padding."""
+
+    @classmethod
+    def padded(
+        cls, ids_BN: Tensor, visible_BN: Tensor, segments_BN: Tensor | None = None, globals_BN: Tensor | None = None
+    ) -> Rectangle:
+        """A batch from the tensors that an ONNX model is given. Their sizes may be symbols."""
+        count, size = ids_BN.shape
+        return cls(
+            tokens_T=ids_BN.flatten(),
+            offsets_B1=torch.arange(count + 1, device=ids_BN.device) * size,
+            lengths=(),
+            positions_T=torch.arange(size, device=ids_BN.device)[None].expand(count, size).flatten(),
+            segments_T=None if segments_BN is None else segments_BN.flatten(),
+            globals_T=None if globals_BN is None else globals_BN.flatten(),
+            visible_BN=visible_BN,
+        )
+
+    def square(self, x: Tensor) -> Tensor:
+        """A per-token tensor (B·N, …) as (B, N, …)."""
+        return x.unflatten(0, self.visible_BN.shape)
