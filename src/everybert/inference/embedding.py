@@ -5,7 +5,8 @@ Legend: T tokens in the batch, n tokens of one sequence, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everybert.errors import EverybertError
-from everybert.inference.engine import Inputs, Piece, cover, encode
+from everybert.inference.engine import BUDGET_GPU, Inputs, Piece, ahead, cover, encode, in_order
+from everybert.inference.replay import device_of
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.store.folder import inside, read_json, write_json
@@ -24,6 +26,9 @@ from everybert.text.tokenizer import Tokenizer
 
 MODES = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens"}
 """Poolings, in the order in which several are concatenated, and what older 1_Pooling/config.json files call them."""
+CHARACTERS = {True: 1 << 20, False: 1 << 18}
+"""Of texts tokenized at a time, on the CPU and on an accelerator. On the CPU there is nothing to gain by overlap, since
+the cores are busy either way, and batches of equal lengths are found more easily among many texts."""
 ACTIVATIONS = {"Tanh": torch.tanh, "Identity": lambda x: x, "ReLU": torch.relu, "GELU": F.gelu}
 
 
@@ -72,26 +77,96 @@ class Embedded:
 def embed(
     network: Network, tokenizer: Tokenizer, texts: Sequence[str], pooling: Pooling, size: int, long: str
 ) -> Embedded:
-    """One vector a text."""
-    ids = tokenizer.ids_batch(_prepared(texts, pooling, tokenizer))
+    """One vector a text. Of many texts, some are tokenized while those before them are computed."""
     lead, tail = _specials(tokenizer)
-    pieces: list[Piece] = []
-    owners: list[int] = []
-    cut = [0] * len(ids)
-    for i, sequence in enumerate(ids):
-        if long == "cut" and len(sequence) > size:
-            cut[i] = len(sequence) - size
-            sequence = sequence[: size - tail] + sequence[len(sequence) - tail :]
-        for piece in cover(sequence, lead, tail, size):
-            pieces.append(piece)
-            owners.append(i)
-    pooled = _pooled(network, pieces, pooling.modes)
-    vectors = torch.from_numpy(_combined(pooled, pieces, owners, pooling.modes, len(ids)))
+    read, cut = [], []
+
+    def tokenized(some: Sequence[str]) -> list[list[int]]:
+        return tokenizer.ids_batch(_prepared(some, pooling, tokenizer))
+
+    def sequences() -> Iterator[list[list[int]]]:
+        for ids in ahead(tokenized, runs(texts, CHARACTERS[on_cpu(network)])):
+            for i, sequence in enumerate(ids):
+                lost = max(0, len(sequence) - size) if long == "cut" else 0
+                if lost:
+                    ids[i] = sequence[: size - tail] + sequence[len(sequence) - tail :]
+                read.append(len(sequence) - lost)
+                cut.append(lost)
+            yield ids
+
+    found = [_finished(x, pooling) for x in pooled_runs(network, sequences(), pooling.modes, lead, tail, size)]
+    return Embedded(np.concatenate(found), read, cut)
+
+
+def runs(texts: Sequence[str], most: int) -> Iterator[Sequence[str]]:
+    """Texts next to each other, `most` characters at a time."""
+    start = total = 0
+    for i, text in enumerate(texts):
+        total += len(text) if isinstance(text, str) else 0  # the tokenizer says what is no text
+        if total >= most:
+            yield texts[start : i + 1]
+            start, total = i + 1, 0
+    if start < len(texts):
+        yield texts[start:]
+
+
+def on_cpu(network: Network) -> bool:
+    """Whether the weights are on the CPU."""
+    return device_of(network.encoder).type == "cpu"
+
+
+def pooled_runs(
+    network: Network,
+    sequences: Iterable[list[list[int]]],
+    modes: tuple[str, ...],
+    lead: int,
+    tail: int,
+    size: int,
+) -> Iterator[np.ndarray]:
+    """(texts, modes·H) of one run of sequences after another, long ones read in windows.
+
+    On an accelerator a run's last batch waits for the next run, so that batches are full; and a run's vectors are
+    asked for when the next run is on its way, so that the device never waits for the host.
+    """
+    waiting: list[list[Piece]] = []
+    sent: deque[Callable[[], np.ndarray]] = deque()
+
+    def send(count: int) -> None:
+        if count:
+            sent.append(_send(network, waiting[:count], modes))
+            del waiting[:count]
+
+    for run in sequences:
+        waiting += [cover(ids, lead, tail, size) for ids in run]
+        send(len(waiting) if on_cpu(network) else _whole_batches(waiting))
+        while len(sent) > 1:
+            yield sent.popleft()()
+    send(len(waiting))
+    while sent:
+        yield sent.popleft()()
+
+
+def _whole_batches(texts: list[list[Piece]]) -> int:
+    """How many of the texts, each in its windows, fill batches to the brim."""
+    lengths = [len(piece.ids) for text in texts for piece in text]
+    owners = [i for i, text in enumerate(texts) for _ in text]
+    return owners[in_order(lengths, BUDGET_GPU)[-1][0]]
+
+
+def _send(network: Network, texts: list[list[Piece]], modes: tuple[str, ...]) -> Callable[[], np.ndarray]:
+    """Start on some texts; what comes back waits for their vectors (texts, modes·H)."""
+    pieces = [piece for text in texts for piece in text]
+    owners = [i for i, text in enumerate(texts) for _ in text]
+    pooled = _pooled(network, pieces, modes)
+    return lambda: _combined(pooled(), pieces, owners, modes, len(texts))
+
+
+def _finished(vectors: np.ndarray, pooling: Pooling) -> np.ndarray:
+    """(N, modes·H) → (N, out): the folder's further layers, and length 1 where it is asked for."""
+    x_NH = torch.from_numpy(vectors)
     for layer in pooling.dense:
-        vectors = layer(vectors)
-    if pooling.normalize:
-        vectors = F.normalize(vectors, dim=1)
-    return Embedded(vectors.numpy(), [len(x) - lost for x, lost in zip(ids, cut)], cut)
+        x_NH = layer(x_NH)
+    return (F.normalize(x_NH, dim=1) if pooling.normalize else x_NH).numpy()
 
 
 def _prepared(texts: Sequence[str], pooling: Pooling, tokenizer: Tokenizer) -> Sequence[str]:
@@ -107,27 +182,46 @@ def _specials(tokenizer: Tokenizer) -> tuple[int, int]:
     return lead, tokenizer.single_special - lead
 
 
-def _pooled(network: Network, pieces: list[Piece], modes: tuple[str, ...]) -> np.ndarray:
-    """(pieces, modes, H): each sequence pooled over the tokens it owns."""
-    out = np.empty((len(pieces), len(modes), network.config.hidden_size), dtype=np.float32)
+def _pooled(network: Network, pieces: list[Piece], modes: tuple[str, ...]) -> Callable[[], np.ndarray]:
+    """Start on pooling each sequence over the tokens it owns; what comes back waits for them (pieces, modes, H)."""
+    size = (len(pieces), len(modes), network.config.hidden_size)
+    out_PMH = torch.empty(size, dtype=torch.float32, device=device_of(network.encoder))
 
     def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
         own = [pieces[i] for i in which]
-        lengths = [piece.stop - piece.start for piece in own]
-        rows_TH = x_TH
-        if sum(lengths) < len(x_TH):
+        rows_TH, counts_B = x_TH, batch.offsets_B1.diff()
+        if any(piece.stop - piece.start < len(piece.ids) for piece in own):
             rows_TH = torch.cat([x_nH[piece.own] for piece, x_nH in zip(own, batch.split(x_TH))])
-        counts_B = torch.tensor(lengths, device=x_TH.device)
+            counts_B = torch.tensor([piece.stop - piece.start for piece in own], device=x_TH.device)
+        in_a_row = which[-1] - which[0] == len(which) - 1 and which == sorted(which)
+        rows = slice(which[0], which[-1] + 1) if in_a_row else which
         for m, mode in enumerate(modes):
             if mode == "cls":
                 vectors_BH = x_TH[batch.first_B]
             else:
                 reduce = "max" if mode == "max" else "mean"
-                vectors_BH = torch.segment_reduce(rows_TH.float(), reduce, lengths=counts_B)
-            out[which, m] = vectors_BH.float().cpu().numpy()
+                # unsafe: the lengths are right; looking at them would make the host wait for the device
+                vectors_BH = torch.segment_reduce(rows_TH.float(), reduce, lengths=counts_B, unsafe=True)
+            out_PMH[rows, m] = vectors_BH.float()
 
     encode(network, Inputs([piece.ids for piece in pieces]), read)
-    return out
+    return fetched(out_PMH)
+
+
+def fetched(x: Tensor) -> Callable[[], np.ndarray]:
+    """Start to copy a tensor to the host; what comes back waits for it."""
+    if not x.is_cuda:
+        return x.numpy
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    host.copy_(x, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+
+    def wait() -> np.ndarray:
+        done.synchronize()
+        return host.numpy().copy()  # pinned memory is scarce
+
+    return wait
 
 
 def _combined(

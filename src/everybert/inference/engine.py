@@ -5,18 +5,25 @@ Legend: T tokens in the batch, B sequences, H hidden.
 
 from __future__ import annotations
 
+import contextvars
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, islice
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from everybert.inference import replay
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.text.windows import windows
 
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 Read = Callable[[list[int], Ragged, Tensor], None]
 """Takes the numbers of a batch's sequences, the batch, and its hidden states (T, H)."""
 
@@ -38,13 +45,13 @@ class Inputs:
     global_tokens: Sequence[Sequence[int]] | None = None
     """Per sequence, the indices that are global (Longformer)."""
 
-    def batch(self, which: Sequence[int], device: torch.device) -> Ragged:
-        """Some of the sequences as one ragged batch."""
+    def batch(self, which: Sequence[int]) -> Ragged:
+        """Some of the sequences as one ragged batch, on the host."""
 
         def pick(x: Sequence[Sequence[int]] | None) -> list[Sequence[int]] | None:
             return None if x is None else [x[i] for i in which]
 
-        return Ragged.of(pick(self.ids) or [], pick(self.segments), pick(self.global_tokens), device)
+        return Ragged.of(pick(self.ids) or [], pick(self.segments), pick(self.global_tokens))
 
 
 def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -60,6 +67,22 @@ def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return groups
 
 
+def in_order(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Which sequences make each batch on an accelerator: as they come, never more than `capacity` tokens.
+
+    There a batch of unequal lengths costs no more than one of equal ones, and batches of about one size share a graph.
+    """
+    groups: list[list[int]] = []
+    total = capacity
+    for i, n in enumerate(lengths):
+        if not groups or total + n > capacity:
+            groups.append([])
+            total = 0
+        groups[-1].append(i)
+        total += n
+    return groups
+
+
 def shared_out(tokens: int, cores: int) -> int:
     """A CPU batch's budget: near BUDGET_CPU, and such that every core gets as many batches as the others."""
     rounds = max(1, math.ceil(tokens / (cores * BUDGET_CPU)))
@@ -70,22 +93,29 @@ def encode(network: Network, inputs: Inputs, read: Read, layer: int | None = Non
     """Run all sequences, batch after batch, and hand each batch's hidden states (T, H) to `read`.
 
     The states are the last layer's unless `layer` says otherwise. On the CPU several batches run side by side, one
-    to a core: `read` is called from several threads, never twice for the same sequence.
+    to a core: `read` is called from several threads, never twice for the same sequence. On an accelerator nothing
+    here waits for it, so that the next batch is made while it computes.
     """
-    device = network.encoder.embeddings.token.weight.device
+    device = replay.device_of(network.encoder)
     lengths = [len(ids) for ids in inputs.ids]
     cores = torch.get_num_threads() if device.type == "cpu" else 1
-    if budget is None:
-        budget = shared_out(sum(lengths), cores) if device.type == "cpu" else BUDGET_GPU
-    groups = plan(lengths, budget)
+    if device.type == "cpu":
+        groups = plan(lengths, budget or shared_out(sum(lengths), cores))
+    else:
+        groups = in_order(lengths, budget or BUDGET_GPU)
 
     @torch.inference_mode()
     def work(which: list[int]) -> None:
-        batch = inputs.batch(which, device)
+        batch = inputs.batch(which)
         network.encoder.check(batch)
-        states: list[Tensor] | None = None if layer is None else []
-        x_TH = network.encoder(batch, states)
-        read(which, batch, x_TH if states is None or layer is None else states[layer])
+        if layer is None:
+            x_TH = replay.forward(network.encoder, batch)
+            read(which, replay.moved(batch, device), x_TH)
+        else:
+            states: list[Tensor] = []
+            batch = replay.moved(batch, device)
+            network.encoder(batch, states)
+            read(which, batch, states[layer])
 
     if cores > 1 and len(groups) > 1 and cores <= 2 * len(groups):
         side_by_side(work, groups, cores)
@@ -106,6 +136,30 @@ def side_by_side(work: Callable[[list[int]], None], groups: Sequence[list[int]],
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(cores)  # the number is each thread's own, but threads to come begin with the last set
+
+
+def ahead(work: Callable[[Given], Made], items: Iterable[Given], most: int = 2) -> Iterator[Made]:
+    """`work` of each item, in order; while one is used, a thread makes up to `most` more.
+
+    An error reaches whoever asks for the item that caused it. A single item is worked on where it is asked for.
+    """
+    rest = iter(items)
+    start = list(islice(rest, 2))
+    if len(start) < 2:
+        yield from map(work, start)
+        return
+    pool = ThreadPoolExecutor(1, "everybert-ahead")
+    try:
+        waiting: deque[Future[Made]] = deque()
+        for item in chain(start, rest):
+            # Each job has the caller's context: a server counts the tokens of a request by it.
+            waiting.append(pool.submit(contextvars.copy_context().run, work, item))
+            if len(waiting) > most:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 # ── texts longer than the window ─────────────────────────────────────────────────────────────────────────────
