@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from everybert.cluster import Engine, check_engine
 from everybert.corpus.encode import Encoded, Piece
 from everybert.corpus.pmi import DEFAULTS, PmiOptions, mine
 from everybert.corpus.progress import mining_bar, reading_bar
@@ -60,15 +61,19 @@ def build_corpus(
     shard_characters: int = SHARD,
     fresh: bool = False,
     progress: bool = False,
+    engine: Engine = "local",
+    address: str | None = None,
 ) -> CorpusSummary:
     """Build a corpus folder from text, records or MediaWiki dumps; run again to continue an interrupted build.
 
     Give `files`, or `languages` (a language's name to its files). `heldout` is the share of documents kept
     from training, chosen by their hash. Documents under `min_tokens` are left out. A line end ends a sentence
     unless lines are `wrapped`. `pmi` also mines collocations. `fresh` starts over, replacing what is there.
+    The `engine` ray tokenizes on the cluster at `address`, or in processes of its own: the bytes are the same.
     """
     options = BuildOptions(heldout, min_tokens, wrapped, shard_characters)
     _check(options, workers)
+    check_engine(engine, address)
     sources, names = _sources(files, languages)
     tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     out = Path(out)
@@ -90,12 +95,21 @@ def build_corpus(
     reading = Reading(sources, column, errors, per_line)
     with told(building):
         _start(building, plan, tokenizer)
-        with Pool(building / "tokenizer", min_tokens, wrapped, workers) as pool:
+        with _pool(engine, address, building / "tokenizer", options, workers) as pool:
             kept = _build(building, reading, options, dtype_for(tokenizer.size), len(names), pool, progress)
         _finish(building, plan, tokenizer.size, reading)
         _add_collocations(building, pmi, progress)
         _replace(out, building)
     return summarise(out, time.monotonic() - started, kept)
+
+
+def _pool(engine: Engine, address: str | None, tokenizer: Path, options: BuildOptions, workers: int | None) -> Any:
+    """The processes that tokenize; they differ in nothing but where they are."""
+    if engine == "local":
+        return Pool(tokenizer, options.min_tokens, options.wrapped, workers)
+    from everybert.corpus.cluster import RayPool
+
+    return RayPool(tokenizer, options.min_tokens, options.wrapped, workers, address)
 
 
 def _check(options: BuildOptions, workers: int | None) -> None:
