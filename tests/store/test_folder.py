@@ -288,3 +288,12 @@ def test_a_hub_cache_links_to_its_blobs(tmp_path: Path):
     (repo / "blobs" / "0123").write_text("{}")
     (snapshot / "config.json").symlink_to("../../blobs/0123")
     assert inside(snapshot, "config.json").read_text() == "{}"
+
+
+def test_a_card_may_be_edited(tmp_path: Path):
+    with atomic_folder(tmp_path / "model") as tmp:
+        (tmp / "README.md").write_text("card", encoding="utf-8")
+        (tmp / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "model" / "README.md").write_text("a better card", encoding="utf-8")
+    check(tmp_path / "model")
+    assert is_complete(tmp_path / "model")

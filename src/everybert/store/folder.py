@@ -28,6 +28,8 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 JSON_LIMIT = 64 << 20
 """Bytes of the largest JSON file read whole; real ones are a thousandth of it."""
+BY_HAND = ("README.md", "LICENSE", "NOTICE")
+"""What people edit in a finished folder; nothing is read from them, so they may differ from the list."""
 STALE_AFTER = 24 * 3600
 """Seconds after which a temporary folder of another machine counts as abandoned."""
 
@@ -140,7 +142,7 @@ def _refuse_foreign(path: Path) -> None:
         raise EverybertError(f"{path} is a file; give a folder to write to")
     if not any(path.iterdir()):
         return
-    listed = _manifest(path)
+    listed = contents(path)
     if listed is None:
         raise EverybertError(f"{path} was not written by everybert and is not empty; choose another folder")
     for file in _files(path):
@@ -198,8 +200,10 @@ def _explain(error: BaseException, path: Path) -> EverybertError:
 def check(path: str | Path, hashes: bool = True) -> None:
     """Compare a folder with its list, when it has one: sizes always, content by hash unless told not to."""
     path = Path(path)
-    listed = _manifest(path)
+    listed = contents(path)
     for name, entry in (listed or {}).items():
+        if name in BY_HAND:
+            continue
         remedy = f"restore the folder, or delete its {MANIFEST} to accept it as it is"
         try:
             file = inside(path, name)
@@ -217,7 +221,7 @@ def is_complete(path: str | Path) -> bool:
     path = Path(path)
     try:
         check(path, hashes=False)
-        return _manifest(path) is not None
+        return contents(path) is not None
     except (EverybertError, OSError):
         return False
 
@@ -289,7 +293,7 @@ def inside(folder: str | Path, name: str) -> Path:
     return file
 
 
-def _manifest(folder: Path) -> dict[str, dict[str, Any]] | None:
+def contents(folder: Path) -> dict[str, dict[str, Any]] | None:
     """The folder's list of files, or None where there is none of ours."""
     try:
         found = read_json(inside(folder, MANIFEST))
