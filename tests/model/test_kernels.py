@@ -30,6 +30,13 @@ out, want = kernels.bias_gelu(x, bias), torch.nn.functional.gelu(x + bias)
 torch.testing.assert_close(out, want, atol=3e-6, rtol=1e-5)
 for mine, reference in zip(torch.autograd.grad(out, (x, bias), grad), torch.autograd.grad(want, (x, bias), grad)):
     torch.testing.assert_close(mine, reference, atol=2e-5, rtol=1e-5)
+for width, bias in ((48, True), (100, False)):
+    x, added = torch.randn(5, width) * 3 + 1, torch.randn(5, width)
+    norm = torch.nn.LayerNorm(width, bias=bias)
+    torch.nn.init.normal_(norm.weight)
+    with torch.no_grad():
+        out = kernels.add_norm(x, added, norm.weight, norm.bias if bias else norm.weight, bias, norm.eps)
+        torch.testing.assert_close(out, norm(x + added), atol=2e-6, rtol=1e-5)
 print("equal")
 """
 

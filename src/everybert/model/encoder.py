@@ -49,7 +49,7 @@ class FeedForward(nn.Module):
     def forward(self, x_TH: Tensor, watch: Watch | None = None) -> Tensor:
         """(T, H) → (T, I) → (T, H)."""
         plain = type(self.input) is nn.Linear  # an adapted one has more to add than its weight
-        if self.fuses and plain and watch is None and self.training and fused(x_TH):
+        if self.fuses and plain and watch is None and fused(x_TH):
             from everybert.model.kernels import bias_gelu
 
             active_TI = bias_gelu(F.linear(x_TH, self.input.weight), self.input.bias)
@@ -106,6 +106,9 @@ class Layer(nn.Module):
             assert self.attention_norm is not None
             added_TH = self.attention(x_TH, batch, window, rotary, watch)
             see("attention.output", added_TH)
+            if watch is None and fused(x_TH) and not torch.is_grad_enabled() and not self.training:
+                x_TH = self._normed(x_TH, added_TH, self.attention_norm)
+                return self._normed(x_TH, self.feed_forward(x_TH), self.feed_forward_norm)
             x_TH = x_TH + self.dropout(added_TH)
             see("attention.residual", x_TH)
             x_TH = self.attention_norm(x_TH)
@@ -117,6 +120,14 @@ class Layer(nn.Module):
             x_TH = self.feed_forward_norm(x_TH)
         see("output", x_TH)
         return x_TH
+
+    @staticmethod
+    def _normed(x_TH: Tensor, added_TH: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """LN(x + added) by one kernel."""
+        from everybert.model.kernels import add_norm
+
+        bias_H = norm.weight if norm.bias is None else norm.bias
+        return add_norm(x_TH, added_TH, norm.weight, bias_H, norm.bias is not None, norm.eps)
 
 
 class Encoder(nn.Module):

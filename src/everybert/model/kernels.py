@@ -1,4 +1,4 @@
-"""Two fused kernels for CUDA in half precision: attention over ragged batches, and bias + GELU.
+"""Fused kernels for CUDA in half precision: attention over ragged batches, bias + GELU, and residual + LayerNorm.
 
 Written in Triton and used only where it is at hand; attention.py and encoder.py say the same thing in plain torch.
 Why they exist (one H200, BERT-base, docs/LOG.md): library attention reads and writes Q, K, V and their gradients
@@ -284,3 +284,40 @@ def _gelu_gradient(ctx, grad_TI):
 
 
 bias_gelu.register_autograd(_gelu_gradient, setup_context=_keep_gelu)
+
+
+# ── residual + LayerNorm, for inference ──────────────────────────────────────────────────────────────────────
+
+
+@triton.jit
+def _add_norm(x, added, weight, bias, y, H, eps, BIAS: tl.constexpr, C: tl.constexpr):
+    """One row a program: the sum rounded as it would be stored, then normalised in fp32."""
+    c = tl.arange(0, C)
+    inside = c < H
+    at = tl.program_id(0).to(tl.int64) * H + c
+    z = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    z += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
+    z = z.to(y.dtype.element_ty).to(tl.float32)
+    mean = tl.sum(z, 0) / H
+    off = tl.where(inside, z - mean, 0.0)
+    z = off * tl.rsqrt(tl.sum(off * off, 0) / H + eps)
+    z *= tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        z += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + at, z.to(y.dtype.element_ty), mask=inside)
+
+
+@torch.library.custom_op("everybert::add_norm", mutates_args=())
+def add_norm(x_TH: Tensor, added_TH: Tensor, weight_H: Tensor, bias_H: Tensor, biased: bool, eps: float) -> Tensor:
+    """LN(x + added) in one pass over memory, the bias left out unless `biased`; it has no gradient."""
+    y_TH = torch.empty_like(x_TH)
+    T, H = x_TH.shape
+    columns = triton.next_power_of_2(H)
+    warps = 4 if columns <= 2048 else 8
+    _add_norm[(T,)](x_TH, added_TH, weight_H, bias_H, y_TH, H, eps, biased, columns, num_warps=warps)
+    return y_TH
+
+
+@add_norm.register_fake
+def _(x_TH, added_TH, weight_H, bias_H, biased, eps):
+    return torch.empty_like(x_TH)
