@@ -20,6 +20,7 @@ from everybert.cli.common import (
     print_json,
     read_texts,
 )
+from everybert.cli.parts import Address, EngineName, PartRows, Workers, only_parquet, parquet_files, run_parts
 from everybert.errors import EverybertError
 
 app = typer.Typer()
@@ -35,6 +36,7 @@ app = typer.Typer()
 def fill(
     texts: Texts = None,
     top: Annotated[int, typer.Option(help="Candidates for each blank.")] = 5,
+    pair: Annotated[str | None, typer.Option(help="A second text, which may have blanks too.")] = None,
     model: ModelName = DEFAULT,
     file: File = None,
     as_json: Json = False,
@@ -45,7 +47,7 @@ def fill(
     loaded = load(model, device)
     found = []
     for text in given:
-        blanks = loaded.fill(text, top=top)
+        blanks = loaded.fill(text, top=top, pair=pair)
         if as_json:
             found.append({"text": text, "masks": [[asdict(candidate) for candidate in blank] for blank in blanks]})
             continue
@@ -64,6 +66,7 @@ def fill(
         'everybert embed "A dog barks." "A cat sleeps." --model ./all-MiniLM-L6-v2',
         "everybert embed --file sentences.txt --out vectors.npy",
         "everybert embed --file long.txt --long cut --json",
+        "everybert embed rows-*.parquet --text-column body --out vectors --engine ray --address auto",
     )
 )
 def embed(
@@ -78,13 +81,41 @@ def embed(
     long: Annotated[
         Literal["window", "cut"], typer.Option(help="Texts longer than the window: read in windows, or cut.")
     ] = "window",
-    out: Annotated[Path | None, typer.Option(help="Write the vectors to a .npy file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the vectors to a .npy file; of parquet files: to a folder.")
+    ] = None,
     model: ModelName = DEFAULT,
     file: File = None,
     as_json: Json = False,
     device: Device = None,
+    text_column: Annotated[str | None, typer.Option(help="Parquet: the text column; guessed when not given.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Parquet: leave rows without text out.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Parquet: start the output over.")] = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    part_rows: PartRows = 4096,
 ) -> None:
-    """Turn texts into vectors, one each."""
+    """Turn texts into vectors, one each; or the rows of parquet files, into a folder of them with a vector each."""
+    if files := parquet_files(texts, file):
+        run_parts(
+            "embed",
+            model,
+            files,
+            out,
+            as_json,
+            device=device,
+            columns={"text": text_column} if text_column is not None else {},
+            options={"pooling": pooling, "normalize": normalize, "long": long},
+            skip_bad=skip_bad,
+            fresh=fresh,
+            engine=engine,
+            address=address,
+            workers=workers,
+            part_rows=part_rows,
+        )
+        return
+    only_parquet(engine, address, workers)
     given = read_texts(texts, file)
     vectors = load(model, device).embed(given, pooling=pooling, normalize=normalize, long=long)
     if out is not None:
@@ -116,6 +147,7 @@ def tokens(
     layer: Annotated[
         int | None, typer.Option(help="0 is the embeddings, the last is the default, -2 counts back.")
     ] = None,
+    pair: Annotated[str | None, typer.Option(help="A second text.")] = None,
     model: ModelName = DEFAULT,
     file: File = None,
     as_json: Json = False,
@@ -126,7 +158,7 @@ def tokens(
     loaded = load(model, device)
     found = []
     for text in given:
-        result = loaded.tokens(text, layer=layer)
+        result = loaded.tokens(text, layer=layer, pair=pair)
         rows = list(zip(result.tokens, result.ids, result.offsets, result.vectors))
         if as_json:
             entries = [

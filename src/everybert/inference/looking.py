@@ -13,9 +13,13 @@ import numpy as np
 
 from everybert.errors import EverybertError
 from everybert.inference import task_use
+from everybert.inference.results import Candidate
 from everybert.inside import attribution as attributing
 from everybert.inside import neighbours as neighbouring
+from everybert.inside.attention import Attention
+from everybert.inside.attention import attention as run_attention
 from everybert.inside.attribution import Attribution
+from everybert.inside.blanks import read_blanks
 from everybert.inside.neighbours import Neighbours
 from everybert.inside.trace import Trace
 from everybert.inside.trace import trace as run_trace
@@ -43,7 +47,31 @@ def one_window(model: Model, text: str, pair: str | None = None) -> Encoding:
 
 def trace(model: Model, text: str, pair: str | None = None, **options: Any) -> Trace:
     """See Model.trace."""
-    return run_trace(model.network, one_window(model, text, pair), text, pair, **options)
+    encoding = one_window(model, text, pair)
+    return run_trace(model.network, encoding, text, pair, global_tokens=global_tokens(model, encoding), **options)
+
+
+def attention(model: Model, text: str, pair: str | None = None) -> Attention:
+    """See Model.attention."""
+    encoding = one_window(model, text, pair)
+    return run_attention(model.network, encoding, global_tokens(model, encoding))
+
+
+def global_tokens(model: Model, encoding: Encoding, task: str | None = None) -> list[int] | None:
+    """Longformer's global tokens, as its task reads them: [CLS] and a question; none for an encoder alone."""
+    heads = model.network.heads
+    if not model.config.global_attention or not any(name in heads for name in ("classify", "choose", "answer")):
+        return None
+    asked = (task or _task(model)) == "answer"
+    return list(range(1 + sum(s == 0 for s in encoding.sequence))) if asked else [0]
+
+
+def fill_pair(model: Model, text: str, pair: str, top: int) -> list[list[Candidate]]:
+    """See Model.fill; the pair must fit one window."""
+    if top < 1:
+        raise EverybertError(f"top is the number of candidates and at least 1, not {top}")
+    blanks = read_blanks(model.network, model.tokenizer, text, pair, top=top, size=model.window)
+    return [[Candidate(guess.token, guess.score, guess.id) for guess in blank.both] for blank in blanks]
 
 
 def neighbours(model: Model, word: str, texts: Sequence[str], top: int = 5) -> Neighbours:
@@ -66,7 +94,6 @@ def attribution(
     with task_use.using(model, adapter or task_use.chosen(model, task or "classify", pair is not None)):
         name = task or _task(model)
         encoding = one_window(model, text, pair)
-        first = range(1 + sum(s == 0 for s in encoding.sequence)) if name == "answer" else (0,)
         target, named = (
             _answer(model, encoding, text, pair) if name == "answer" else _label(model, name, text, pair, label)
         )
@@ -80,7 +107,7 @@ def attribution(
             text=text,
             pair=pair,
             method=method,  # type: ignore[arg-type]
-            global_tokens=list(first) if model.config.global_attention else None,
+            global_tokens=global_tokens(model, encoding, name),
         )
 
 

@@ -21,7 +21,7 @@ from everybert.inference import embedding, looking, masks, task_use
 from everybert.inference.bundle import Bundle, read_bundle
 from everybert.inference.engine import Inputs, Piece, encode
 from everybert.inference.results import Candidate, Score, TokenVectors
-from everybert.inside.attention import Attention, attention
+from everybert.inside.attention import Attention
 from everybert.inside.attribution import Attribution
 from everybert.inside.neighbours import Neighbours
 from everybert.inside.trace import Trace
@@ -137,8 +137,10 @@ class Model:
 
     # ── blanks ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fill(self, text: str, top: int = 5) -> list[list[Candidate]]:
-        """For each [MASK] of the text, its `top` most probable tokens."""
+    def fill(self, text: str, top: int = 5, pair: str | None = None) -> list[list[Candidate]]:
+        """For each [MASK] of the text, or of a pair, its `top` most probable tokens."""
+        if pair is not None:
+            return looking.fill_pair(self, text, pair, top)
         return masks.fill(self.network, self.tokenizer, text, top, self.window)
 
     def score(self, text: str) -> Score:
@@ -232,13 +234,7 @@ class Model:
 
     def attention(self, text: str, pair: str | None = None) -> Attention:
         """Who attends to whom: `.weights` (L, A, n, n), row i what token i draws from. Notebooks draw it."""
-        encoding, pieces = self._pieces(text, pair)
-        if len(pieces) > 1:
-            raise EverybertError(
-                f"the text has {len(encoding)} tokens, the model reads {self.window} at once; "
-                "attention is shown for one window: give a shorter text"
-            )
-        return attention(self.network, encoding)
+        return looking.attention(self, text, pair)
 
     def trace(self, text: str, pair: str | None = None) -> Trace:
         """Every intermediate of the forward pass by name: `trace["layers.0.attention.weights"]`."""

@@ -5,6 +5,7 @@ Legend: L layers, A heads, n tokens of the text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -73,8 +74,8 @@ def quantised(weights: np.ndarray) -> np.ndarray:
 
 
 @torch.inference_mode()
-def attention(network: Network, encoding: Encoding) -> Attention:
-    """Run one text and keep every head's weights."""
+def attention(network: Network, encoding: Encoding, global_tokens: Sequence[int] | None = None) -> Attention:
+    """Run one text and keep every head's weights; `global_tokens` are Longformer's."""
     layers, heads, n = len(network.config.layer_order), network.config.heads, len(encoding)
     room = layers * heads * n * n * 4
     if room > LIMIT:
@@ -90,7 +91,8 @@ def attention(network: Network, encoding: Encoding) -> Attention:
             weights[int(name.split(".")[1])] = value.float().cpu().numpy()
 
     device = network.encoder.embeddings.token.weight.device
-    batch = Ragged.of([encoding.ids], [encoding.segments], device=device)
+    chosen = None if global_tokens is None else [global_tokens]
+    batch = Ragged.of([encoding.ids], [encoding.segments], chosen, device)
     network.encoder.check(batch)
     network.encoder(batch, watch=watch)
     return Attention(encoding.tokens, weights, encoding.offsets, encoding.segments, encoding.sequence)

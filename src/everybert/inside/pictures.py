@@ -67,6 +67,6 @@ def draw_layers(probe: LayerProbe, path: Path, title: str = "") -> None:
         color=INK,
     )
     axes.set_xticks(range(len(scores)), ["emb.", *map(str, range(1, len(scores)))])
-    axes.set(xlabel="layer", ylabel="accuracy, %")
+    axes.set(xlabel="layer", ylabel="accuracy, %", ylim=(0, 105), yticks=range(0, 101, 20))
     axes.set_title(title or "What a linear probe reads off each layer", fontsize=10, color=INK, loc="left")
     _save(figure, path)

@@ -12,7 +12,7 @@ Legend: n tokens of the text, A heads, D head size, H hidden, I intermediate wid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -79,8 +79,9 @@ def trace(
     text: str = "",
     pair: str | None = None,
     keep: Callable[[str], bool] | None = None,
+    global_tokens: Sequence[int] | None = None,
 ) -> Trace:
-    """Run one text and keep its intermediates: all, or those whose name `keep` takes."""
+    """Run one text and keep its intermediates: all, or those whose name `keep` takes. See attention for the last."""
     n = len(encoding)
     _check_room(network.config, n, keep)
     values: dict[str, np.ndarray] = {}
@@ -90,7 +91,8 @@ def trace(
             values[name] = value.float().cpu().numpy().copy()
 
     device = network.encoder.embeddings.token.weight.device
-    batch = Ragged.of([encoding.ids], [encoding.segments], device=device)
+    chosen = None if global_tokens is None else [global_tokens]
+    batch = Ragged.of([encoding.ids], [encoding.segments], chosen, device)
     network.encoder.check(batch)
     with torch.inference_mode():
         states: list[Tensor] = []

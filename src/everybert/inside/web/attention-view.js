@@ -81,8 +81,8 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
     make(
       "span",
       { class: "av-save" },
-      make("button", { type: "button", onclick: savePng, "aria-label": "Download as PNG" }, "PNG"),
-      make("button", { type: "button", onclick: saveSvg, "aria-label": "Download as SVG" }, "SVG"),
+      make("button", { type: "button", onclick: savePng, "aria-label": "Download as PNG" }, "↓ PNG"),
+      make("button", { type: "button", onclick: saveSvg, "aria-label": "Download as SVG" }, "↓ SVG"),
     ),
   );
   const heads = thumbnails();
@@ -161,11 +161,14 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
   async function load() {
     const turn = ++asked;
     heads.mark();
+    root.setAttribute("aria-busy", "true"); // until this head is drawn
     let raw;
     try {
       raw = await source.head(state.layer, state.head);
     } catch (error) {
-      if (turn === asked && error.name !== "AbortError") readout.textContent = error.message;
+      if (turn !== asked) return;
+      if (error.name !== "AbortError") readout.textContent = error.message;
+      root.setAttribute("aria-busy", "false");
       return;
     }
     if (turn !== asked) return; // a later choice has overtaken this one
@@ -180,7 +183,7 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
     if (!weights.length) return;
     const shown = visible(source, state);
     peak = Math.max(4 / n / n, weights.reduce((a, b) => Math.max(a, b), 0));
-    scale.textContent = `full colour: ${peak.toFixed(peak < 0.1 ? 3 : 2)}`;
+    scale.textContent = `full colour = ${peak.toFixed(peak < 0.1 ? 3 : 2)}`;
     links = strongest(weights, n, shown);
     root.dataset.links = links.length;
     best = links.find(([i, j]) => i !== j);
@@ -216,6 +219,7 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
   // ── drawing ──
 
   let waiting = false;
+  let drawn = weights; // the weights that are on the screen
   const draw = () => {
     if (waiting) return;
     waiting = true;
@@ -228,6 +232,10 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
       context.clearRect(0, 0, canvas.width, canvas.height);
       paint(canvasPen(context), stage.scrollTop, canvas.height / scale);
       root.dataset.frame = (performance.now() - began).toFixed(1);
+      if (weights === drawn || !weights.length) return;
+      drawn = weights;
+      root.dataset.drawn = performance.now().toFixed(1);
+      root.setAttribute("aria-busy", "false");
     });
   };
 
