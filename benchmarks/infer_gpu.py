@@ -1,0 +1,207 @@
+"""Texts to vectors on one GPU in bf16: everybert beside sentence-transformers, and from ids beside transformers.
+
+    python benchmarks/infer_gpu.py                                # made-up texts and a tokenizer trained on them
+    python benchmarks/infer_gpu.py --tokenizer FOLDER --text FILE # real ones
+    python benchmarks/infer_gpu.py --compile                      # also what torch.compile would give from ids
+    python benchmarks/infer_gpu.py --device cpu --tiny            # rehearse every line on a small machine
+
+BERT-base with random weights, made here. Texts have natural lengths, about 80 tokens on average. All take turns for
+several rounds, and the median counts. From ids, every sequence has 128 tokens: "forward" starts from a batch on the
+host and ends with hidden states on the device, as for transformers; "vectors" ends with pooled vectors on the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+os.environ["TOKENIZERS_PARALLELISM"] = "true"
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+from everybert.inference import replay
+from everybert.inference.embedding import pooled_runs
+from everybert.inference.engine import BUDGET_GPU
+from everybert.inference.model import Model, load
+from everybert.model.heads import Network
+from everybert.model.presets import PRESETS
+from everybert.model.ragged import Ragged
+from everybert.store.huggingface import save_network
+from everybert.text.sentences import split_sentences
+from everybert.text.tokenizer import Tokenizer
+from everybert.text.train_tokenizer import train_tokenizer
+
+LENGTH = 128
+"""Tokens of each sequence where ids are given."""
+
+
+def made_up(count: int, draw: random.Random) -> list[str]:
+    """Texts of words of made-up syllables, common and rare ones as in a language (Zipf)."""
+    starts, ends = [*"bcdfghklmnprstvw", "st", "tr", "pl"], [*"aeiou", "an", "er", "in", "ol", "us"]
+    words = ["".join(draw.choice(starts) + draw.choice(ends) for _ in range(draw.randint(1, 4))) for _ in range(20_000)]
+    weights = [1 / (rank + 3) for rank in range(len(words))]
+    lengths = [min(380, max(4, int(draw.lognormvariate(3.9, 0.7)))) for _ in range(count)]
+    return [" ".join(draw.choices(words, weights, k=n)).capitalize() + "." for n in lengths]
+
+
+def drawn(path: Path, count: int, draw: random.Random) -> list[str]:
+    """One to six sentences of a line each, from lines drawn at random."""
+    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    texts = []
+    for _ in range(count):
+        parts = split_sentences(draw.choice(lines))
+        start = draw.randrange(len(parts))
+        texts.append(" ".join(parts[start : start + draw.choice((1, 2, 2, 3, 4, 6))]))
+    return texts
+
+
+def save_base(folder: Path, tokenizer: Tokenizer, tiny: bool) -> None:
+    """Random BERT-base as a folder that all three read."""
+    torch.manual_seed(0)
+    config = PRESETS["bert-base-uncased"].replace(vocab_size=-(-tokenizer.size // 64) * 64)
+    if tiny:
+        config = config.replace(layers=2, hidden_size=64, heads=4, intermediate_size=128)
+    folder.mkdir()
+    save_network(Network(config, pooler=True), folder, tokenizer=tokenizer)
+
+
+def from_strings(folder: Path, model: Model, texts: list[str], few: list[str], device: str) -> dict:
+    """{what: (how, texts)}; the slow ones get fewer texts."""
+    from sentence_transformers import SentenceTransformer
+
+    theirs = SentenceTransformer(str(folder), device=device).to(model.network.encoder.embeddings.token.weight.dtype)
+    theirs.max_seq_length = 512
+    how = {"show_progress_bar": False}
+    off = np.abs(theirs.encode(few[:64], batch_size=64, **how) - model.embed(few[:64])).max()
+    print(f"largest difference between the two of any number of 64 vectors: {off:.3f}", flush=True)
+    return {
+        "sentence-transformers, batch 32": (lambda: theirs.encode(few, batch_size=32, **how), few),
+        "sentence-transformers, batch 256": (lambda: theirs.encode(few, batch_size=256, **how), few),
+        "everybert": (lambda: model.embed(texts), texts),
+        "everybert, tokenization alone": (lambda: model.tokenizer.ids_batch(texts), texts),
+    }
+
+
+def from_ids(folder: Path, model: Model, ids: list[list[int]], compiled: bool, device: str) -> dict:
+    """{what: how}: every sequence once."""
+    from transformers import AutoModel
+
+    encoder, dtype = model.network.encoder, model.network.encoder.embeddings.token.weight.dtype
+    theirs = AutoModel.from_pretrained(folder, dtype=dtype).to(device).eval()
+    pin = torch.cuda.is_available() and device != "cpu"
+
+    def transformers(batch: int) -> Callable[[], None]:
+        parts = [torch.tensor(ids[i : i + batch]) for i in range(0, len(ids), batch)]
+        parts = [part.pin_memory() if pin else part for part in parts]
+
+        @torch.inference_mode()
+        def run() -> None:
+            for part in parts:
+                theirs(part.to(device, non_blocking=True))
+
+        return run
+
+    size = max(1, BUDGET_GPU // LENGTH)
+    batches = [Ragged.of(ids[i : i + size]) for i in range(0, len(ids), size)]
+
+    def forward() -> None:
+        for batch in batches:
+            replay.forward(encoder, batch)
+
+    ways = {f"transformers, batch {size}": transformers(size) for size in (64, 256)}
+    ways["everybert, forward"] = forward
+    ways["everybert, vectors"] = lambda: list(pooled_runs(model.network, [ids], ("mean",), 1, 1, 512))
+    if compiled:
+        fast = torch.compile(encoder, dynamic=False)
+
+        @torch.inference_mode()
+        def compiled_forward() -> None:
+            for batch in batches:
+                fast(replace(replay.moved(batch, torch.device(device)), lengths=()))
+
+        ways["everybert, torch.compile"] = compiled_forward
+    return ways
+
+
+def measure(ways: dict[str, Callable[[], object]], rounds: int, device: str) -> dict[str, float]:
+    """The median seconds of each, taking turns; what is first in each round moves on."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(-2, rounds):  # twice to warm up: shapes are recorded when they are met again
+        for name, way in ways.items():
+            if device != "cpu":
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            way()
+            if device != "cpu":
+                torch.cuda.synchronize()
+            if number >= 0:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def table(title: str, rates: dict[str, float], base: float) -> None:
+    """Tokens a second, and how many times the best of the others'."""
+    print(f"\n| {title} | tokens/s | × best other |\n|---|---|---|")
+    for name, rate in rates.items():
+        print(f"| {name} | {rate:,.0f} | {rate / base:.2f} |")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer; default: one trained here")
+    parser.add_argument("--text", type=Path, help="a text file to draw texts from; default: made up")
+    parser.add_argument("--count", type=int, default=24_000, help="texts; a twelfth for sentence-transformers")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--compile", action="store_true", help="measure torch.compile too")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and few texts, to rehearse")
+    options = parser.parse_args()
+    count = 240 if options.tiny else options.count
+    draw = random.Random(0)
+    texts = drawn(options.text, count, draw) if options.text else made_up(count, draw)
+    if options.tokenizer:
+        tokenizer = Tokenizer.load(options.tokenizer)
+    else:
+        tokenizer, _ = train_tokenizer(texts[:4000], size=12_000)
+    few = texts[: max(1, count // 12)]
+    tokens = {len(some): sum(map(len, tokenizer.ids_batch(some))) for some in (texts, few)}
+    name = torch.cuda.get_device_name() if options.device != "cpu" else f"CPU, {torch.get_num_threads()} threads"
+    print(
+        f"{name}, {os.cpu_count()} cores, torch {torch.__version__}; {count:,} texts, {tokens[count] / count:.0f} tokens"
+    )
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "base"
+        save_base(folder, tokenizer, options.tiny)
+        model = load(folder, device=options.device, dtype="float32" if options.device == "cpu" else "bfloat16")
+        ways = from_strings(folder, model, texts, few, options.device)
+        seconds = measure({what: how for what, (how, _) in ways.items()}, options.rounds, options.device)
+        strings = {what: tokens[len(some)] / seconds[what] for what, (_, some) in ways.items()}
+        table("from strings", strings, max(v for k, v in strings.items() if k.startswith("sentence")))
+        cls, sep = tokenizer.cls_id or 0, tokenizer.sep_id or 0
+        rows = 16 if options.tiny else 8192
+        middle = [[draw.randrange(5, tokenizer.size) for _ in range(LENGTH - 2)] for _ in range(rows)]
+        ids = [[cls, *part, sep] for part in middle]
+        ways = from_ids(folder, model, ids, options.compile, options.device)
+        seconds = measure(ways, options.rounds, options.device)
+        given = {what: len(ids) * LENGTH / found for what, found in seconds.items()}
+        table(f"from ids, length {LENGTH}", given, max(v for k, v in given.items() if k.startswith("transformers")))
+    graphs = sum(len(r.made) for r in replay.REPLAYS.values())
+    works = all(r.works for r in replay.REPLAYS.values())
+    print(f"\nshapes recorded as CUDA graphs: {graphs}{'' if works else ' (recording failed: see the log)'}")
+    print(json.dumps({"strings": strings, "ids": given, "graphs": graphs, "graphs_work": works}))
+
+
+if __name__ == "__main__":
+    main()
