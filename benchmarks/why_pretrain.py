@@ -1,0 +1,91 @@
+"""Why pre-training matters: SST-2 from a random start and from the trunk, frozen and full, with few and many examples.
+
+    python benchmarks/why_pretrain.py --model FOLDER --train SST-2/train.tsv --dev SST-2/dev.tsv --results why.json
+
+Dev accuracy in per cent, mean ± 95 % interval over the seeds. A random start has the trunk's shape and tokenizer.
+Finished runs are kept in the results file: run again to go on. Few examples are seen more often, so that every run has
+at least as many steps as a thousand examples give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+import torch
+
+from everybert.model.heads import Network
+from everybert.store.folder import atomic_folder
+from everybert.store.huggingface import read_config, save_network
+from everybert.tasks.classify import read
+from everybert.tasks.metrics import interval
+from everybert.text.tokenizer import Tokenizer
+from everybert.training.finetune import prepare_data, run_once
+from everybert.training.tuning import Settings
+
+SIZES = (100, 1000, 0)
+"""Training examples; 0 is all of them."""
+EPOCHS = {100: 30, 1000: 10, 0: 3}
+STARTS = ("random, full", "trunk, frozen", "trunk, full")
+
+
+def random_twin(folder: Path, out: Path) -> None:
+    """A model of the same shape that has learnt nothing."""
+    torch.manual_seed(0)
+    with atomic_folder(out) as draft:
+        save_network(Network(read_config(folder)[0], {}, pooler=True), draft, tokenizer=Tokenizer.load(folder))
+
+
+def main() -> None:
+    """Run what is not done yet, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--train", type=Path, required=True)
+    parser.add_argument("--dev", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="training examples, 0 for all")
+    parser.add_argument("--results", type=Path, default=Path("why_pretrain.json"))
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so many")
+    args = parser.parse_args()
+    began = time.monotonic()
+    done: dict[str, float] = json.loads(args.results.read_text("utf-8")) if args.results.exists() else {}
+    found = read(args.train, None, True)
+    rows: list[Any] = list(zip(found.inputs, found.targets))
+    sizes = [int(size) for size in args.sizes.split(",")]
+    with tempfile.TemporaryDirectory() as scratch:
+        twin = Path(scratch) / "random"
+        random_twin(args.model, twin)
+        for size in sizes:
+            for seed in range(args.seeds):
+                some = random.Random(seed).sample(rows, size) if size else rows
+                for start in STARTS:
+                    key = f"{start} {size} {seed}"
+                    if key in done or time.monotonic() - began > 60 * args.minutes:
+                        continue
+                    folder, mode = (twin if "random" in start else args.model), start.split(", ")[1]
+                    data = prepare_data("classify", folder, Tokenizer.load(folder), some, args.dev, skip_bad=True)
+                    epochs = EPOCHS.get(size, 10) * (3 if mode == "frozen" else 1)
+                    run = run_once(data, Settings(mode=mode, epochs=epochs), seed, quiet=True)
+                    done[key] = 100 * run.metric
+                    args.results.write_text(json.dumps(done, indent=1), "utf-8")
+                    print(key, f"{done[key]:.1f}", flush=True)
+    print("\n| SST-2, accuracy | " + " | ".join(f"{size or 'all'} examples" for size in sizes) + " |")
+    print("|---" * (len(sizes) + 1) + "|")
+    for start in STARTS:
+        cells = []
+        for size in sizes:
+            scores = [v for k, v in done.items() if k.rsplit(" ", 1)[0] == f"{start} {size}"]
+            cells.append(str(interval(scores)) if scores else "–")
+        print(f"| {start} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

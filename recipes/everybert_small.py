@@ -1,0 +1,373 @@
+"""Make everybert-small again: text in, a model in a box out. Every step keeps what is done: run again to go on.
+
+    python recipes/everybert_small.py trunk    --work W --text part-*.txt        # tokenizer, corpus, pre-training
+    python recipes/everybert_small.py shrink   --work W                          # int8, a byte a weight
+    python recipes/everybert_small.py adapters --work W --tasks DIR --text part-0.txt --teacher MINILM
+    python recipes/everybert_small.py scores   --work W --tasks DIR              # full and lora, three seeds each
+    python recipes/everybert_small.py box      --work W --out src/everybert/models/everybert-small
+
+DIR holds glue/, squad/, ud_ewt/, ner/, sick/, snli_dev_test/ and blimp/ as their makers publish them. `--minutes`
+starts nothing new after so many minutes; `--tiny` rehearses every step on a CPU in a minute, with a toy trunk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+from everybert.corpus.build import build_corpus
+from everybert.corpus.cloze import write_cloze
+from everybert.evaluation.glue import TASKS as GLUE
+from everybert.evaluation.glue import find_file, find_tasks, label_order
+from everybert.inference.model import load
+from everybert.plots import draw_curves
+from everybert.store.folder import MANIFEST, atomic_folder
+from everybert.tasks.metrics import interval
+from everybert.text.readers import read_documents
+from everybert.text.sentences import split_sentences
+from everybert.text.task_files import read_conll
+from everybert.text.tokenizer import Tokenizer
+from everybert.text.train_tokenizer import train_tokenizer
+from everybert.training.finetune import finetune, prepare_data, run_once
+from everybert.training.pretrain import pretrain
+from everybert.training.tuning import Settings
+
+HERE = Path(__file__).parent
+TINY = {"model__layers": 2, "model__hidden_size": 64, "model__heads": 2, "model__intermediate_size": 128}
+TINY |= {"model__max_positions": 128, "batch__tokens": 2048, "batch__pack": 2048, "schedule__warmup": 10}
+TINY |= {"budget": "15s", "run__workers": 0, "phase": [{"share": 1.0, "length": 128, "rate": [0.3, 0.15]}]}
+ENTITIES = {"person": "PER", "location": "LOC", "corporation": "ORG", "group": "ORG"}
+ENTITIES |= {"product": "MISC", "creative-work": "MISC", "PER": "PER", "LOC": "LOC", "ORG": "ORG", "MISC": "MISC"}
+Rows = list[tuple[Any, ...]]
+
+
+# ── the trunk ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def trunk(args: argparse.Namespace) -> None:
+    """Tokenizer, corpus, pre-training; W/run/model is the result."""
+    words, shards = args.work / "tokenizer", args.work / "corpus"
+    if not words.exists():
+        tokenizer, report = train_tokenizer(read_documents(args.text), size=2000 if args.tiny else 30_000)
+        with atomic_folder(words) as draft:
+            tokenizer.save(draft)
+        print(report, flush=True)
+    if not shards.exists():
+        build_corpus(args.text, words, shards, workers=args.workers)
+    more: dict[str, Any] = dict(TINY) if args.tiny else {}
+    result = pretrain(args.recipe, shards, args.work / "run", **more)
+    print(json.dumps({"finished": result.finished, "step": result.step, **result.figures}), flush=True)
+
+
+def shrink(args: argparse.Namespace) -> None:
+    """W/trunk: the model in int8. All that follows is trained and scored on it."""
+    from everybert.store.quantized import quantize_folder
+
+    quantize_folder(args.work / "run" / "model", args.work / "trunk")
+
+
+# ── labelled data, as its makers publish it ──────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Job:
+    """One adapter: what it is trained on, and which task takes it by itself."""
+
+    task: str
+    default: list[str]
+    data: Callable[[Path], tuple[Any, Any]]
+    options: dict[str, Any]
+    settings: dict[str, Any]
+    warm: str | None = None
+    """Trained on this first (cheap labels made from text), then on the data."""
+
+
+def glue_set(name: str) -> Callable[[Path], tuple[Any, Any]]:
+    """Train and dev of a GLUE task."""
+
+    def files(tasks: Path) -> tuple[Any, Any]:
+        folder = find_tasks(tasks / "glue")[name]
+        return find_file(folder, "train"), find_file(folder, "dev")
+
+    return files
+
+
+def entailment(tasks: Path) -> tuple[Rows, Rows]:
+    """SICK and SNLI's dev and test sets, three ways; a tenth is held out."""
+    rows: Rows = []
+    for line in (tasks / "sick" / "SICK.txt").read_text("utf-8").splitlines()[1:]:
+        _, a, b, _, label = line.split("\t")[:5]
+        rows.append((a, b, label.lower()))
+    for part in ("dev", "test"):
+        texts = [
+            (tasks / "snli_dev_test" / f"{k}.{part}").read_text("utf-8").splitlines() for k in ("s1", "s2", "labels")
+        ]
+        rows += [row for row in zip(*texts) if row[2] in ("entailment", "neutral", "contradiction")]
+    return held_out(rows)
+
+
+def entities(tasks: Path) -> tuple[Rows, Rows]:
+    """Wikigold, WNUT-17 and the Broad Twitter Corpus under one set of names: PER, LOC, ORG, MISC."""
+    folder = tasks / "ner"
+    files = [folder / "wikigold" / "wikigold.conll.txt", folder / "wnut17" / "wnut17train.conll"]
+    files += [folder / "wnut17" / "emerging.dev.conll", *sorted((folder / "btc").glob("*.conll"))]
+    rows: Rows = []
+    for file in files:
+        for sentence in read_conll(file):
+            words, tags = [columns[0] for columns in sentence], [columns[-1] for columns in sentence]
+            rows.append((words, bio(tags)))
+    return held_out(rows)
+
+
+def bio(tags: list[str]) -> list[str]:
+    """IOB1 or BIO tags of any of the sets as BIO tags of ours."""
+    out, before = [], "O"
+    for tag in tags:
+        mark, _, kind = tag.partition("-")
+        kind = ENTITIES.get(kind, "")
+        if mark not in "BI" or not kind:
+            out.append("O")
+        else:
+            out.append(f"{'I' if mark == 'I' and before == kind else 'B'}-{kind}")
+        before = out[-1][2:]
+    return out
+
+
+def held_out(rows: Rows) -> tuple[Rows, Rows]:
+    """Nine tenths and one tenth, drawn once."""
+    random.Random(0).shuffle(rows)
+    return rows[len(rows) // 10 :], rows[: len(rows) // 10]
+
+
+def treebank(tasks: Path) -> tuple[Any, Any]:
+    """UD English EWT."""
+    return tuple(next(iter(sorted((tasks / "ud_ewt").glob(f"*{part}*.conllu")))) for part in ("train", "dev"))  # type: ignore[return-value]
+
+
+def squad(tasks: Path) -> tuple[Any, Any]:
+    """SQuAD 1.1's questions."""
+    return tasks / "squad" / "v1.1-train.json", tasks / "squad" / "v1.1-dev.json"
+
+
+JOBS = {
+    "sentiment": Job("classify", ["classify"], glue_set("SST-2"), {"labels": ["negative", "positive"]}, {"epochs": 3}),
+    "entailment": Job("classify", ["classify pair"], entailment, {}, {"epochs": 4}),
+    "paraphrase": Job("classify", [], glue_set("MRPC"), {"metric": "f1"}, {"epochs": 6}),
+    "acceptability": Job("classify", [], glue_set("CoLA"), {"metric": "matthews"}, {"epochs": 6}),
+    "ner": Job("tag", ["tag"], entities, {}, {"epochs": 4}),
+    "pos": Job("tag", [], treebank, {"metric": "accuracy"}, {"epochs": 4}),
+    "qa": Job("answer", ["answer"], squad, {}, {"epochs": 4}, warm="cloze"),
+    "similarity": Job("embed", ["embed"], glue_set("STS-B"), {}, {"epochs": 4}, warm="likeness"),
+}
+COLUMNS = {"pos": {"label": "upos"}}
+NAMED = {"sentiment": {"0": "negative", "1": "positive"}, "acceptability": {"0": "unacceptable", "1": "acceptable"}}
+NAMED["paraphrase"] = {"0": "different", "1": "paraphrase"}
+"""GLUE's numbers in words."""
+
+
+def read_job(name: str, tasks: Path) -> tuple[Any, Any]:
+    """Both sets of an adapter; labels that are numbers in words."""
+    train, dev = JOBS[name].data(tasks)
+    if name not in NAMED:
+        return train, dev
+    from everybert.tasks.classify import read
+
+    out = []
+    for source in (train, dev):
+        found = read(source, None, True)
+        texts = [x if isinstance(x, tuple | list) else (x,) for x in found.inputs]
+        out.append([(*x, NAMED[name][str(y)]) for x, y in zip(texts, found.targets)])
+    return out[0], out[1]
+
+
+# ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def adapters(args: argparse.Namespace) -> None:
+    """Each adapter of the box, the best of the seeds by its dev score."""
+    clock = Clock(args.minutes)
+    for name, job in JOBS.items():
+        out = args.work / "adapters" / name
+        if out.exists() or clock.over() or (args.only and name not in args.only.split(",")):
+            continue
+        start = warm(name, job.warm, args) if job.warm else None
+        train, dev = read_job(name, args.tasks)
+        settings: dict[str, Any] = {**job.settings, "mode": "lora", "quiet": True}
+        settings |= {"epochs": 1} if args.tiny else {}
+        options = {k: v for k, v in job.options.items() if k != "labels" or name not in NAMED}
+        if isinstance(train, list) and args.tiny:
+            train, dev = train[:64], dev[:32]
+        more = {"start": str(start)} if start else {}
+        tuned = finetune(
+            args.work / "trunk", job.task, train, dev, out, seeds=args.seeds, options=options, skip_bad=True,
+            columns=COLUMNS.get(name), **settings, **more,
+        )  # fmt: skip
+        print(f"{name}: {tuned}", flush=True)
+
+
+def warm(name: str, kind: str, args: argparse.Namespace) -> Path:
+    """An adapter trained on labels that text gives for nothing."""
+    out, made = args.work / "warm" / name, args.work / f"{kind}.jsonl"
+    out.parent.mkdir(exist_ok=True)
+    if out.exists():
+        return out
+    count = 200 if args.tiny else args.cheap
+    if not made.exists():
+        documents = read_documents(args.text)
+        if kind == "cloze":
+            write_cloze(documents, made, count)
+        else:
+            write_likeness(documents, args.teacher, made, count)
+    finetune(
+        args.work / "trunk", JOBS[name].task, made, None, out, mode="lora", epochs=1, batch_size=64, quiet=True
+    )  # fmt: skip
+    return out
+
+
+def write_likeness(documents: Iterator[str], teacher: Path, out: Path, count: int) -> None:
+    """Pairs of sentences, near neighbours and strangers, with the cosine that the teacher gives them."""
+    chance = random.Random(0)
+    sentences: list[str] = []
+    for document in documents:
+        sentences += [s for s in split_sentences(document.replace("\n", " "))[:12] if 20 < len(s) < 300]
+        if len(sentences) > count:
+            break
+    vectors = load(teacher).embed(sentences, normalize=True)
+    with out.open("w", encoding="utf-8") as file:
+        for i in islice(range(len(sentences) - 1), count):
+            j = i + 1 if chance.random() < 0.5 else chance.randrange(len(sentences))
+            row = {"sentence1": sentences[i], "sentence2": sentences[j], "score": float(vectors[i] @ vectors[j])}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+# ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def scores(args: argparse.Namespace) -> None:
+    """Dev scores of the int8 trunk (and of the fp32 one with --also-fp32), full and lora; W/scores.json keeps them."""
+    clock, kept = Clock(args.minutes), args.work / "scores.json"
+    done: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
+    trunks = {"int8": args.work / "trunk", **({"fp32": args.work / "run" / "model"} if args.also_fp32 else {})}
+    for label, folder in trunks.items():
+        tokenizer = Tokenizer.load(folder)
+        for name in ("SST-2", "CoLA", "MRPC", "RTE", "STS-B", "UPOS", "SQuAD"):
+            data = None
+            for mode in ("full", "lora"):
+                for seed in range(args.seeds):
+                    key = f"{label} {name} {mode} {seed}"
+                    if key in done or clock.over():
+                        continue
+                    data = data or open_set(name, folder, tokenizer, args.tasks)
+                    epochs = 1 if args.tiny else {"SST-2": 3, "RTE": 8, "UPOS": 4, "SQuAD": 4}.get(name, 6)
+                    run = run_once(data, Settings(mode=mode, epochs=epochs), seed, quiet=True)
+                    done[key] = {"score": 100 * run.metric, "metric": run.task.metric, "seconds": round(run.seconds, 1)}
+                    kept.write_text(json.dumps(done, indent=1), "utf-8")
+                    print(key, done[key], flush=True)
+    table(done)
+
+
+def open_set(name: str, folder: Path, tokenizer: Tokenizer, tasks: Path) -> Any:
+    """Train and dev of a measured set, ready for runs."""
+    if name == "UPOS":
+        named, options = {"label": "upos"}, {"metric": "accuracy"}
+        return prepare_data("tag", folder, tokenizer, *treebank(tasks), columns=named, options=options)
+    if name == "SQuAD":
+        return prepare_data("answer", folder, tokenizer, *squad(tasks))
+    task, (train, dev) = GLUE[name], glue_set(name)(tasks)
+    options = {"metric": task.metric}
+    if order := label_order(task, train):
+        options["labels"] = order  # type: ignore[assignment]
+    return prepare_data(task.task, folder, tokenizer, train, dev, skip_bad=True, options=options)
+
+
+def table(done: dict[str, Any]) -> None:
+    """Means over the seeds, as Markdown."""
+    print("\n| trunk | task | full | lora |\n|---|---|---|---|")
+    for label, name in dict.fromkeys(tuple(key.split()[:2]) for key in done):
+        cells = []
+        for mode in ("full", "lora"):
+            found = [v["score"] for k, v in done.items() if k.split()[:3] == [label, name, mode]]
+            cells.append(str(interval(found)) if found else "–")
+        print(f"| {label} | {name} | {' | '.join(cells)} |")
+
+
+# ── the box ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def box(args: argparse.Namespace) -> None:
+    """The trunk, its adapters, the curve and the card in one folder, complete or absent."""
+    with atomic_folder(args.out) as draft:
+        for file in (args.work / "trunk").iterdir():
+            if file.is_file() and file.name != MANIFEST:
+                shutil.copy(file, draft / file.name)
+        names = [name for name in JOBS if (args.work / "adapters" / name).exists()]
+        for name in names:
+            wanted = ("adapter_config.json", "adapter_model.safetensors", "everybert.json")
+            (draft / "adapters" / name).mkdir(parents=True)
+            for part in wanted:
+                shutil.copy(args.work / "adapters" / name / part, draft / "adapters" / name / part)
+        said = json.loads((draft / "everybert.json").read_text("utf-8"))
+        said["adapters"] = {name: JOBS[name].default for name in names}
+        (draft / "everybert.json").write_text(json.dumps(said, indent=2) + "\n", "utf-8")
+        curve(args.work / "run" / "log.jsonl", draft / "loss.png")
+        if args.card is not None:
+            shutil.copy(args.card, draft / "README.md")
+    size = sum(f.stat().st_size for f in args.out.rglob("*") if f.is_file())
+    print(f"{args.out}: {size / 1e6:.1f} MB, adapters: {', '.join(names)}", flush=True)
+
+
+def curve(log: Path, out: Path) -> None:
+    """The loss of the run, and on held-out text."""
+    rows = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    curves = {key: [(r["step"], r[key]) for r in rows if key in r] for key in ("loss", "heldout_loss")}
+    draw_curves({key: points for key, points in curves.items() if points}, out, "everybert-small")
+
+
+class Clock:
+    """Whether there is time to begin something new."""
+
+    def __init__(self, minutes: float) -> None:
+        self.end = time.monotonic() + 60 * minutes
+
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() > self.end
+
+
+def main() -> None:
+    """Read the command line and do one step."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    steps = {"trunk": trunk, "shrink": shrink, "adapters": adapters, "scores": scores, "box": box}
+    parser.add_argument("step", choices=steps)
+    parser.add_argument("--work", type=Path, required=True, help="where all steps leave what they make")
+    parser.add_argument("--text", type=Path, nargs="*", help="plain text, blank lines between documents")
+    parser.add_argument("--tasks", type=Path, help="the folder of labelled sets")
+    parser.add_argument("--teacher", type=Path, help="all-MiniLM-L6-v2's folder")
+    parser.add_argument("--recipe", type=Path, default=HERE / "everybert-small.toml")
+    parser.add_argument("--out", type=Path, help="box: the folder to write")
+    parser.add_argument("--card", type=Path, help="box: its README")
+    parser.add_argument("--only", help="adapters: these, with commas")
+    parser.add_argument("--cheap", type=int, default=60_000, help="labels made from text for qa and similarity")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin nothing new after so many")
+    parser.add_argument("--also-fp32", action="store_true", help="scores: of the trunk before int8, too")
+    parser.add_argument("--tiny", action="store_true", help="rehearse on a CPU")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    steps[args.step](args)
+
+
+if __name__ == "__main__":
+    main()
