@@ -178,9 +178,7 @@ def main() -> None:
     few = texts[: max(1, count // 12)]
     tokens = {len(some): sum(map(len, tokenizer.ids_batch(some))) for some in (texts, few)}
     name = torch.cuda.get_device_name() if options.device != "cpu" else f"CPU, {torch.get_num_threads()} threads"
-    print(
-        f"{name}, {os.cpu_count()} cores, torch {torch.__version__}; {count:,} texts, {tokens[count] / count:.0f} tokens"
-    )
+    print(f"{name}, {os.cpu_count()} cores, torch {torch.__version__}; {count:,} texts of {tokens[count] // count}")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "base"
         save_base(folder, tokenizer, options.tiny)
