@@ -24,8 +24,8 @@ demo: $(STAMP)   ## the main job, start to end, on this machine's CPU
 	$(BIN)/everybert quickstart
 
 test: $(STAMP)   ## style, types and the fast tests (what CI runs)
-	$(BIN)/ruff check src tests benchmarks docs
-	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/ruff check src tests benchmarks docs recipes
+	$(BIN)/ruff format --check src tests benchmarks docs recipes
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
@@ -48,13 +48,13 @@ docs-outputs: $(STAMP)  ## run the documentation's code and write what it prints
 	OMP_NUM_THREADS=1 PYTHONPATH=tests/docs $(BIN)/python tests/docs/doc_pages.py $(PAGES)
 
 lint: $(STAMP)   ## style and types only
-	$(BIN)/ruff check src tests benchmarks docs
-	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/ruff check src tests benchmarks docs recipes
+	$(BIN)/ruff format --check src tests benchmarks docs recipes
 	$(BIN)/mypy
 
 format: $(STAMP) ## rewrite to the house style
-	$(BIN)/ruff check --fix src tests benchmarks docs
-	$(BIN)/ruff format src tests benchmarks docs
+	$(BIN)/ruff check --fix src tests benchmarks docs recipes
+	$(BIN)/ruff format src tests benchmarks docs recipes
 
 clean:           ## remove the environment and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
