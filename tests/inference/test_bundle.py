@@ -5,55 +5,22 @@ import shutil
 
 import numpy as np
 import pytest
-import tiny_model
+import tiny_bundle
 
 import everybert
 from everybert.errors import EverybertError
-from everybert.store.folder import atomic_folder
 
-MOODS = [
-    ("the film was good", "pos"),
-    ("the food was bad", "neg"),
-    ("a great song", "pos"),
-    ("an awful day", "neg"),
-] * 5
-PAIRS = [((a, b), label) for (a, _), (b, label) in zip(MOODS, MOODS[1:] + MOODS[:1])]
-TAGS = [(["john", "lives", "in", "paris"], ["B-PER", "O", "O", "B-LOC"])] * 8
-TASKS = {"sentiment": ["classify"], "entailment": ["classify pair"], "ner": ["tag"], "similarity": ["embed"], "odd": []}
+TASKS = tiny_bundle.TASKS
 
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    """The trunk, and an adapter of each kind trained on it."""
-    out = tmp_path_factory.mktemp("parts")
-    base = tiny_model.save(out / "trunk", {"mlm": None, "nsp": None})
-    settings = {"epochs": 1, "batch_size": 8, "lr": 1e-2, "quiet": True, "device": "cpu", "mode": "lora"}
-    texts = [(a, b) for (a, b), _ in PAIRS]
-    rows = [(a, b, {"pos": "yes", "neg": "no"}[label]) for (a, b), label in PAIRS]
-    everybert.finetune(base, "classify", MOODS, MOODS, out / "sentiment", **settings)
-    everybert.finetune(base, "classify", rows, rows, out / "entailment", **settings)
-    everybert.finetune(base, "tag", TAGS, TAGS, out / "ner", **settings)
-    everybert.finetune(base, "embed", texts, texts, out / "similarity", **settings)
-    shutil.copytree(out / "sentiment", out / "odd")
-    return out
+    return tiny_bundle.parts(tmp_path_factory.mktemp("parts"))
 
 
 @pytest.fixture(scope="module")
 def folder(parts, tmp_path_factory):
-    out = tmp_path_factory.mktemp("bundle") / "small"
-    with atomic_folder(out) as draft:
-        for file in (parts / "trunk").iterdir():
-            if file.name != "manifest.json":
-                shutil.copy(file, draft / file.name)
-        said = (
-            json.loads((draft / "everybert.json").read_text())
-            if (draft / "everybert.json").exists()
-            else {"version": 1}
-        )
-        (draft / "everybert.json").write_text(json.dumps({**said, "adapters": TASKS}))
-        for name in TASKS:
-            shutil.copytree(parts / name, draft / "adapters" / name)
-    return out
+    return tiny_bundle.box(parts, tmp_path_factory.mktemp("bundle") / "small")
 
 
 def test_each_task_takes_its_adapter(folder, parts):

@@ -91,7 +91,10 @@ def attribution(
     adapter: str | None = None,
 ) -> Attribution:
     """See Model.attribution."""
-    with task_use.using(model, adapter or task_use.chosen(model, task or "classify", pair is not None)):
+    adapter = adapter or task_use.chosen(model, task or "classify", pair is not None)
+    if adapter in model.views:
+        return attribution(model.views[adapter], text, pair, label=label, task=task, method=method)
+    with task_use.using(model, adapter):
         name = task or _task(model)
         encoding = one_window(model, text, pair)
         target, named = (

@@ -179,7 +179,11 @@ def iterate(
         done = {kind: iter(list(iterate(model, name, parts[kind], own[kind], **options))) for kind in own}
         yield from (next(done[kind]) for kind in kinds)
         return
-    with using(model, adapter or chosen(model, name, any(kinds))):
+    adapter = adapter or chosen(model, name, any(kinds))
+    if adapter in model.views:
+        yield from iterate(model.views[adapter], name, inputs, **options)
+        return
+    with using(model, adapter):
         task = settle(model, name)
         budget = BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU
         yield from module.predict(model.network, model.tokenizer, task, inputs, budget=budget, **options)  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from everybert.errors import EverybertError
+from everybert.inference.bundle import Bundle
 from everybert.inference.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.inference.model import Model, load
 from everybert.model.heads import Network
@@ -34,7 +35,8 @@ class Served:
         found += [task for head, task in heads.items() if head in network.heads]
         if "classify" in network.heads:
             found += ["predict", "rerank"] if is_regression(self.model) else ["classify", "predict"]
-        return found
+        theirs = {task.split()[0] for task in self.model.bundle.defaults} - {"embed"}
+        return list(dict.fromkeys([*found, *sorted(theirs)]))
 
 
 class Shelf:
@@ -51,18 +53,21 @@ class Shelf:
             raise EverybertError(f"a served model needs a name of its own without a colon, not {name!r}")
         for tensor in (*model.network.parameters(), *model.network.buffers()):
             tensor.data = tensor.data.clone()  # out of the file's memory map: the file may shrink, which is a bus error
-        if model.adapters is not None and model.adapters.on.active is not None:
-            model.use(None)
+        for adapter in model.bundle.folders:
+            model.use(adapter)  # puts it on
+        model.use(None)
         for adapter, folder in (adapters or {}).items():
             model.add_adapter(folder, adapter)
         budget = self.limits.budget or (BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU)
         trunk = Trunk(name, model.network.encoder, model.use, budget)
-        self.entries[name] = Served(name, self._view(model, trunk, None))
+        base = self._view(model, trunk, None)
+        self.entries[name] = Served(name, base)
         for adapter in model.adapters.extras if model.adapters is not None else ():
             view = self._view(model, trunk, adapter)
-            if adapter in (adapters or {}):
-                view.folder = Path((adapters or {})[adapter])
+            view.folder = Path({**model.bundle.folders, **(adapters or {})}.get(adapter, view.folder or "."))
+            view.bundle = Bundle()
             self.entries[f"{name}:{adapter}"] = Served(f"{name}:{adapter}", view)
+            base.views[adapter] = view
 
     def get(self, name: str | None) -> Served:
         """The model a request asks for; the first where it names none."""
