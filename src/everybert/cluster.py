@@ -20,6 +20,7 @@ def import_ray() -> Any:
     """The ray package, which reports nothing to its makers unless the user wants that."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what it will be by default: a warning says so
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what matters is raised as an error
     try:
         import ray
     except ImportError:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from corpus_texts import documents, tokenizer
+from processes import descendants, is_alive
 
 from everybert.cluster import cluster
 from everybert.corpus import build
@@ -137,25 +138,6 @@ def test_a_stopped_build_leaves_no_process_and_goes_on_in_either_engine(tmp_path
     assert build_corpus(tmp_path / "in.txt", texts / "tokenizer", tmp_path / "c", **options).kept_shards >= 1
     build_corpus(tmp_path / "in.txt", texts / "tokenizer", tmp_path / "whole", **options)
     assert contents(tmp_path / "c") == contents(tmp_path / "whole")
-
-
-def descendants(pid: int) -> list[int]:
-    found = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in _children(task)]
-    return found + [below for child in found for below in descendants(child)]
-
-
-def _children(task: Path) -> list[str]:
-    try:
-        return (task / "children").read_text().split()
-    except OSError:
-        return []
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from everybert.cli.common import DEFAULT, Device, Json, ModelName, examples, load, print_json
+from everybert.cli.parts import Address, EngineName, PartRows, Workers, only_parquet, parquet_files, run_parts
 from everybert.errors import EverybertError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Start the output over inst
         'everybert classify "What a film!" "Never again." --model ./sentiment',
         'everybert classify "A man sleeps." --pair "Someone is awake." --model ./nli --scores',
         "everybert classify data.csv --text-column body --out scored.csv --model ./sentiment",
+        "everybert classify rows-*.parquet --out scored --model ./sentiment --engine ray --address auto",
     )
 )
 def classify(
@@ -51,9 +53,36 @@ def classify(
     model: ModelName = DEFAULT,
     as_json: Json = False,
     device: Device = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    part_rows: PartRows = 4096,
 ) -> None:
-    """Label texts or pairs. With a file and --out: run again to go on where the output ends."""
+    """Label texts or pairs. With a file and --out: run again to go on where the output ends.
+
+    Parquet files and a folder as --out: rows in and out as parquet, on this machine or a cluster.
+    """
     columns = _named(text=text_column, pair=pair_column)
+    if (files := parquet_files(given, file)) and (out is None or not out.suffix):
+        run_parts(
+            "classify",
+            model,
+            files,
+            out,
+            as_json,
+            device=device,
+            adapter=adapter,
+            columns=columns,
+            options={"scores": scores},
+            skip_bad=skip_bad,
+            fresh=fresh,
+            engine=engine,
+            address=address,
+            workers=workers,
+            part_rows=part_rows,
+        )
+        return
+    only_parquet(engine, address, workers)
     source = _source(given, file)
     loaded = _load(model, device, adapter)
     if source is not None:
