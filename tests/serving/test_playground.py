@@ -15,7 +15,8 @@ import server as own
 
 from everybert.inference.model import load
 from everybert.serving import playground
-from everybert.serving.playground import CHARACTERS, Kept, assets
+from everybert.serving.page import assets
+from everybert.serving.playground import CHARACTERS, Kept
 
 TEXT = "the cat sees a red dog ."
 

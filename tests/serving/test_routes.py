@@ -103,6 +103,9 @@ def test_rerank_by_cross_encoder_and_by_vectors(url, models):
 def test_our_endpoints_answer_what_python_answers(url, models):
     fill = post(url, "/fill", {"text": "the [MASK] eats [MASK]", "top": 3}).json()["results"]
     close(fill, [[[asdict(c) for c in blank] for blank in models["words"].fill("the [MASK] eats [MASK]", top=3)]])
+    several = ["a [MASK]", "[MASK] sees the [MASK] .", "the cat [MASK] " + "a dog " * 90 + "[MASK]"]
+    fill = post(url, "/fill", {"text": several, "top": 2}).json()["results"]
+    close(fill, [[[asdict(c) for c in blank] for blank in models["words"].fill(text, top=2)] for text in several])
     found = post(url, "/classify", {"text": [TEXTS[0], TEXTS[1:3]], "model": "labels"}).json()["results"]
     expected = models["labels"].classify([TEXTS[0], (TEXTS[1], TEXTS[2])])
     close(found, [asdict(p) | {"labels": []} for p in expected])

@@ -30,28 +30,46 @@ def pieces_of(encoding: Encoding, size: int) -> list[Piece]:
 
 
 def fill(network: Network, tokenizer: Tokenizer, text: str, top: int, size: int) -> list[list[Candidate]]:
-    """For each blank, the most probable tokens. In a long text a blank is seen in the window that owns it."""
-    encoding = tokenizer.encode(text)
+    """For each blank of a text, the most probable tokens."""
+    return fill_all(network, tokenizer, [text], top, size)[0]
+
+
+def fill_all(
+    network: Network, tokenizer: Tokenizer, texts: Sequence[str], top: int, size: int
+) -> list[list[list[Candidate]]]:
+    """For each text, for each of its blanks, the most probable tokens; the texts share batches.
+
+    In a long text a blank is seen in the window that owns it.
+    """
     mask = mask_id(tokenizer)
-    blanks = [i for i, token in enumerate(encoding.ids) if token == mask]
-    if not blanks:
-        raise EverybertError("the text has no [MASK]; put [MASK] where a word is missing")
     if top < 1:
         raise EverybertError(f"top is the number of candidates and at least 1, not {top}")
-    pieces = [(p, [i for i in blanks if p.owns(i)]) for p in pieces_of(encoding, size)]
-    pieces = [(p, own) for p, own in pieces if own]
-    sequences = [p.ids for p, _ in pieces]
-    found: dict[int, list[Candidate]] = {}
+    sequences: list[Sequence[int]] = []
+    places: list[list[int]] = []
+    owners: list[list[tuple[int, int]]] = []  # of each sequence's places: (text, which of its blanks)
+    found: list[list[list[Candidate]]] = []
+    for t, encoding in enumerate(tokenizer.encode_batch(texts)):
+        blanks = [i for i, token in enumerate(encoding.ids) if token == mask]
+        if not blanks:
+            which = f"text {t}" if len(texts) > 1 else "the text"
+            raise EverybertError(f"{which} has no [MASK]; put [MASK] where a word is missing")
+        found.append([[] for _ in blanks])
+        for piece in pieces_of(encoding, size):
+            own = [(k, i) for k, i in enumerate(blanks) if piece.owns(i)]
+            if own:
+                sequences.append(piece.ids)
+                places.append([piece.index(i) for _, i in own])
+                owners.append([(t, k) for k, _ in own])
 
     def read(which: list[int], logits_MV: Tensor) -> None:
         known_MV = logits_MV.softmax(-1)[:, : tokenizer.size]
         scores, ids = known_MV.topk(min(top, known_MV.shape[1]))
-        at = [i for k in which for i in pieces[k][1]]
-        for i, row_scores, row_ids in zip(at, scores.tolist(), ids.tolist()):
-            found[i] = [Candidate(_spelt(tokenizer, t), s, t) for t, s in zip(row_ids, row_scores)]
+        at = [owner for k in which for owner in owners[k]]
+        for (t, k), row_scores, row_ids in zip(at, scores.tolist(), ids.tolist()):
+            found[t][k] = [Candidate(_spelt(tokenizer, i), s, i) for i, s in zip(row_ids, row_scores)]
 
-    _predict(network, sequences, [[p.index(i) for i in own] for p, own in pieces], read)
-    return [found[i] for i in blanks]
+    _predict(network, sequences, places, read)
+    return found
 
 
 def score(network: Network, tokenizer: Tokenizer, text: str, size: int) -> Score:

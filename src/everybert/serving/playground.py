@@ -1,4 +1,4 @@
-"""The playground: one page, and the answers that only it needs (the rest it asks of the public endpoints).
+"""The answers that only the playground's page needs (the rest it asks of the public endpoints).
 
 What is large travels as base64 of little-endian numbers: thumbnails as uint8, weights as uint16 of 65535ths, vectors
 as float32. A head's weights are sent when the head is looked at; the text's attention is kept meanwhile.
@@ -7,13 +7,10 @@ as float32. A head's weights are sent when the head is looked at; the text's att
 from __future__ import annotations
 
 import base64
-import gzip
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -26,6 +23,7 @@ from everybert.inside.blanks import read_blanks
 from everybert.inside.steps import Part, needed, part_value, story
 from everybert.inside.trace import Trace
 from everybert.serving.limits import Refusal, too_much
+from everybert.serving.page import add_page
 from everybert.serving.schemas import Asked
 from everybert.serving.service import Service
 from everybert.serving.shelf import Served, is_regression
@@ -39,11 +37,6 @@ STEP_TOKENS = 128
 """Tokens whose every number is shown."""
 KEPT = 256 << 20
 """Bytes of attention and traces kept, for those who look at one text for a while."""
-TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
-)
 
 
 class TextIn(Asked):
@@ -116,7 +109,7 @@ def router(service: Service) -> APIRouter:
     """The page and its endpoints."""
     routes = APIRouter(route_class=StrictRoute, include_in_schema=False)
     kept = Kept(KEPT)
-    _page(routes)
+    add_page(routes)
 
     def endpoint(path: str, body: type, work: Callable[[Served, Any], Any]) -> None:
         async def answer(given: Any, request: Request) -> Response:
@@ -143,53 +136,6 @@ def router(service: Service) -> APIRouter:
     endpoint("similar", SimilarIn, similar)
     endpoint("step", StepIn, lambda served, given: step(kept, served, given))
     return routes
-
-
-# ── the page ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def assets() -> dict[str, bytes]:
-    """The page's files by name: its own, and the attention viewer's."""
-    found: dict[str, bytes] = {}
-    for package in ("everybert.inside", "everybert.serving"):
-        folder = files(package) / "web"
-        for file in folder.iterdir():
-            if file.name.rpartition(".")[2] in TYPES:
-                found[file.name] = file.read_bytes()
-    return found
-
-
-def _page(routes: APIRouter) -> None:
-    """The files, compressed once."""
-    held = {name: (data, gzip.compress(data, mtime=0), _tag(data)) for name, data in assets().items()}
-
-    def send(name: str, request: Request) -> Response:
-        if name not in held:
-            raise Refusal(404, "there is no such file")
-        data, packed, tag = held[name]
-        headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
-        headers |= {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-        if name.endswith(".html"):
-            headers["Content-Security-Policy"] = POLICY
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers=headers)
-        if "gzip" in request.headers.get("accept-encoding", ""):
-            data, headers["Content-Encoding"] = packed, "gzip"
-        return Response(data, media_type=TYPES[name.rpartition(".")[2]] + "; charset=utf-8", headers=headers)
-
-    @routes.get("/")
-    async def index(request: Request) -> Response:
-        """The page."""
-        return send("index.html", request)
-
-    @routes.get("/playground/web/{name}")
-    async def file(name: str, request: Request) -> Response:
-        """A file of the page."""
-        return send(name, request)
-
-
-def _tag(data: bytes) -> str:
-    return f'"{hashlib.sha256(data).hexdigest()[:16]}"'
 
 
 # ── what is kept between requests ────────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
+from everybert.inference import masks
 from everybert.serving import schemas as s
 from everybert.serving.limits import Call, Refusal, too_much
 from everybert.serving.service import Service
@@ -39,7 +40,8 @@ def router(service: Service) -> APIRouter:
         texts = listed(body.text, service)
 
         def work(served: Served, call: Call) -> Any:
-            found = [served.model.fill(text, top=body.top) for text in texts]
+            model = served.model
+            found = masks.fill_all(model.network, model.tokenizer, texts, body.top, model.window)
             return answer(served, call, [[[asdict(c) for c in blank] for blank in blanks] for blanks in found])
 
         return await service.answer(request, body.model, work)
