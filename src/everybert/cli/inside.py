@@ -120,12 +120,12 @@ def attention(
     device: Device = None,
 ) -> None:
     """Write a page with all of a text's attention: every head small, one large, as lines or as a matrix."""
+    from everybert.store.folder import atomic_file
+
     found = load(model, device).attention(text, pair)
     page = found.html("Attention: " + (text if len(text) <= 60 else text[:59] + "…"))
-    try:
-        out.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise EverybertError(f"{out} could not be written ({error.strerror}); give another place") from None
+    with atomic_file(out) as draft:
+        draft.write_text(page, encoding="utf-8")
     layers, heads, n, _ = found.weights.shape
     print(f"{out}: {n} tokens, {layers} layers of {heads} heads, {len(page) / 1e6:.1f} MB")
 

@@ -121,11 +121,10 @@ def embed(
     if out is not None:
         import numpy as np
 
-        try:
-            with out.open("wb") as stream:
-                np.save(stream, vectors)
-        except OSError as error:
-            raise EverybertError(f"{out} could not be written ({error.strerror}); give another place") from None
+        from everybert.store.folder import atomic_file
+
+        with atomic_file(out) as draft, draft.open("wb") as stream:
+            np.save(stream, vectors)
     if as_json:
         print_json([{"text": text, "vector": vector.tolist()} for text, vector in zip(given, vectors)])
     elif out is not None:

@@ -16,7 +16,7 @@ from everybert.evaluation.evaluate import evaluate
 from everybert.inference.files import picker
 from everybert.inference.model import Model, load
 from everybert.inference.task_use import iterate
-from everybert.store.folder import is_complete, read_json, write_json
+from everybert.store.folder import atomic_file, is_complete, read_json, write_json
 from everybert.tasks.columns import label_name
 from everybert.tasks.records import read_rows
 from everybert.training.finetune import finetune
@@ -244,7 +244,8 @@ def write_submissions(
             path = out / "submission" / f"{name}.tsv"
             path.parent.mkdir(parents=True, exist_ok=True)
             lines = [f"{i}\t{text}" for i, text in enumerate(predictions(model, task, file, order))]
-            path.write_text("\n".join(["index\tprediction", *lines]) + "\n", encoding="utf-8")
+            with atomic_file(path) as draft:
+                draft.write_text("\n".join(["index\tprediction", *lines]) + "\n", encoding="utf-8")
             written.append(path)
     return written
 

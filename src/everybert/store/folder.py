@@ -61,25 +61,39 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
             raise _explain(error, path) from error
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, Exception) and _is_full(error):
+        if isinstance(error, Exception) and _is_of_disk(error):
+            raise _explain(error, path) from error
+        raise
+
+
+@contextmanager
+def atomic_file(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary file that becomes `path` when the block ends: readers see the old content or the new.
+
+    What is no plain file (a device, a pipe) is written to as it is.
+    """
+    path = Path(path).expanduser().resolve()
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    temporary = _sibling(path, "tmp")
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(path)
+        _sync(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
             raise _explain(error, path) from error
         raise
 
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write one JSON file so that readers see the old content or the new, never a part."""
-    path = Path(path)
-    temporary = _sibling(path, "tmp")
-    try:
-        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        _sync(temporary)
-        temporary.replace(path)
-        _sync(path.parent)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise _explain(error, path) from error
-        raise
+    with atomic_file(path) as draft:
+        draft.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _seal(folder: Path) -> None:
@@ -178,6 +192,12 @@ def _sha256(path: Path) -> str:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if (p.is_symlink() or not p.is_dir()) and p != folder / MANIFEST)
+
+
+def _is_of_disk(error: BaseException) -> bool:
+    """Whether the disk failed, rather than something that the block read or computed."""
+    told = type(error).__name__ == "SafetensorError" and "os error" in str(error)  # Rust's words for an errno
+    return _is_full(error) or told or getattr(error, "errno", None) in (errno.EIO, errno.EFBIG, errno.EROFS)
 
 
 def _is_full(error: BaseException) -> bool:

@@ -1,0 +1,311 @@
+"""Whatever ends a write, and wherever: readers find the old version or the new one, whole, and the next write works."""
+
+from __future__ import annotations
+
+import errno
+import random
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_bert as tiny
+import torch
+from faults import DONE, KINDS, RAISED, SAID, SURVIVED, Faults
+
+from everybert.inference.model import Model, load
+from everybert.model.adapters import AdapterSet
+from everybert.model.config import EncoderConfig
+from everybert.model.heads import Network
+from everybert.store.adapters import load_adapter, read_adapter
+from everybert.store.folder import atomic_file, atomic_folder, check, is_complete, read_json, recover, write_json
+from everybert.store.huggingface import load_network
+from everybert.text.tokenizer import Tokenizer
+from everybert.training import finetune, pretrain
+from everybert.training.optim import Optimizer, OptimizerConfig
+from everybert.training.state import Progress, latest, load_checkpoint, save_checkpoint
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *["the", "dog", "cat", "plays", "sleeps", "runs", "."]]
+CONFIG = EncoderConfig(vocab_size=12, hidden_size=8, layers=1, heads=2, intermediate_size=16, max_positions=16)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)  # children are forked: no pools of threads
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch):
+    """Processes die here, not machines: what is written can be read, synced or not."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+def leftovers(parent: Path) -> list[str]:
+    return [p.name for p in parent.iterdir() if p.name.startswith(".")]
+
+
+class Place:
+    """A path written over and over; `read` is its fingerprint or raises. Every version is whole, and one we know."""
+
+    def __init__(self, path: Path, read: Callable[[Path], object], put_back: Callable[[], object] | None) -> None:
+        self.path, self.read, self.put_back = path, read, put_back
+        path.parent.mkdir(exist_ok=True)
+        self.old = self.reset()
+        self.seen: set[object] = set()
+
+    def reset(self) -> object:
+        """As it was before the write."""
+        shutil.rmtree(self.path.parent)
+        self.path.parent.mkdir()
+        if self.put_back is None:
+            return None
+        self.put_back()
+        return self.read(self.path)
+
+    def examine(self, kind: str, step: int, code: int) -> None:
+        """What a child left behind."""
+        where = f"{kind} at {step}, which ended with {code}"
+        killed = {"kill": -signal.SIGKILL, "cut-kill": -signal.SIGXFSZ}.get(kind)
+        assert code in (DONE, SURVIVED, SAID if killed is None else killed), where
+        found = self.read(self.path) if recover(self.path).exists() else None
+        if code in (DONE, SURVIVED):
+            assert found is not None and (step > 0 or found != self.old), where
+        else:
+            assert found == self.old or killed is not None or code == SAID, where
+        if code in (DONE, SAID):
+            assert leftovers(self.path.parent) == [], where  # whoever lives on clears up
+        self.seen.add(found)
+        self.reset()
+
+    def judge(self, faults: Faults) -> None:
+        """After a sweep: only two versions were ever seen, and each kind of fault was met."""
+        new = self.read(self.path)
+        assert self.seen == {self.old, new}
+        assert leftovers(self.path.parent) == []
+        for kind, codes in faults.codes.items():
+            assert len(codes) >= (3 if kind.startswith("cut") else 8), (kind, codes)
+
+
+def sweep(place: Place, action: Callable[[], object], at: Callable[[Faults], Iterator[None]], *kinds: str) -> None:
+    faults = Faults(place.path.parent, place.examine, kinds)
+    with contextmanager(at)(faults):
+        faults.run(action)
+    place.judge(faults)
+
+
+def beginning(owner: object, name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Faults], Iterator[None]]:
+    """Writing begins when `owner.name` is called."""
+
+    def at(faults: Faults) -> Iterator[None]:
+        real = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            faults.begin()
+            return real(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, call)
+            yield
+
+    return at
+
+
+def network(seed: int, **heads: int | None) -> Network:
+    torch.manual_seed(seed)
+    return Network(CONFIG, heads or {"mlm": None})
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    file = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    file.write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    return Tokenizer.load(file)
+
+
+def weights(folder: Path) -> str:
+    """A model's fingerprint, through the loader and its hashes."""
+    check(folder)
+    state = load_network(folder).network.state_dict()
+    Tokenizer.load(folder)
+    return f"{sum(float(v.double().abs().sum()) for v in state.values()):.9f}"
+
+
+# ── models, checkpoints ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("before", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_saving_a_model(tmp_path: Path, tokenizer: Tokenizer, before: bool):
+    old, new = Model(network(0), tokenizer), Model(network(1), tokenizer)
+    path = tmp_path / "here" / "model"
+    place = Place(path, weights, (lambda: old.save(path)) if before else None)
+    faults = Faults(path.parent, place.examine)
+    faults.run(lambda: (faults.begin(), new.save(path)))
+    place.judge(faults)
+
+
+def test_saving_a_checkpoint_and_pruning_older_ones(tmp_path: Path):
+    folder = tmp_path / "run" / "checkpoints"
+    net = network(0)
+    mover = Optimizer(net, OptimizerConfig())
+    net.mlm_logits(torch.randn(3, 8), torch.arange(3)).sum().backward()
+    mover.step(1e-2)
+    for step in (1, 2):
+        save_checkpoint(folder, net, mover, Progress(step=step, total=9), keep=2)
+    kept = tmp_path / "kept"
+    shutil.copytree(folder, kept)
+
+    def resumed() -> int:
+        found = latest(folder)
+        assert found is not None, "a run that had checkpoints has none"
+        other = network(5)
+        progress = load_checkpoint(found, other, Optimizer(other, OptimizerConfig()))
+        assert torch.equal(other.encoder.embeddings.token.weight, net.encoder.embeddings.token.weight)
+        return progress.step
+
+    seen = set()
+
+    def examine(kind: str, step: int, code: int) -> None:
+        assert code != RAISED, (kind, step)
+        at = resumed()
+        assert at in (2, 3) and (at == 3 or code not in (DONE, SURVIVED)), (kind, step, code)
+        seen.add(at)
+        shutil.rmtree(folder)
+        shutil.copytree(kept, folder)
+
+    faults = Faults(folder, examine, kinds=("kill", "cut"))
+    faults.run(lambda: (faults.begin(), save_checkpoint(folder, net, mover, Progress(step=3, total=9), keep=2)))
+    assert seen == {2, 3} and resumed() == 3
+    assert sorted(p.name for p in folder.iterdir()) == ["step-00000002", "step-00000003"]
+    assert len(faults.codes["kill"]) > 15
+
+
+def test_the_model_at_the_end_of_pretraining(tmp_path: Path, corpus: Path, tiny_run, monkeypatch: pytest.MonkeyPatch):
+    """The run's last act; run again, it finishes with the model of a run that nothing disturbed."""
+    recipe = tiny_run(steps=2, run__save_every=1)
+    straight = pretrain.pretrain(recipe, corpus, tmp_path / "straight", device="cpu", quiet=True).model
+    out = tmp_path / "run"
+    expected = weights(straight)
+    codes: list[int] = []
+
+    def examine(kind: str, step: int, code: int) -> None:
+        assert code != RAISED, (kind, step)
+        model = recover(out / "model")
+        assert not model.exists() or weights(model) == expected
+        codes.append(code)
+        shutil.rmtree(model, ignore_errors=True)
+
+    faults = Faults(out / "model", examine, kinds=("kill", "ENOSPC", "cut-kill"))
+    faults.root = str(out)
+    with contextmanager(beginning(pretrain, "write_model", monkeypatch))(faults):
+        faults.run(lambda: pretrain.pretrain(recipe, corpus, out, device="cpu", quiet=True))
+    assert weights(out / "model") == expected
+    assert codes.count(-signal.SIGKILL) > 8 and codes.count(SAID) > 8
+    assert latest(out / "checkpoints").name == "step-00000002"
+
+
+# ── fine-tuning, adapters ────────────────────────────────────────────────────────────────────────────────────
+
+
+def reviews(seed: int, size: int = 24) -> list[tuple[str, str]]:
+    draw = random.Random(seed)
+    return [
+        (f"{'good' if label == 'yes' else 'bad'} {draw.choice(tiny.WORDS[20:40])}", label)
+        for label in (draw.choice(["yes", "no"]) for _ in range(size))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "kinds"),
+    [
+        ("full", ("cut-kill",)),
+        ("lora", ("cut",)),
+        pytest.param("full", KINDS, marks=pytest.mark.slow),
+        pytest.param("lora", KINDS, marks=pytest.mark.slow),
+        pytest.param("frozen", KINDS, marks=pytest.mark.slow),
+    ],
+)
+def test_what_finetuning_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, kinds: tuple[str, ...]):
+    base = tiny.save(tmp_path / "base")
+    path = tmp_path / "here" / "tuned"
+    settings = {"mode": mode, "epochs": 1, "batch_size": 8, "device": "cpu", "quiet": True, "lr": 1e-3}
+    first = tmp_path / "first"
+    finetune.finetune(base, "classify", reviews(0), reviews(1), first, seed=5, **settings)
+
+    def read(folder: Path) -> object:
+        check(folder)
+        read_json(folder / "finetune.json")
+        if mode != "lora":
+            return weights(folder)
+        trunk = load_network(base).network
+        adapters = AdapterSet(trunk)
+        load_adapter(adapters, "reviews", read_adapter(folder))
+        return f"{sum(float(v.double().abs().sum()) for v in trunk.state_dict().values()):.9f}"
+
+    place = Place(path, read, lambda: shutil.copytree(first, path))
+    monkeypatch.setattr("everybert.store.card.draw_confusion", lambda *_: False)  # matplotlib's own files are its own
+
+    def tune() -> None:
+        finetune.finetune(base, "classify", reviews(0), reviews(1), path, seed=6, **settings)
+
+    sweep(place, tune, beginning(finetune, "atomic_folder", monkeypatch), *kinds)
+
+
+def test_one_file_is_the_old_or_the_new(tmp_path: Path):
+    for name, write, read in (
+        ("facts.json", lambda p, v: write_json(p, {"v": v}), lambda p: read_json(p)["v"]),
+        ("vectors.npy", write_array, lambda p: int(np.load(p)[-1])),
+    ):
+        path = tmp_path / "here" / name
+        place = Place(path, read, lambda path=path, write=write: write(path, 1))
+        faults = Faults(path.parent, place.examine)
+        faults.run(lambda path=path, write=write, faults=faults: (faults.begin(), write(path, 2)))
+        assert place.seen == {1, 2} and read(path) == 2
+        assert leftovers(path.parent) == []
+
+
+def write_array(path: Path, value: int) -> None:
+    with atomic_file(path) as draft, draft.open("wb") as file:
+        np.save(file, np.full(1000, value))
+
+
+def test_a_device_is_written_to_as_it_is(tmp_path: Path):
+    with atomic_file(Path("/dev/null")) as draft:
+        draft.write_text("x", encoding="utf-8")
+    assert Path("/dev/null").is_char_device()
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with atomic_file(tmp_path / "link") as draft:
+        draft.write_text("x", encoding="utf-8")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text(encoding="utf-8") == "x"
+
+
+def test_a_folder_that_was_cut_is_never_complete(tmp_path: Path, tokenizer: Tokenizer):
+    """Every prefix of every file, as a crash without our renames would leave it, is refused or loads as it was."""
+    whole = tmp_path / "whole"
+    Model(network(0), tokenizer).save(whole)
+    for file in sorted(whole.iterdir()):
+        content = file.read_bytes()
+        for share in (0.0, 0.5, 0.99):
+            cut = tmp_path / "cut"
+            shutil.copytree(whole, cut)
+            (cut / file.name).write_bytes(content[: int(share * len(content))])
+            if file.name == "manifest.json":
+                with pytest.raises(Exception, match="JSON"):
+                    check(cut)
+            assert not is_complete(cut), (file.name, share)
+            with pytest.raises(Exception, match=r"could not be read|bytes where"):
+                load(cut)
+            shutil.rmtree(cut)
+
+
+def test_errors_of_the_disk_are_named(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+    import os
+
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(Exception, match=r"could not be written \(Input/output error\)"), atomic_folder(tmp_path / "x"):
+        pass
