@@ -1,8 +1,8 @@
 """Faults at every change of the disk: the writer is forked at the moment it begins, once for each fault.
 
-`kill` ends the child before its n-th change of the disk; `ENOSPC` and `EIO` make that change fail; `cut` lets files grow
-to n bytes only, so that writes (safetensors' too, which Python does not see) fail in the middle; `cut-kill` ends the
-child in the middle of such a write.
+`kill` ends the child before its n-th change of the disk; `ENOSPC` and `EIO` make that change fail; `cut` lets files
+grow to n bytes only, so that writes (safetensors' too, which Python does not see) fail in the middle; `cut-kill` ends
+the child in the middle of such a write.
 """
 
 from __future__ import annotations
