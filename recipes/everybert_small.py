@@ -72,9 +72,9 @@ def trunk(args: argparse.Namespace) -> None:
 
 def shrink(args: argparse.Namespace) -> None:
     """W/trunk: the model in int8. All that follows is trained and scored on it."""
-    from everybert.store.quantized import quantize_folder
+    import everybert
 
-    quantize_folder(args.work / "run" / "model", args.work / "trunk")
+    everybert.load(args.work / "run" / "model", device="cpu").save(args.work / "trunk", int8=True)
 
 
 # ── labelled data, as its makers publish it ──────────────────────────────────────────────────────────────────

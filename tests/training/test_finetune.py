@@ -245,6 +245,12 @@ def test_choose_learns(base, tmp_path):
     assert found.index == rows[0][2]
 
 
+def test_what_training_does_not_read_of_long_texts_is_said(base):
+    rows = [(text + " and so on" * 2000, label) for text, label in sentiment(0, 4)] + sentiment(1, 8)
+    notes = finetune(base, "classify", rows, sentiment(2, 4), **{**FAST, "epochs": 1}).notes
+    assert [n for n in notes if "4 texts have more than 16 windows" in n]
+
+
 def test_training_goes_on_from_an_adapter(base, tmp_path):
     """The second run begins where the first ended, not at the bare trunk; other labels are refused."""
     dev, how = sentiment(1, 32), {**FAST, "mode": "lora", "lr": 1e-2}
@@ -255,8 +261,9 @@ def test_training_goes_on_from_an_adapter(base, tmp_path):
     new = finetune(base, "classify", sentiment(2, 32), dev, **again)
     assert on.history[0]["loss"] < 0.7 * new.history[0]["loss"]
     other = [("a good day", "a"), ("a bad day", "b"), ("a day", "c")] * 4
-    with pytest.raises(EverybertError, match="other labels"):
-        finetune(base, "classify", other, other, start=str(first.folder), **again)
+    for rows in (other, [row for row in other if row[1] != "c"]):  # more labels; as many, but others
+        with pytest.raises(EverybertError, match="other labels"):
+            finetune(base, "classify", rows, rows, start=str(first.folder), **again)
     with pytest.raises(EverybertError, match="lora alone"):
         finetune(base, "classify", other, other, start=str(first.folder), **FAST)
 

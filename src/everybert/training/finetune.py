@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from everybert.corpus.random import make_key, permutation
@@ -213,6 +214,12 @@ def prepare_data(
     for part, made in zip((examples, held), features):
         if made.cut_E is not None:
             notes.append(f"{part.where}: {int(made.cut_E.sum())} tokens lie beyond the window and were cut")
+    many = int((np.diff(features[0].first_E1) > features[0].most).sum()) if features[0].most is not None else 0
+    if many:
+        notes.append(
+            f"{examples.where}: {many} texts have more than {features[0].most} windows: training reads so many "
+            "of each, spread evenly; scores and predictions read all"
+        )
     told, bad = tuple(dict.fromkeys(notes)), tuple(dict.fromkeys((*examples.bad, *held.bad)))
     return Data(folder, tokenizer, task, features[0], features[1], held, len(examples), examples.where, told, bad)
 

@@ -230,8 +230,11 @@ def prepare(network: Network, task: Task, settings: Settings, fresh_pooler: bool
         heads = {task.head: network.heads[task.head]} if task.head else {}
         adapters = AdapterSet(network)
         if settings.start is not None:
-            load_adapter(adapters, ADAPTER, read_adapter(settings.start))
-            _check_heads(heads, adapters.entries[ADAPTER].heads, settings.start)
+            file = read_adapter(settings.start)
+            load_adapter(adapters, ADAPTER, file)
+            said, labels = (file.extras.get("task") or {}).get("labels"), getattr(task, "labels", None)
+            same = said is None or labels is None or list(said) == list(labels)
+            _check_heads(heads, adapters.entries[ADAPTER].heads if same else {}, settings.start)
         else:
             adapters.add(ADAPTER, settings.lora, heads, network.pooler if fresh_pooler else None)
         adapters.use(ADAPTER)
