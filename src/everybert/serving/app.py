@@ -23,6 +23,7 @@ from everybert.errors import EverybertError
 from everybert.serving import compatible, playground, routes
 from everybert.serving.gate import Gate
 from everybert.serving.limits import Refusal, error_body
+from everybert.serving.reference import add_reference
 from everybert.serving.service import Service
 
 log = logging.getLogger("everybert.serving")
@@ -42,12 +43,15 @@ def create_app(service: Service, key: str | None = None) -> FastAPI:
         version=__version__,
         description="Encoders of the BERT family over HTTP.",
         lifespan=lifespan,
+        docs_url=None,  # FastAPI's own pages load their scripts from another host
+        redoc_url=None,
     )
     app.state.service = service
     _health(app, service)
     app.include_router(routes.router(service))
     app.include_router(compatible.router(service))
     app.include_router(playground.router(service))
+    add_reference(app)
     _errors(app, service)
     app.add_middleware(Gate, limits=service.limits, metrics=service.metrics, key=key)  # type: ignore[arg-type]
     return app
