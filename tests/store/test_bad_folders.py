@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 from tiny_models import make, saved
 
 from everybert.errors import EverybertError
-from everybert.store import huggingface
+from everybert.store import weights
 from everybert.store.folder import atomic_folder
 from everybert.store.huggingface import load_network, save_network
 
@@ -279,7 +279,7 @@ def test_a_disk_that_fails_while_saving(folder: Path, tmp_path: Path, monkeypatc
     def full(*args, **kwargs):  # what safetensors raises on a disk without space
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(huggingface, "save_file", full)
+    monkeypatch.setattr(weights, "save_file", full)
     with pytest.raises(EverybertError, match="disk is full"), atomic_folder(out) as tmp:
         save_network(loaded.network, tmp)
     assert (out / "model.safetensors").read_bytes() == before

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
+from everybert.model.int8 import Int8Linear, is_int8
 
 QKV = ("query", "key", "value")
 TARGETS = (*QKV, "attention.output", "feed_forward.input", "feed_forward.output")
@@ -49,9 +50,10 @@ class LoraConfig:
 class Lora(nn.Module):
     """The low-rank addition to P equal parts of a matrix's rows."""
 
-    def __init__(self, base: nn.Linear, parts: tuple[int, ...], of: int, config: LoraConfig) -> None:
+    def __init__(self, base: AdaptedLinear, parts: tuple[int, ...], of: int, config: LoraConfig) -> None:
         super().__init__()
-        r, height, like = config.rank, base.out_features // of, base.weight
+        r, height = config.rank, base.out_features // of
+        like = base.weight if base.int8 is None else base.int8.scale_O
         self.of = of
         self.scale = config.alpha / r
         self.dropout = nn.Dropout(config.dropout)
@@ -85,16 +87,18 @@ class Lora(nn.Module):
 class AdaptedLinear(nn.Linear):
     """A linear layer that shares its weight and bias with the one it replaces, and may have additions."""
 
-    def __init__(self, base: nn.Linear) -> None:
+    def __init__(self, base: nn.Linear | Int8Linear) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
-        self.weight, self.bias = base.weight, base.bias
+        self.int8 = base if isinstance(base, Int8Linear) else None
+        if isinstance(base, nn.Linear):
+            self.weight, self.bias = base.weight, base.bias
         self.lora = nn.ModuleDict()
         self.active: str | None = None
 
     def forward(self, x_TI: Tensor) -> Tensor:
         """(T, in) → (T, out)."""
-        y_TO = F.linear(x_TI, self.weight, self.bias)
+        y_TO = F.linear(x_TI, self.weight, self.bias) if self.int8 is None else self.int8(x_TI)
         if self.active is None or self.active not in self.lora:
             return y_TO
         return self.lora[self.active](x_TI, y_TO)
@@ -164,6 +168,8 @@ class AdapterSet:
         """Add the active adapter into the weights: prediction costs what the trunk alone does."""
         if self.active is None or self._before is not None:
             raise EverybertError("merge needs an adapter in use that is not merged yet")
+        if is_int8(self.network.encoder):
+            raise EverybertError('int8 weights take no additions; load the model without dtype="int8" to merge')
         self._before = []
         with torch.no_grad():
             for linear in self._linears():

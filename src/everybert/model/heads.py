@@ -97,6 +97,8 @@ class Network(nn.Module):
         self.encoder = Encoder(config)
         self.heads = nn.ModuleDict()
         self.pooler: Pooler | None = Pooler(config) if pooler else None
+        self.digest: str | None = None
+        """The trunk's hash before it was rounded to int8 for computing, for adapters to know it by."""
         initialise(self, config)
         for name, labels in (heads or {}).items():
             self.add_head(name, labels)

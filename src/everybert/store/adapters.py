@@ -36,6 +36,8 @@ KINDS = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "answer": "QUESTION_ANS"}
 
 def trunk_digest(network: Network) -> str:
     """SHA-256 of the encoder's weights in fp32: an adapter fits the trunk it was trained on and no other."""
+    if network.digest is not None:
+        return network.digest
     digest = hashlib.sha256()
     for name, value in sorted(network.encoder.state_dict().items()):
         if ".lora." not in name:

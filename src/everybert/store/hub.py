@@ -39,6 +39,7 @@ KNOWN = {
 """Short names of published models, and where they are."""
 
 WANTED = ["*.json", "*.txt", "*.model", "model.safetensors", "model-*-of-*.safetensors", "*/model.safetensors"]
+WANTED += ["model.int8.safetensors"]
 PICKLED = ["pytorch_model.bin", "pytorch_model-*-of-*.bin"]
 UNWANTED = ["onnx/*", "openvino/*", "*.onnx", "coreml/*", "flax*", "tf_*"]
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -21,7 +19,7 @@ from everybert.model.heads import Network, Pooler
 from everybert.store import config_json, layouts
 from everybert.store.folder import check, inside, read_json, recover, write_json
 from everybert.store.layouts import to_theirs
-from everybert.store.weights import SAFE, Weights, open_weights
+from everybert.store.weights import Weights, open_weights, save_weights
 
 if TYPE_CHECKING:
     from everybert.text.tokenizer import Tokenizer
@@ -156,7 +154,7 @@ def load_network(
         problem_type=kind if isinstance(kind, str) else None,
         report=Report(tuple(new), tuple(original[c] for c in weights.shapes if c not in used), tuple(notes)),
         raw_config=raw,
-        extras={k: v for k, v in read_extras(folder).items() if k != "encoder"},
+        extras={k: v for k, v in read_extras(folder).items() if k not in ("encoder", "quantisation")},
     )
 
 
@@ -329,11 +327,13 @@ def save_network(
     problem_type: str | None = None,
     extras: dict[str, Any] | None = None,
     raw_config: dict[str, Any] | None = None,
+    int8: bool = False,
 ) -> None:
     """Write a model into `folder` (from `atomic_folder`, which makes it appear whole).
 
     The class is the one that holds the first task head, else the pre-training heads; other heads go in under names
-    that `transformers` passes over. `raw_config` is the config.json the model came from, if it came from one.
+    that `transformers` passes over. `raw_config` is the config.json the model came from, if it came from one. `int8`
+    stores a byte a parameter, for everybert alone.
     """
     folder = Path(folder)
     config = network.config
@@ -349,16 +349,13 @@ def save_network(
         raw |= _label_fields(rows, labels, raw)
     if problem_type is not None:
         raw["problem_type"] = problem_type
-    try:
-        save_file(tensors, folder / SAFE, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise EverybertError(f"{folder / SAFE} could not be written ({error})") from None
+    extras = (extras or {}) | save_weights(folder, tensors, int8)
     write_json(folder / "config.json", dict(sorted(raw.items())))
     if tokenizer is not None:
         tokenizer.save(folder, max_length=config.max_positions)
     if extras or ours_alone:
         ours = {"encoder": ours_alone} if ours_alone else {}
-        write_json(folder / EXTRAS, {"version": EXTRAS_VERSION} | (extras or {}) | ours)
+        write_json(folder / EXTRAS, {"version": EXTRAS_VERSION} | extras | ours)
 
 
 def _stem(raw: dict[str, Any], config: EncoderConfig) -> str:

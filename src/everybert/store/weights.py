@@ -1,21 +1,23 @@
-"""Opening a folder's weights without trusting it: names and shapes first, tensors one at a time, nothing unpickled."""
+"""A folder's weights, opened without trust: names and shapes first, tensors one at a time, nothing unpickled."""
 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.store.folder import inside, read_json
 
 SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
+INT8 = "model.int8.safetensors"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.onnx")
 
@@ -31,11 +33,15 @@ class Weights:
 
 
 def open_weights(folder: Path, allow_pickle: bool = False) -> Weights:
-    """The folder's weights: safetensors, whole or in shards; pickles only by the restricted loader, and if allowed."""
+    """The folder's weights: safetensors, whole, in shards or int8; pickles by the restricted loader, if allowed."""
     if _has(folder, SAFE):
         return _merged(folder, [SAFE], _open_safetensors)
     if _has(folder, SAFE_INDEX):
         return _merged(folder, _shards(folder, SAFE_INDEX, ".safetensors"), _open_safetensors)
+    if _has(folder, INT8):
+        from everybert.store.quantized import open_quantised
+
+        return _merged(folder, [INT8], open_quantised)
     pickled = next((name for name in (PICKLE, PICKLE_INDEX) if _has(folder, name)), None)
     if pickled and not allow_pickle:
         raise EverybertError(
@@ -52,6 +58,20 @@ def open_weights(folder: Path, allow_pickle: bool = False) -> Weights:
     if other := next((name for name in OTHERS if _has(folder, name)), None):
         raise EverybertError(f"{folder} has only {other}; convert it to {SAFE} with transformers' save_pretrained")
     raise EverybertError(f"{folder} has no weights ({SAFE}); download the folder again, whole")
+
+
+def save_weights(folder: Path, tensors: Mapping[str, Tensor], int8: bool = False) -> dict[str, Any]:
+    """Write the weights; returns what everybert.json must say of them."""
+    file, said = folder / SAFE, {}
+    if int8:
+        from everybert.store import quantized
+
+        file, tensors, said = folder / INT8, quantized.quantise_tensors(tensors), {quantized.KEY: quantized.HOW}
+    try:
+        save_file(dict(tensors), file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise EverybertError(f"{file} could not be written ({error})") from None
+    return said
 
 
 def _checkpoint(folder: Path) -> Path | None:
