@@ -9,6 +9,7 @@ import tiny_bundle
 
 import everybert
 from everybert.errors import EverybertError
+from everybert.inference.describe import describe_folder
 
 TASKS = tiny_bundle.TASKS
 
@@ -75,6 +76,12 @@ def test_saved_and_merged_models_stand_alone(folder, tmp_path):
     model.merge("sentiment")
     model.save(tmp_path / "merged")
     assert everybert.load(tmp_path / "merged").classify("a great song")[0].scores == pytest.approx(said, abs=1e-5)
+
+
+def test_info_lists_them(folder):
+    about = describe_folder(folder)["adapters"]
+    assert about == {"sentiment": "classify", "entailment": "classify pair", "ner": "tag", "similarity": "embed",
+                     "odd": "by name"}  # fmt: skip
 
 
 @pytest.mark.parametrize("said", [[], {"../up": ["tag"]}, {"ner": ["cook"]}, {"ner": "tag"}])

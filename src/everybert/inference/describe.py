@@ -80,10 +80,11 @@ def describe_preset(name: str, config: EncoderConfig) -> dict[str, Any]:
 
 def describe_folder(folder: Path) -> dict[str, Any]:
     """A folder as plain data, from its config.json and the headers of its weights."""
+    from everybert.inference.bundle import read_bundle
     from everybert.inference.embedding import read_pooling
     from everybert.inference.model import has_tokenizer
     from everybert.store import layouts
-    from everybert.store.huggingface import read_config
+    from everybert.store.huggingface import read_config, read_extras
     from everybert.store.weights import open_weights
     from everybert.text.tokenizer import Tokenizer
 
@@ -112,6 +113,12 @@ def describe_folder(folder: Path) -> dict[str, Any]:
             "pooling": "+".join(pooling.modes),
             "normalize": pooling.normalize,
             "tokens": pooling.size or config.max_positions,
+        }
+    bundle = read_bundle(folder, read_extras(folder))
+    if bundle.folders:
+        about["adapters"] = {
+            name: ", ".join(task for task, does in bundle.defaults.items() if does == name) or "by name"
+            for name in bundle.folders
         }
     return about
 
