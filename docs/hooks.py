@@ -3,7 +3,7 @@
 - A ```source block names a function or class (`everybert.model.attention:watched`) and is replaced by its code as it
   stands in src/. Two more lines, `from: …` and `to: …`, keep the part between the first lines that begin so.
 - `$…$` and `$$…$$` become MathML, which browsers draw without a script.
-- reference/cli.md and reference/recipes.md are made from the commands and the recipes themselves.
+- reference/cli.md, recipes.md and http.md are made from the commands, the recipes and the server themselves.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages."""
     from mkdocs.structure.files import File
 
-    for name, text in (("reference/cli.md", cli()), ("reference/recipes.md", recipes())):
-        files.append(File.generated(config, name, content=text))
+    for name, text in (("cli", cli()), ("recipes", recipes()), ("http", http())):
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
     return files
 
 
@@ -177,4 +177,41 @@ def recipes() -> str:
     ]
     for name in recipe.names():
         out += [f"## {name}", "", "```toml", recipe.text(name).rstrip(), "```", ""]
+    return "\n".join(out)
+
+
+def http() -> str:
+    """Every endpoint, with an example of what goes in and comes out."""
+    import json
+
+    from everybert.serving.app import create_app
+    from everybert.serving.limits import Limits
+    from everybert.serving.service import Service
+
+    document = create_app(Service(Limits())).openapi()
+    out = [
+        "# HTTP",
+        "",
+        "What `everybert serve` answers. Bodies are JSON. The running server shows the same, to try out, at `/docs`; "
+        "clients that speak OpenAI's or TEI's embedding interface work as they are. Every endpoint takes `model` where "
+        "several are served. Errors are JSON with a cause: 401 (the key), 413 (too large), 422 (what is wrong with the "
+        "request), 429 (too busy: try again), 503 (ending).",
+        "",
+    ]
+    shapes = document["components"]["schemas"]
+
+    def example(content: Any) -> str | None:
+        name = content.get("application/json", {}).get("schema", {}).get("$ref", "").rpartition("/")[2]
+        examples = shapes.get(name, {}).get("examples")
+        return json.dumps(examples[0], ensure_ascii=False) if examples else None
+
+    for path, methods in document["paths"].items():
+        if path.startswith("/playground") or path == "/":
+            continue
+        for method, about in methods.items():
+            out += [f"## {method.upper()} {path}", "", _prose(about.get("description")), ""]
+            if body := example(about.get("requestBody", {}).get("content", {})):
+                out += ["```json", body, "```", ""]
+            if answer := example(about["responses"]["200"].get("content", {})):
+                out += ["answers", "", "```json", answer, "```", ""]
     return "\n".join(out)

@@ -125,6 +125,8 @@ class Run:
             extra = [shlex.split(v) for k, v in block.directives.items() if " ".join(words[1:]).startswith(k)]
             words = words[1:] + [word for more in extra for word in more]
             if words[0] == "serve":
+                if self.server:
+                    self.server.stop()
                 self.server = world.serve(words[1:])
                 return ""
             return world.command(words, settings)

@@ -32,6 +32,16 @@ from everybert.text.train_tokenizer import train_tokenizer
 
 PEOPLE, PLACES = ("John Smith", "Ada", "Mary Jones", "Omar"), ("New York", "Lagos", "Lima", "Oslo")
 
+STUDENT = """
+[model]
+preset = "prenorm-bert-base"
+layers = 1
+hidden_size = 128
+heads = 2
+intermediate_size = 256
+max_positions = 128
+"""
+
 
 @contextmanager
 def stand_ins(folder: Path) -> Iterator[None]:
@@ -73,6 +83,7 @@ def write_data(folder: Path) -> None:
     (folder / "texts" / "world.txt").write_text("\n\n".join(documents(400)) + "\n", encoding="utf-8")
     (folder / "book.txt").write_text(" ".join(documents(60)) + "\n", encoding="utf-8")
     (folder / "terms.txt").write_text("tachycardia\nstethoscope\n", encoding="utf-8")
+    (folder / "student.toml").write_text(STUDENT, encoding="utf-8")
     for name, pairs in (("train", list(product(PEOPLE, PLACES))), ("dev", list(zip(PEOPLE, PLACES)))):
         (folder / f"{name}.conll").write_text("".join(map(_conll, pairs)), encoding="utf-8")
     pairs = [{"text": a, "pair": b, "label": 1} for a, b in pairwise(texts)]
@@ -129,17 +140,19 @@ serve = Server
 
 
 def curl(words: list[str]) -> str:
-    """`curl [-s] URL [-H 'name: value'] [-d JSON]`, by httpx."""
+    """`curl [-s] URL [-H 'name: value'] [-d DATA | --json JSON]`, by httpx; the type of what is sent is curl's."""
     headers, data, url = {}, None, ""
     rest = iter(words)
     for word in rest:
         if word in ("-H", "--header"):
             name, _, value = next(rest).partition(":")
-            headers[name] = value.strip()
+            headers[name.lower()] = value.strip()
         elif word in ("-d", "--data", "--json"):
-            data = json.loads(next(rest))
+            data = next(rest).encode()
+            kind = "application/json" if word == "--json" else "application/x-www-form-urlencoded"
+            headers.setdefault("content-type", kind)
         elif not word.startswith("-"):
             url = word
-    answer = httpx.request("POST" if data is not None else "GET", url, json=data, headers=headers, timeout=60)
+    answer = httpx.request("GET" if data is None else "POST", url, content=data, headers=headers, timeout=60)
     assert answer.status_code == 200, f"{url}: {answer.status_code} {answer.text}"
     return answer.text + "\n"
