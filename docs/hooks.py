@@ -156,7 +156,8 @@ def _metavar(parameter: Any) -> str:
 
 
 def _prose(text: str | None) -> str:
-    return " ".join((text or "").split())
+    """One line, whose brackets are no links."""
+    return " ".join((text or "").split()).replace("][", "]&#91;")
 
 
 def _cell(text: str) -> str:

@@ -57,7 +57,7 @@ class Neighbours:
     similarity: np.ndarray = field(repr=False)
     """float32 (levels, k, k): cosines between the occurrences."""
     nearest: list[list[list[Near]]] = field(repr=False)
-    """nearest[level][occurrence]: the closest words, best first."""
+    """`nearest[level][occurrence]`: the closest words, best first."""
 
 
 @torch.inference_mode()
