@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from everybert.cli.common import DEFAULT, Device, Json, ModelName, examples, load, print_json, print_table
+from everybert.cli.common import DEFAULT, Device, Dtype, Json, ModelName, examples, load, print_json, print_table
 from everybert.cli.docs import field_docs
 from everybert.errors import EverybertError
 
@@ -79,6 +79,7 @@ def squad(
     model: ModelName = DEFAULT,
     as_json: Json = False,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Exact match and F1 as the official scripts have them, of a model or of a file of predictions."""
     from everybert.evaluation import squad as measure
@@ -89,7 +90,7 @@ def squad(
         answers = measure.read_predictions(predictions)
     else:
         with _bar("answering", len(questions)) as progress:
-            answers, gaps = measure.answer_all(load(model, device), questions, progress)
+            answers, gaps = measure.answer_all(load(model, device, dtype), questions, progress)
         if out is not None:
             write_json(out, answers)
             write_json(out.with_name(f"{out.stem}-null-odds.json"), gaps)
@@ -121,6 +122,7 @@ def blimp(
     model: ModelName = DEFAULT,
     as_json: Json = False,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """How often a model finds the good sentence of a pair more likely than the bad one."""
     from everybert.evaluation.blimp import blimp as run
@@ -128,7 +130,7 @@ def blimp(
 
     pairs = read_pairs(paths, limit)
     with _bar("scoring", 2 * sum(len(p.good) for p in pairs)) as progress:
-        found = run(load(model, device), pairs, variant, progress)
+        found = run(load(model, device, dtype), pairs, variant, progress)
     if as_json:
         print_json(asdict(found) | {"variant": variant})
         return

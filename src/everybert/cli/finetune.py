@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from everybert.cli.common import DEFAULT, Device, Json, ModelName, examples, print_json, print_table
+from everybert.cli.common import DEFAULT, Device, Dtype, Json, ModelName, examples, print_json, print_table
 from everybert.cli.docs import field_docs
 from everybert.errors import EverybertError
 
@@ -174,12 +174,13 @@ def evaluate(
     skip_bad: SkipBad = False,
     as_json: Json = False,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Score a fine-tuned model on labelled data."""
     from everybert.cli.common import load
     from everybert.evaluation.evaluate import evaluate as run
 
-    found = run(load(model, device), task, data, columns=parse_columns(columns), skip_bad=skip_bad)
+    found = run(load(model, device, dtype), task, data, columns=parse_columns(columns), skip_bad=skip_bad)
     if as_json:
         matrix = None if found.confusion is None else found.confusion.tolist()
         print_json(

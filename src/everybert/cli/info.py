@@ -46,7 +46,7 @@ def _show(about: dict[str, Any]) -> None:
         f"{about['layers']} layers, hidden {about['hidden']}, {about['heads_per_layer']} heads of {head_size}, "
         f"feed-forward {about['feed_forward']}, {about['positions']} positions, vocabulary {about['vocabulary']:,}"
     )
-    for key in ("objective", "tokenizer", "embedding", "adapters"):
+    for key in ("objective", "weights", "tokenizer", "embedding", "adapters"):
         if key in about:
             value = about[key]
             print(f"{key}: {value if isinstance(value, str) else ', '.join(f'{k} {v}' for k, v in value.items())}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from everybert.cli.common import DEFAULT, Device, examples
+from everybert.cli.common import DEFAULT, Device, Dtype, examples
 from everybert.errors import EverybertError
 
 app = typer.Typer()
@@ -38,7 +38,7 @@ def serve(
         str | None, typer.Option(envvar="EVERYBERT_API_KEY", help="Ask clients for this key.", show_default=False)
     ] = None,
     device: Device = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    dtype: Dtype = None,
     max_body: Annotated[int, typer.Option(help="Bytes of a request's body.", min=1)] = 2_000_000,
     max_inputs: Annotated[int, typer.Option(help="Texts of a request.", min=1)] = 1024,
     max_tokens: Annotated[int, typer.Option(help="Tokens of a text.", min=1)] = 65_536,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from everybert.cli.common import DEFAULT, Device, Json, ModelName, examples, load, print_json
+from everybert.cli.common import DEFAULT, Device, Dtype, Json, ModelName, examples, load, print_json
 from everybert.cli.parts import Address, EngineName, PartRows, Workers, only_parquet, parquet_files, run_parts
 from everybert.errors import EverybertError
 
@@ -53,6 +53,7 @@ def classify(
     model: ModelName = DEFAULT,
     as_json: Json = False,
     device: Device = None,
+    dtype: Dtype = None,
     engine: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
@@ -71,6 +72,7 @@ def classify(
             out,
             as_json,
             device=device,
+            dtype=dtype,
             adapter=adapter,
             columns=columns,
             options={"scores": scores},
@@ -84,7 +86,7 @@ def classify(
         return
     only_parquet(engine, address, workers)
     source = _source(given, file)
-    loaded = _load(model, device, adapter)
+    loaded = _load(model, device, dtype, adapter)
     if source is not None:
         _file(loaded, "classify", source, out, columns, scores, skip_bad, fresh, as_json)
         return
@@ -120,10 +122,11 @@ def regress(
     model: ModelName = DEFAULT,
     as_json: Json = False,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Predict a number for texts or pairs."""
     source = _source(given, file)
-    loaded = _load(model, device, adapter)
+    loaded = _load(model, device, dtype, adapter)
     if source is not None:
         columns = _named(text=text_column, pair=pair_column)
         _file(loaded, "regress", source, out, columns, False, skip_bad, fresh, as_json)
@@ -154,10 +157,11 @@ def tag(
     model: ModelName = DEFAULT,
     as_json: Json = False,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Find the labelled spans of texts: names, places, parts of speech."""
     source = _source(given, file)
-    loaded = _load(model, device, adapter)
+    loaded = _load(model, device, dtype, adapter)
     if source is not None:
         _file(loaded, "tag", source, out, _named(text=text_column), False, skip_bad, fresh, as_json)
         return
@@ -194,11 +198,12 @@ def answer(
     model: ModelName = DEFAULT,
     as_json: Json = False,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Answer questions from a text of any length; an empty answer says that it has none."""
     source = _source(given, file) if context is None and context_file is None else file
     if source is not None:
-        _file(_load(model, device, adapter), "answer", source, out, {}, False, skip_bad, fresh, as_json)
+        _file(_load(model, device, dtype, adapter), "answer", source, out, {}, False, skip_bad, fresh, as_json)
         return
     questions = _texts(given)
     if context_file is not None:
@@ -207,7 +212,7 @@ def answer(
         context = "\n".join(line for _, line in lines(context_file))
     if not context:
         raise EverybertError("there is no context; give --context TEXT or --context-file F")
-    found = _load(model, device, adapter).answer(questions, context, top=top)
+    found = _load(model, device, dtype, adapter).answer(questions, context, top=top)
     if as_json:
         print_json([{"question": q, "answers": [asdict(a) for a in answers]} for q, answers in zip(questions, found)])
         return
@@ -236,16 +241,17 @@ def choose(
     model: ModelName = DEFAULT,
     as_json: Json = False,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Choose the ending that fits a prompt best."""
     source = _source(given, file)
     if source is not None:
-        _file(_load(model, device, adapter), "choose", source, out, {}, scores, skip_bad, fresh, as_json)
+        _file(_load(model, device, dtype, adapter), "choose", source, out, {}, scores, skip_bad, fresh, as_json)
         return
     prompt, *endings = _texts(given)
     if len(endings) < 2:
         raise EverybertError("give a prompt and two endings or more, each in quotes")
-    found = _load(model, device, adapter).choose(prompt, endings)
+    found = _load(model, device, dtype, adapter).choose(prompt, endings)
     if as_json:
         print_json({"prompt": prompt, **asdict(found)})
         return
@@ -256,8 +262,8 @@ def choose(
 # ── shared ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _load(name: str, device: str | None, adapter: str | None) -> Model:
-    loaded = load(name, device)
+def _load(name: str, device: str | None, dtype: str | None, adapter: str | None) -> Model:
+    loaded = load(name, device, dtype)
     if adapter is not None:
         loaded.use(adapter if adapter in loaded.bundle.folders else loaded.add_adapter(adapter))
     return loaded

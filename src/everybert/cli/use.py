@@ -11,6 +11,7 @@ import typer
 from everybert.cli.common import (
     DEFAULT,
     Device,
+    Dtype,
     File,
     Json,
     ModelName,
@@ -41,10 +42,11 @@ def fill(
     file: File = None,
     as_json: Json = False,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Guess the words behind [MASK], each with its probability."""
     given = read_texts(texts, file)
-    loaded = load(model, device)
+    loaded = load(model, device, dtype)
     found = []
     for text in given:
         blanks = loaded.fill(text, top=top, pair=pair)
@@ -88,6 +90,7 @@ def embed(
     file: File = None,
     as_json: Json = False,
     device: Device = None,
+    dtype: Dtype = None,
     text_column: Annotated[str | None, typer.Option(help="Parquet: the text column; guessed when not given.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Parquet: leave rows without text out.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Parquet: start the output over.")] = False,
@@ -105,6 +108,7 @@ def embed(
             out,
             as_json,
             device=device,
+            dtype=dtype,
             columns={"text": text_column} if text_column is not None else {},
             options={"pooling": pooling, "normalize": normalize, "long": long},
             skip_bad=skip_bad,
@@ -117,7 +121,7 @@ def embed(
         return
     only_parquet(engine, address, workers)
     given = read_texts(texts, file)
-    vectors = load(model, device).embed(given, pooling=pooling, normalize=normalize, long=long)
+    vectors = load(model, device, dtype).embed(given, pooling=pooling, normalize=normalize, long=long)
     if out is not None:
         import numpy as np
 
@@ -151,10 +155,11 @@ def tokens(
     file: File = None,
     as_json: Json = False,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Show a text's tokens, where they stand in it, and their vectors after a layer."""
     given = read_texts(texts, file)
-    loaded = load(model, device)
+    loaded = load(model, device, dtype)
     found = []
     for text in given:
         result = loaded.tokens(text, layer=layer, pair=pair)
@@ -189,10 +194,11 @@ def next(
     ] = None,
     as_json: Json = False,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """How likely the second text follows the first: P(B follows A)."""
     pairs = _pairs(first, second, file)
-    loaded = load(model, device)
+    loaded = load(model, device, dtype)
     found = [(a, b, loaded.next_sentence(a, b)) for a, b in pairs]
     if as_json:
         print_json([{"first": a, "second": b, "probability": p} for a, b, p in found])

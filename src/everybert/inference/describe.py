@@ -85,6 +85,7 @@ def describe_folder(folder: Path) -> dict[str, Any]:
     from everybert.inference.model import has_tokenizer
     from everybert.store import layouts
     from everybert.store.huggingface import read_config, read_extras
+    from everybert.store.quantized import is_quantised
     from everybert.store.weights import open_weights
     from everybert.text.tokenizer import Tokenizer
 
@@ -104,6 +105,8 @@ def describe_folder(folder: Path) -> dict[str, Any]:
         "heads": list(heads),
         "tensors": len(shapes),
     }
+    if is_quantised(folder):
+        about["weights"] = "int8, a scale a row"
     if has_tokenizer(folder):
         tokenizer = Tokenizer.load(folder)
         about["tokenizer"] = {"kind": tokenizer.kind, "size": tokenizer.size, "lowercase": tokenizer.lowercase}

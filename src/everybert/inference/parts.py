@@ -53,6 +53,7 @@ class Job:
     options: dict[str, Any]
     skip_bad: bool
     out: str
+    dtype: str | None = None
 
 
 def predict_parts(
@@ -64,6 +65,7 @@ def predict_parts(
     columns: Mapping[str, str] | None = None,
     adapter: str | None = None,
     device: str | None = None,
+    dtype: str | None = None,
     options: Mapping[str, Any] | None = None,
     skip_bad: bool = False,
     part_rows: int = PART_ROWS,
@@ -88,12 +90,13 @@ def predict_parts(
     folder = resolve(model).absolute()
     building = out.with_name(out.name + ".building")
     put_on = str(resolve(adapter).absolute()) if adapter is not None else None
-    job = Job(task, str(folder), put_on, device, texts, dict(options or {}), skip_bad, str(building))
+    job = Job(task, str(folder), put_on, device, texts, dict(options or {}), skip_bad, str(building), dtype)
     plan = {
         "task": task,
         "model": digest_of_folder(folder) + (digest_of_folder(Path(put_on)) if put_on else ""),
         "inputs": [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in sources],
-        "options": {"texts": list(texts), "skip_bad": skip_bad, "part_rows": part_rows, **job.options},
+        "options": {"texts": list(texts), "skip_bad": skip_bad, "part_rows": part_rows, **job.options}
+        | ({"dtype": dtype} if dtype is not None else {}),
     }
     total = sum(part.stop - part.start for part in parts)
     if (rows := _finished(out, plan, fresh)) is not None:
@@ -171,8 +174,6 @@ class Predictor:
             return {"number": part.number, "of": part.stop - part.start, "before": before, **_record(file)}
         except EverybertError as error:
             return {"number": part.number, "error": str(error)}
-        except OSError as error:
-            return {"number": part.number, "error": f"{file} could not be written ({error}): run again to go on"}
 
     def _table(self, part: Part) -> pa.Table:
         """The part's rows with their predictions: a function of the rows and the model alone."""
@@ -219,7 +220,7 @@ def _load(job: Job) -> Model:
 
     if not Path(job.model).is_dir():
         raise EverybertError(f"{job.model} is not there on a worker's machine; put the model on a disk that all share")
-    model = load(Path(job.model), device=job.device)
+    model = load(Path(job.model), device=job.device, dtype=job.dtype)
     if job.adapter is not None:
         model.use(model.add_adapter(job.adapter))
     if (name := task_use.chosen(model, job.task, len(job.texts) == 2)) is not None:

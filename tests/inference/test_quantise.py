@@ -1,0 +1,144 @@
+"""A published model in int8: how near it stays, that neighbours do not matter, and what users may ask of it."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from everybert.cli.main import app
+from everybert.data.tales import documents
+from everybert.errors import EverybertError
+from everybert.inference.model import Model, load
+from everybert.inference.quantise import compare, quantise
+from everybert.model.int8 import is_int8, supported
+from everybert.store.weights import INT8
+from everybert.text.sentences import split_sentences
+
+pytestmark = pytest.mark.skipif(not supported(), reason="no int8 products on this machine")
+TEXTS = [sentence for text in islice(documents(40, seed=1), 40) for sentence in split_sentences(text)[:3]]
+TEXTS += [" ".join(TEXTS[i : i + n]) for i, n in ((0, 5), (9, 12), (30, 25))]
+
+
+@pytest.fixture(scope="module")
+def fast(minilm_folder: Path) -> Model:
+    return load(minilm_folder, dtype="int8")
+
+
+def test_vectors_stay_near(minilm: Model, fast: Model):
+    one_NH, two_NH = minilm.embed(TEXTS), fast.embed(TEXTS)
+    cosine_N = (one_NH * two_NH).sum(1)
+    assert cosine_N.mean() >= 0.99 and cosine_N.min() >= 0.97
+
+
+def test_a_text_does_not_depend_on_its_neighbours(fast: Model):
+    together = fast.embed(TEXTS)
+    for i in (0, 7, 40, len(TEXTS) - 1):
+        assert np.array_equal(fast.embed([TEXTS[i]])[0], together[i])
+    assert np.array_equal(fast.embed(TEXTS[::-1])[::-1], together)
+    ids = [fast.tokenizer.encode(text).ids for text in TEXTS[:5]]
+    alone = [fast.hidden([sequence])[0] for sequence in ids]
+    assert all(torch.equal(a, b) for a, b in zip(alone, fast.hidden(ids)))
+
+
+def test_a_quantised_folder_keeps_its_pooling(minilm: Model, minilm_folder: Path, tmp_path: Path):
+    found = quantise(minilm_folder, tmp_path / "small", TEXTS[:8], lambda _: None)
+    assert found.bytes_after == (tmp_path / "small" / INT8).stat().st_size < 0.26 * found.bytes_before
+    assert found.stored.cosine_min > 0.999 and found.stored.same_words is None
+    assert found.computed is not None and found.computed.cosine_min > 0.98
+    small = load(tmp_path / "small", dtype="int8")
+    assert small.pooling.normalize and small.pooling.size == minilm.pooling.size
+    assert (minilm.embed(TEXTS) * small.embed(TEXTS)).sum(1).min() > 0.97
+
+
+def test_blanks_next_sentences_and_the_inside(bert_folder: Path, tmp_path: Path):
+    plain = load(bert_folder, device="cpu")
+    plain.save(tmp_path / "small", int8=True)
+    fast = load(tmp_path / "small", dtype="int8")
+    agreement = compare(plain, fast, [*TEXTS[:4]])
+    assert agreement.same_words is not None and agreement.cosine_min > 0.98
+    text = "the dog sleeps in the garden"
+    assert fast.attention(text).weights.sum(-1) == pytest.approx(1, abs=1e-4)
+    traced = fast.trace(text)
+    assert np.allclose(traced["output"], fast.tokens(text).vectors, atol=1e-4)
+    assert abs(fast.next_sentence(text, text) - plain.next_sentence(text, text)) < 0.1
+    fast.network.add_head("classify", 2)
+    fast.labels = ["no", "yes"]
+    assert fast.classify(text)[0].label in fast.labels
+    with pytest.raises(EverybertError, match="no gradients"):
+        fast.attribution(text)
+
+
+def test_where_int8_cannot_be(minilm_folder: Path):
+    with pytest.raises(EverybertError, match="on the CPU"):
+        load(minilm_folder, device="cuda", dtype="int8")
+    with pytest.raises(EverybertError, match="int8"):
+        load(minilm_folder, dtype="int4")
+
+
+def test_an_adapter_of_the_fp32_trunk_goes_on_its_int8(bert_folder: Path, tmp_path: Path):
+    from everybert.model.adapters import AdapterSet, LoraConfig
+    from everybert.store.adapters import save_adapter
+    from everybert.store.folder import atomic_folder
+
+    plain = load(bert_folder, device="cpu")
+    adapters = AdapterSet(plain.network)
+    adapters.add("a", LoraConfig(rank=2))
+    with atomic_folder(tmp_path / "a") as tmp:
+        save_adapter(adapters, "a", tmp, base=str(bert_folder))
+    fast = load(bert_folder, dtype="int8")
+    before = fast.embed(TEXTS[:3])
+    fast.use(fast.add_adapter(tmp_path / "a"))
+    assert np.array_equal(fast.embed(TEXTS[:3]), before)  # an adapter that was never trained adds nothing
+    with pytest.raises(EverybertError, match="without dtype"):
+        fast.merge()
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command(bert_folder: Path, tmp_path: Path):
+    code, out, _ = run("quantize", bert_folder, tmp_path / "small", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["bytes_after"] < found["bytes_before"] / 2 and found["computed"]["cosine_min"] > 0.95
+    code, out, _ = run("quantize", bert_folder, tmp_path / "other")
+    assert code == 0 and "computed in int8" in out and "same word" in out
+    for arguments, cause in (
+        ((tmp_path / "small", tmp_path / "third"), "quantised already"),
+        ((bert_folder, tmp_path / "small"), "exists already"),
+        ((tmp_path / "none", tmp_path / "third"), "no folder"),
+    ):
+        code, out, err = run("quantize", *arguments)
+        assert code == 2 and cause in err and err.count("\n") == 1
+    assert not (tmp_path / "third").exists()
+    code, out, _ = run("info", tmp_path / "small")
+    assert code == 0 and "int8" in out
+    code, out, _ = run("fill", "the dog [MASK]", "--model", tmp_path / "small", "--dtype", "int8", "--json")
+    assert code == 0 and len(json.loads(out)[0]["masks"][0]) == 5
+    code, _, err = run("embed", "a dog", "--model", tmp_path / "small", "--dtype", "int4")
+    assert code == 2 and "there is no dtype" in err
+
+
+def test_loading_again_after_a_kill_in_between(bert_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The new folder is whole or absent: a writer that dies leaves nothing that loads."""
+    from everybert.store import weights
+
+    def dies(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(weights, "save_file", dies)
+    with pytest.raises(KeyboardInterrupt):
+        load(bert_folder, device="cpu").save(tmp_path / "small", int8=True)
+    assert not (tmp_path / "small").exists() and not list(tmp_path.iterdir())
+
+
+def test_the_encoder_is_int8_only_where_asked(bert_folder: Path):
+    assert not is_int8(load(bert_folder, device="cpu").network.encoder)
+    assert is_int8(load(bert_folder, dtype=torch.int8).network.encoder)
