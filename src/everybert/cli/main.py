@@ -41,6 +41,7 @@ COMMANDS = {
     "extend": ("everybert.cli.pretrain", "Add words to a model's vocabulary.", BUILD),
     "finetune": ("everybert.cli.finetune", "Fine-tune a model on labelled data.", BUILD),
     "doctor": ("everybert.cli.finetune", "What is wrong with labelled data, before training on it.", BUILD),
+    "quantize": ("everybert.cli.quantize", "Store a model at a byte a parameter.", BUILD),
     "push": ("everybert.cli.push", "Send a model's folder to the Hugging Face hub.", BUILD),
     "evaluate": ("everybert.cli.finetune", "Score a fine-tuned model on labelled data.", MEASURE),
     "glue": ("everybert.cli.benchmarks", "Fine-tune and score on the GLUE tasks of a folder.", MEASURE),
