@@ -4,7 +4,8 @@ from pathlib import Path
 
 
 def descendants(pid: int) -> list[int]:
-    found = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in _children(task)]
+    """Everything a process has started, and so on; nothing where it is gone."""
+    found = [int(child) for task in Path(f"/proc/{pid}/task").glob("*") for child in _children(task)]
     return found + [below for child in found for below in descendants(child)]
 
 

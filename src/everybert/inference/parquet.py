@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everybert.errors import EverybertError
+from everybert.store.folder import atomic_file
 from everybert.tasks.columns import find_texts
 
 if TYPE_CHECKING:
@@ -106,12 +105,5 @@ def write_table(path: Path, table: pa.Table) -> None:
     """Write a part so that it is there whole or not at all, even where two workers make it at once."""
     from pyarrow import parquet
 
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with aside.open("wb") as stream:
-            parquet.write_table(table, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with atomic_file(path) as draft:
+        parquet.write_table(table, draft)
