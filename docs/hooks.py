@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def mathml(text: str) -> tuple[str, list[str]]:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Put quoted code and placeholders of equations into a page."""
+    markdown = re.sub(r"^( *)```output$", r"\1``` { .text .output .no-copy }", markdown, flags=re.MULTILINE)
     markdown, page.meta["equations"] = mathml(SOURCE.sub(_quoted, markdown))
     return markdown
 
@@ -143,7 +145,7 @@ def _command(name: str, command: Any) -> list[str]:
     options = (p for p in command.params if p.param_type_name == "option" and p.name != "help")
     rows += [p.get_help_record(context) for p in options]
     if rows:
-        out += ["| | |", "|---|---|", *(f"| `{_cell(flags)}` | {_cell(text)} |" for flags, text in rows)]
+        out += ["| | |", "|---|---|", *(f"| {_code(flags)} | {_cell(text)} |" for flags, text in rows)]
     examples = [line.strip() for line in (command.epilog or "").splitlines() if "everybert " in line]
     if examples:
         out += ["", "```text", *examples, "```"]
@@ -158,6 +160,10 @@ def _metavar(parameter: Any) -> str:
 def _prose(text: str | None) -> str:
     """One line, whose brackets are no links."""
     return " ".join((text or "").split()).replace("][", "]&#91;")
+
+
+def _code(text: str) -> str:
+    return f"<code>{escape(text)}</code>".replace("|", "&#124;").replace("[", "&#91;")
 
 
 def _cell(text: str) -> str:

@@ -63,9 +63,16 @@ def test_commands_in_running_text_exist(page: Path):
         assert name in COMMANDS, f"{page.name} names everybert {name}"
     for target in re.findall(r"`make ([\w-]+)`", text):
         pages.check(["make", target])
+    for path in re.findall(r"`pytest (tests/[^` ]+)`", text):
+        assert (pages.ROOT / path).exists(), f"{page.name} names {path}"
     for script in re.findall(r"`(?:python )?(?:benchmarks/)?(\w+\.py)\b", text):
         places = (pages.ROOT / "benchmarks", pages.ROOT / "src", pages.ROOT / "tests", pages.DOCS)
         assert any(next(place.rglob(script), None) for place in places), f"{page.name} names {script}"
+
+
+def test_the_tour_is_short():
+    tour = next(b for b in pages.blocks((pages.ROOT / "README.md").read_text("utf-8")) if b.language == "python")
+    assert len(tour.text.strip().splitlines()) <= 20
 
 
 def test_links_of_the_readme_lead_somewhere():
