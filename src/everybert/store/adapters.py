@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from everybert.model.heads import Network, Pooler
 from everybert.store import layouts
 from everybert.store.folder import check, inside, read_json, write_json
 from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, read_extras
+from everybert.store.weights import open_safetensors
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -165,9 +165,7 @@ def load_adapter(adapters: AdapterSet, name: str, file: AdapterFile, verify: boo
     targets = tuple(t for t in TARGETS if t in found)
     if not targets:
         raise EverybertError(f"{file.folder}: no tensor fits a {config.family} model; is the base another family?")
-    lora = LoraConfig(
-        int(file.raw["r"]), float(file.raw["lora_alpha"]), float(file.raw.get("lora_dropout", 0)), targets
-    )
+    lora = _lora_config(file, targets)
     state: dict[str, Tensor] = {}
     for ours in [n for a in _expected(config, targets) for n in (a, a[:-1] + "B")]:
         at, kind = _split(config, ours)
@@ -175,9 +173,19 @@ def load_adapter(adapters: AdapterSet, name: str, file: AdapterFile, verify: boo
         if key not in tensors:
             raise EverybertError(f"{file.folder} lacks {key}; download it again")
         state[ours] = tensors.pop(key)
+        if state[ours].shape[0 if kind == "A" else -1] != lora.rank:  # before matrices of that rank are made
+            raise EverybertError(f"{file.folder}: {key} is not of rank {lora.rank}, as {CONFIG} says; restore it")
     heads, pooler = _rest(network, file, tensors)
     adapters.add(name, lora, heads, pooler)
     adapters.load(name, state)
+
+
+def _lora_config(file: AdapterFile, targets: tuple[str, ...]) -> LoraConfig:
+    raw = file.raw
+    try:
+        return LoraConfig(int(raw["r"]), float(raw["lora_alpha"]), float(raw.get("lora_dropout") or 0), targets)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise EverybertError(f"{file.folder / CONFIG} gives no proper r and lora_alpha ({error}); restore it") from None
 
 
 def _keys(config: EncoderConfig, target: str) -> set[str]:
@@ -186,8 +194,8 @@ def _keys(config: EncoderConfig, target: str) -> set[str]:
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     """The file's tensors under names without prefixes."""
-    with safe_open(path, "pt") as file:
-        return {layouts.canonical(_bare(key)): file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    file = open_safetensors(path)
+    return {layouts.canonical(_bare(key)): file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
 
 def _bare(key: str) -> str:
@@ -251,9 +259,13 @@ def save_feature_head(head: FeatureHead, folder: str | Path) -> dict[str, Any]:
 def load_feature_head(network: Network, name: str, folder: str | Path, described: dict[str, Any]) -> None:
     """Put a folder's feature-based head on the network, as everybert.json's "feature_head" describes it."""
     features = FeatureConfig(described["layers"], described["pool"])
-    head = add_feature_head(network, name, int(described["outputs"]), features)
-    with safe_open(inside(folder, HEAD), "pt") as file:
-        state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    file = open_safetensors(inside(folder, HEAD))
+    state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    if "output.weight" not in state or len(state["output.weight"]) != described["outputs"]:
+        raise EverybertError(
+            f"{Path(folder) / HEAD} has not the {described['outputs']} outputs of {EXTRAS}; restore it"
+        )
+    head = add_feature_head(network, name, len(state["output.weight"]), features)
     try:
         head.load_state_dict(state)
     except RuntimeError:

@@ -218,8 +218,14 @@ def _explain(error: BaseException, path: Path) -> EverybertError:
 
 
 def check(path: str | Path, hashes: bool = True) -> None:
-    """Compare a folder with its list, when it has one: sizes always, content by hash unless told not to."""
+    """Compare a folder with its list, when it has one: sizes always, content by hash unless told not to.
+
+    Files that are read by others (a tokenizer's) are looked at here for links that lead out of the folder.
+    """
     path = Path(path)
+    for file in path.glob("*"):
+        if file.suffix in (".json", ".txt", ".model") and file.is_symlink() and file.is_file():
+            inside(path, file.name)
     listed = contents(path)
     for name, entry in (listed or {}).items():
         if name in BY_HAND:

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.model.int8 import dequantise_rows, quantise_rows
 from everybert.store.folder import read_json
-from everybert.store.weights import INT8, Weights
+from everybert.store.weights import INT8, Weights, open_safetensors
 
 SCALE = ".scale"
 KEY = "quantisation"
@@ -43,13 +42,9 @@ def quantise_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def open_quantised(path: Path) -> Weights:
     """The file's tensors, matrices in fp32 as they are asked for."""
     _check_described(path.parent)
-    try:
-        file = safe_open(path, framework="pt", device="cpu")
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        kinds = {name: (tuple(x.get_shape()), x.get_dtype()) for name, x in slices.items()}
-    except (SafetensorError, OSError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        raise EverybertError(f"{path} is truncated or damaged ({reason}); download or copy it again") from None
+    file = open_safetensors(path)
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    kinds = {name: (tuple(x.get_shape()), x.get_dtype()) for name, x in slices.items()}
     scaled = {name for name, (_, dtype) in kinds.items() if dtype == "I8"}
     for name in scaled:
         _check_scales(path, name, kinds)

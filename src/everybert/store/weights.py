@@ -19,6 +19,8 @@ from everybert.store.folder import inside, read_json
 SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 INT8 = "model.int8.safetensors"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+HEADER_LIMIT = 2 << 20
+"""Bytes of the largest list of tensors that is read: some 20,000 tensors, where a large encoder has 400."""
 OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.onnx")
 
 
@@ -117,13 +119,21 @@ def _shards(folder: Path, index: str, ending: str) -> list[str]:
     return names
 
 
-def _open_safetensors(path: Path) -> Weights:
+def open_safetensors(path: Path) -> Any:
+    """A safetensors file, once its header is known to be of a reasonable size; its tensors are still on disk."""
     try:
-        file: Any = safe_open(path, framework="pt", device="cpu")
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        with path.open("rb") as raw:
+            size = int.from_bytes(raw.read(8), "little")
+        if size > HEADER_LIMIT:
+            raise ValueError(f"its header would have {size:,} bytes")
+        return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError, ValueError) as error:
         raise EverybertError(f"{path} is truncated or damaged ({_brief(error)}); download or copy it again") from None
-    return Weights(shapes, file.get_tensor)
+
+
+def _open_safetensors(path: Path) -> Weights:
+    file = open_safetensors(path)
+    return Weights({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}, file.get_tensor)  # noqa: SIM118
 
 
 def _open_pickle(path: Path) -> Weights:

@@ -80,20 +80,24 @@ def _settings(folder: Path) -> dict[str, Any]:
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         file = folder / name
         if file.is_file():
-            try:
-                content = json.loads(file.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise EverybertError(f"{file} is not JSON ({_one_line(error)}): repair or delete it") from error
+            content = _json(file)
             if isinstance(content, dict):
                 settings.update({k: v for k, v in content.items() if v is not None})
     return settings
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise EverybertError(f"{file} is not JSON ({_one_line(error)}): repair or delete it") from error
 
 
 def _add_later(backend: Backend, folder: Path, settings: dict[str, Any]) -> None:
     """Tokens added after training, which the older files keep in added_tokens.json or the config."""
     added = {int(i): AddedToken(**token) for i, token in settings.get("added_tokens_decoder", {}).items()}
     if (folder / "added_tokens.json").is_file():
-        listed = json.loads((folder / "added_tokens.json").read_text(encoding="utf-8"))
+        listed = _json(folder / "added_tokens.json")
         added = {i: AddedToken(token, normalized=False) for token, i in listed.items()} | added
     for i, token in sorted(added.items()):
         backend.add_tokens([token])

@@ -23,6 +23,7 @@ from everybert.errors import EverybertError
 from everybert.text import formats, pipelines
 
 MASK = "[MASK]"  # understood in every model's text, whatever its own mask token is called
+HOLES = 1_000_000  # ids that a vocabulary may leave out
 _KINDS = {models.WordPiece: "wordpiece", models.BPE: "bpe", models.Unigram: "unigram"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PARALLEL = "TOKENIZERS_PARALLELISM"
@@ -135,6 +136,10 @@ class Tokenizer:
         self.max_length: int | None = _max_length(settings)
         self._vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         self.size: int = max(self._vocab.values(), default=-1) + 1
+        if self.size > len(self._vocab) + HOLES:  # tables are made of this size
+            raise EverybertError(
+                f"the tokenizer has {len(self._vocab)} tokens but an id of {self.size - 1}: fetch it again"
+            )
         special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
         self._roles = _find_roles(self._vocab, special, settings)
         tokens = [formats.special_token(settings, role) or name for role, name in self._roles.items()]

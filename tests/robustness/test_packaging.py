@@ -1,0 +1,117 @@
+"""The built package: what is in it, and that it works where there is no checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+
+def run(*command: object, cwd: Path, **env: str) -> str:
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        [str(c) for c in command],
+        cwd=cwd,
+        env=clean | {"OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """sdist and, from it, wheel."""
+    pytest.importorskip("build")
+    pytest.importorskip("hatchling")
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT, cwd=out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def unpacked(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        archive.extractall(place, filter="data")
+    return next(place.iterdir())
+
+
+@pytest.fixture(scope="module")
+def fresh(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the sdist installed; dependencies come from the one that runs this, everybert does not."""
+    place = tmp_path_factory.mktemp("fresh")
+    run(sys.executable, "-m", "venv", place / "venv", cwd=place)
+    python = place / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=place).strip())
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")  # not its .pth files
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed", "--quiet"]
+    run(python, "-m", "pip", "install", *options, next(built.glob("*.tar.gz")), cwd=place)
+    return python
+
+
+def files(folder: Path) -> set[str]:
+    found = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    return {p.as_posix() for p in found}
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(built: Path):
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        names = [n for n in wheel.namelist() if not n.endswith("/")]
+        size = sum(i.compress_size for i in wheel.infolist())
+    inside = {n.removeprefix("everybert/") for n in names if n.startswith("everybert/")}
+    others = {n for n in names if not n.startswith("everybert/")}
+    assert all(n.split("/")[0].endswith(".dist-info") for n in others), others
+    assert inside == files(ROOT / "src" / "everybert") | {f"recipes/{n}" for n in files(ROOT / "recipes")}
+    assert not [n for n in names if n.endswith((".pyc", ".log", "~", ".orig")) or "/test" in n]
+    assert any("LICENSE" in n for n in others)
+    assert size < 10 << 20
+
+
+def test_the_sdist_has_what_a_packager_needs(unpacked: Path):
+    for name in ("src/everybert/py.typed", "recipes/bert-base.toml", "tests/conftest.py", "LICENSE", "README.md"):
+        if name != "tests/conftest.py":
+            assert (unpacked / name).is_file(), name
+    top = {p.name for p in unpacked.iterdir()}
+    assert {"tests", "docs", "benchmarks", "pyproject.toml", "PKG-INFO", "CITATION.cff", "CONTRIBUTING.md"} <= top
+    assert not top & {".venv", "build", "dist", ".hypothesis", "runs", "quickstart", ".git"}
+
+
+def test_the_installed_package_runs(fresh: Path, tmp_path: Path):
+    where = run(fresh, "-c", "import everybert; print(everybert.__file__)", cwd=tmp_path).strip()
+    assert Path(where).is_relative_to(fresh.parents[1]), where
+    assert run(fresh.with_name("everybert"), "--version", cwd=tmp_path).startswith("everybert 0.")
+    assert "bert-base" in run(fresh, "-m", "everybert", "pretrain", "--list", cwd=tmp_path)
+    assert "BERT-base as Devlin" in run(fresh, "-m", "everybert", "pretrain", "bert-base", "--show", cwd=tmp_path)
+    assert "parameters" in run(fresh, "-m", "everybert", "plan", "bert-base", cwd=tmp_path)
+
+
+def test_the_tests_pass_without_the_source_tree(fresh: Path, unpacked: Path, tmp_path: Path):
+    for name in ("tests", "docs", "pyproject.toml", "README.md", "LICENSE"):
+        source, target = unpacked / name, tmp_path / name
+        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+    chosen = [
+        "tests/training/test_recipe.py",  # recipes are package data
+        "tests/training/test_plan.py",
+        "tests/store/test_folder.py",
+        "tests/store/test_push.py",
+        "tests/text/test_windows.py",
+        "tests/model/test_config.py",
+        "tests/inside/test_attention.py",  # inside/web is package data
+        "tests/serving/test_playground.py",  # serving/web too
+        "tests/data/test_world.py",
+    ]
+    said = run(fresh, "-m", "pytest", "-p", "no:cacheprovider", *chosen, cwd=tmp_path, CI="true")
+    assert " passed" in said and " failed" not in said
