@@ -41,6 +41,7 @@ def make_corpus(path, parts, vocab_size=100, languages=("en",), collocations=Non
         "tokenizer_digest": "abc",
         "languages": list(languages),
         "splits": {"train": names, "heldout": []},
+        "files": {"pmi.npz": []} if collocations else {},
     }
     (path / "corpus.json").write_text(json.dumps(meta))
     return path

@@ -89,7 +89,9 @@ def build_corpus(
     if fresh:
         shutil.rmtree(building, ignore_errors=True)
     if _is_finished(out, plan, sources, fresh):
-        _add_collocations(out, pmi, progress)
+        with told(out):
+            _tidy(out)
+            _add_collocations(out, pmi, progress)
         return summarise(out)
     started = time.monotonic()
     reading = Reading(sources, column, errors, per_line)
@@ -165,6 +167,8 @@ def _start(building: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> None:
         for part in ("shards", "records"):
             (building / part).mkdir(parents=True, exist_ok=True)
         tokenizer.save(building / "tokenizer")
+        for saved in (building / "tokenizer").iterdir():
+            sync(saved)
         write_json(file, plan)
     before = read_json(file)
     changed = [key for key, value in plan.items() if before.get(key) != value]
@@ -359,6 +363,10 @@ def _add_collocations(folder: Path, pmi: bool | PmiOptions, progress: bool) -> N
         found = mine(corpus, Tokenizer.load(corpus.tokenizer_path), options, show)
     ids = np.array([i for ngram in found.ngrams for i in ngram], np.int32)
     offsets = np.cumsum([0, *(len(ngram) for ngram in found.ngrams)])
+    if "pmi" in meta:  # with other options: there are none until the new ones are there
+        meta = {key: value for key, value in meta.items() if key not in ("pmi", "collocations")}
+        meta["files"].pop("pmi.npz")
+        write_json(folder / "corpus.json", meta)
     write_array(folder / "pmi.npz", ids=ids, offsets=offsets, scores=found.scores)
     meta["files"]["pmi.npz"] = digest_of(folder / "pmi.npz")
     write_json(folder / "corpus.json", meta | {"pmi": asdict(options), "collocations": len(found.ngrams)})
@@ -374,6 +382,11 @@ def _replace(out: Path, building: Path) -> None:
         out.rename(old)
     building.rename(out)
     sync(out.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    _tidy(out)
+
+
+def _tidy(out: Path) -> None:
+    """Remove what a finished corpus has no use for; a build that was killed here leaves it to the next."""
+    shutil.rmtree(out.with_name(out.name + ".old"), ignore_errors=True)
     shutil.rmtree(out / "records", ignore_errors=True)
     (out / "plan.json").unlink(missing_ok=True)

@@ -202,7 +202,7 @@ class Corpus:
     def collocations(self) -> list[tuple[int, ...]] | None:
         """The mined collocations as tuples of token ids, longest first; None when none were mined."""
         file = self.path / "pmi.npz"
-        if not file.exists():
+        if "pmi.npz" not in self.meta.get("files", ()):  # nor is one that mining did not finish
             return None
         with np.load(file, allow_pickle=False) as data:
             ids, offsets = data["ids"].tolist(), data["offsets"].tolist()
