@@ -177,9 +177,9 @@ def _prepared(texts: Sequence[str], pooling: Pooling, tokenizer: Tokenizer) -> S
 
 def _specials(tokenizer: Tokenizer) -> tuple[int, int]:
     """How many special tokens stand before and after a text."""
-    special = tokenizer.encode("a").special
-    lead = special.index(False) if False in special else 0
-    return lead, tokenizer.single_special - lead
+    ids, _ = tokenizer.build([-1])
+    lead = ids.index(-1)
+    return lead, len(ids) - 1 - lead
 
 
 def _pooled(network: Network, pieces: list[Piece], modes: tuple[str, ...]) -> Callable[[], np.ndarray]:

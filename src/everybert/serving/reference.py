@@ -30,6 +30,7 @@ summary { padding: .5rem .8rem; cursor: pointer; display: flex; gap: .7rem; alig
 summary:focus-visible, a:focus-visible { outline: 2px solid var(--get); outline-offset: 2px; }
 summary b { min-width: 2.8rem; font-size: .8rem; } .post { color: var(--post); } .get { color: var(--get); }
 summary span { color: var(--soft); flex: 1 1 20rem; font-size: .9rem; }
+summary::after { content: "+"; color: var(--soft); } details[open] > summary::after { content: "–"; }
 .body { padding: 0 .9rem .9rem; } table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 td, th { text-align: left; vertical-align: top; padding: .25rem .5rem .25rem 0; border-bottom: 1px solid var(--line); }
 th { font-weight: 600; color: var(--soft); }
@@ -76,6 +77,7 @@ def _endpoint(document: dict[str, Any], path: str, method: str, told: dict[str, 
     given = next(iter(asked.get("examples", [])), None)
     call = f"curl {address}{path}"
     if given is not None:
+        given = {name: value for name, value in given.items() if name != "model"}  # the first model served answers
         call += f" \\\n  -H 'content-type: application/json' \\\n  -d '{json.dumps(given, ensure_ascii=False)}'"
     parts = [_titled("Request", f"<pre>{escape(call)}</pre>"), _titled("Fields", _fields(document, asked))]
     for answer in answered.get("examples", [])[:1]:
@@ -127,7 +129,7 @@ def _note(told: dict[str, Any], required: bool) -> str:
 def _kind(document: dict[str, Any], told: dict[str, Any]) -> str:
     """A type in words: string, list of integer, "float" or "base64"."""
     if options := told.get("anyOf"):
-        return " or ".join(dict.fromkeys(_kind(document, option) for option in options))
+        return " or ".join(dict.fromkeys(_kind(document, x) for x in options if x.get("type") != "null"))
     if "enum" in told or "const" in told:
         return " or ".join(json.dumps(value) for value in told.get("enum", [told.get("const")]))
     if told.get("type") == "array":

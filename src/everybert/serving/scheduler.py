@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from everybert.inference import replay
 from everybert.model.encoder import Encoder
 from everybert.model.ragged import Ragged
 from everybert.serving.limits import CALL, Call, Refusal
@@ -254,9 +255,11 @@ def _forward(tickets: Sequence[Ticket]) -> list[Tensor]:
         if given_TE is not None and given_TE.requires_grad:  # recorded; the request's own thread runs it backwards
             with torch.inference_mode(False), torch.enable_grad():
                 return [first.trunk.encoder(first.batch, **first.inside)]
-        return [first.trunk.encoder(first.batch, **first.inside)]
+        if first.inside:
+            return [first.trunk.encoder(first.batch, **first.inside)]
+        return [replay.forward(first.trunk.encoder, first.batch)]
     batch, order = merge([ticket.batch for ticket in tickets])
-    pieces = batch.split(first.trunk.encoder(batch))
+    pieces = batch.split(replay.forward(first.trunk.encoder, batch))
     back: list[Any] = [None] * len(pieces)
     for piece, at in zip(pieces, order):
         back[at] = piece
@@ -266,6 +269,9 @@ def _forward(tickets: Sequence[Ticket]) -> list[Tensor]:
 
 def merge(batches: Sequence[Ragged]) -> tuple[Ragged, list[int]]:
     """Several batches as one, equal lengths together; and for each of its sequences, where it stood end to end."""
+    if len({batch.device for batch in batches}) > 1:  # most come from the host, and go to the device as one
+        device = next(batch.device for batch in batches if batch.device.type != "cpu")
+        batches = [replay.moved(batch, device) for batch in batches]
     lengths = [n for batch in batches for n in batch.lengths]
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
 

