@@ -1,34 +1,40 @@
-"""One rank of a run under torchrun: trains, and saves the gradient of the first step. Called by test_distributed.py.
+"""One rank under torchrun: two runs, in each of which the second rank is killed once, in mid-step.
 
-Usage: rank.py CORPUS OUT
+Called by test_distributed.py. Usage: rank.py CORPUS OUT
 """
 
+import os
+import signal
 import sys
-from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from ranks import BASE
 from toy import tiny_recipe
 
-from everybert.training import optim
-from everybert.training.pretrain import pretrain
+from everybert.training import loop, pretrain
+
+
+def die_in(step: int) -> None:
+    """Have this process end in the backward pass of a step's second pack, as by a failing machine."""
+    make_key, packs = loop.make_key, []
+
+    def counted(seed, now, number):
+        packs.extend([number] if now == step else [])
+        if len(packs) == 2:
+            torch.Tensor.backward = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
+        return make_key(seed, now, number)
+
+    loop.make_key = counted
 
 
 def main(corpus: str, out: str) -> None:
     torch.set_num_threads(1)
-    taken = optim.Optimizer.step
-    seen = []
-
-    def step(self, *args, **kwargs):
-        if not seen:
-            seen.append({self.names[p]: p.grad.clone() for p in self.parameters if p.grad is not None})
-        return taken(self, *args, **kwargs)
-
-    optim.Optimizer.step = step
-    recipe = tiny_recipe(steps=6, batch__tokens=1280, run__save_every=3)
-    pretrain(recipe, corpus, out, device="cpu", quiet=True)
-    if not Path(out, "gradient.safetensors").exists():
-        save_file(seen[0], Path(out, "gradient.safetensors"))
+    second, attempt = os.environ["RANK"] == "1", int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    for number, parallel in enumerate(("data", "sharded")):
+        if second and attempt == number:
+            die_in(BASE["run__save_every"] + 1)
+        recipe = tiny_recipe(**BASE, run__parallel=parallel)
+        pretrain.pretrain(recipe, corpus, f"{out}/{parallel}", device="cpu", quiet=True)
 
 
 if __name__ == "__main__":

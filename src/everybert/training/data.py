@@ -152,6 +152,14 @@ def to_item(pack: dict[str, Any], number: int, stream: PackStream, fill: bool) -
     return Item(batch, number, pack["position"], len(pack["tokens"]), counts)
 
 
+def blank(item: Item) -> Item:
+    """The item with nothing to learn from it: its loss and gradients are zero."""
+    extra = item.batch.extra
+    none = {name: torch.full_like(extra[name], -100) for name in ("mask_label", "pair_label") if name in extra}
+    none["real"] = torch.zeros_like(extra["real"])
+    return replace(item, batch=replace(item.batch, extra=extra | none), tokens=0, counts=(0.0, 0.0))
+
+
 def by_length(pack: dict[str, Any]) -> dict[str, Any]:
     """The pack with its sequences in order of length, so that attention finds those of equal length side by side."""
     lengths = np.asarray(pack["lengths"])
@@ -181,7 +189,11 @@ class Feed:
         ranks: int = 1,
         fill: bool = False,
         workers: int = 0,
+        even: bool = False,
     ) -> None:
+        """`even`: every rank gets as many items as any other, blank ones where its packs are fewer."""
+        self.even = even
+        self.blanks: dict[int, Item] = {}
         self.recipe, self.corpus, self.layout, self.device = recipe, corpus, layout, device
         self.rank, self.ranks, self.fill, self.workers = rank, ranks, fill, workers
 
@@ -197,9 +209,19 @@ class Feed:
             began = time.perf_counter()
             end = place.number + now.packs
             items = [next(packs) for n in range(place.number, end) if n % self.ranks == self.rank]
+            gap = -(-now.packs // self.ranks) - len(items) if self.even else 0
+            blanks = [self._blank(step, total, place)] * gap
             place = _after(place, items, end)
-            yield Step(items, place, time.perf_counter() - began)
+            yield Step(items + blanks, place, time.perf_counter() - began)
             step += 1
+
+    def _blank(self, step: int, total: int | None, place: Place) -> Item:
+        """What to compute where other ranks have one pack more: sharded ranks must move in step."""
+        if place.phase not in self.blanks:
+            row = stream(self.recipe, self.corpus, self.layout, place.phase)
+            item = blank(next(iter(Packs(row, Rates(self.recipe, step, total), Place(place.phase), 0, 1, self.fill))))
+            self.blanks[place.phase] = replace(item, batch=item.batch.to(self.device))
+        return self.blanks[place.phase]
 
     def _open(self, step: int, total: int | None, place: Place) -> Iterator[Item]:
         row = stream(self.recipe, self.corpus, self.layout, place.phase)

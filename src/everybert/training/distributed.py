@@ -1,22 +1,34 @@
-"""Data parallel training under `torchrun`: ranks share the packs of a step and add up their gradients.
+"""Ranks under `torchrun`: they share the packs of a step, add up their gradients, and fail together.
 
 Gradients are summed flat, in one fixed order: DistributedDataParallel rebuilds its buckets after the first step, so
-that a resumed run would add in another order and differ in the last bits.
+that a resumed run would add in another order and differ in the last bits. sharded.py cuts the weights up as well.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
-from collections.abc import Sequence
+import secrets
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from everybert.errors import EverybertError
 
 FLAT = 1 << 26
 """Most numbers in one all-reduce (256 MB): large enough to fill the links, small enough to spare the memory."""
+PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for the others: to start, and to do their part of a step, an evaluation or a save."""
+WORDS = 2048
+"""Bytes of a message that ranks exchange."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +47,11 @@ class World:
             return cls()
         if not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(minutes=30))
+            store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+            dist.init_process_group(
+                backend, store=meet(store, rank, size), rank=rank, world_size=size, timeout=PATIENCE
+            )
+            atexit.register(leave)
         return cls(dist.get_rank(), size, int(os.environ.get("LOCAL_RANK", "0")))
 
     @property
@@ -65,23 +81,136 @@ class World:
                 grads, [part.view_as(g) for part, g in zip(flat.split([g.numel() for g in grads]), grads)]
             )
 
-    def agree(self, value: float) -> float:
-        """The first rank's number, on every rank (clocks differ)."""
+    def agree(self, *values: float) -> list[float]:
+        """The first rank's numbers, on every rank."""
         if self.size == 1:
-            return value
-        held = torch.tensor(value, dtype=torch.float64)
+            return list(values)
+        held = torch.tensor(values, dtype=torch.float64)
         dist.broadcast(held, 0)
-        return float(held)
+        return held.tolist()
+
+    def share(self, tensors: Sequence[Tensor]) -> None:
+        """Give every rank the first rank's tensors, in place."""
+        for tensor in tensors if self.size > 1 else ():
+            dist.broadcast(tensor.detach(), 0)
+
+    def words(self, text: str) -> list[str]:
+        """What each rank says, by rank, on every rank."""
+        if self.size == 1:
+            return [text]
+        mine = torch.zeros(WORDS, dtype=torch.uint8)
+        said = text.encode()[:WORDS]
+        mine[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)
+        heard = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(heard, mine)
+        return [bytes(x.tolist()).rstrip(b"\0").decode(errors="ignore") for x in heard]
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is refused on one rank is refused on all of them, so that none waits for one that has left."""
+        said = ""
+        try:
+            yield
+        except EverybertError as error:
+            if self.size == 1:
+                raise
+            said = str(error)
+        for rank, text in enumerate(self.words(said)):
+            if text:
+                raise EverybertError(f"rank {rank}: {text}" if rank else text)
+
+    def same(self, what: str, digest: str) -> None:
+        """Refuse to start when a rank was given something else than the first."""
+        found = self.words(digest)
+        other = [rank for rank, text in enumerate(found) if text != found[0]]
+        if other:
+            raise EverybertError(
+                f"rank {other[0]} has another {what} than rank 0: start every rank with the same command, files and "
+                "version of everybert"
+            )
+
+    def see(self, path: Path, patience: float = 15.0) -> None:
+        """Make sure that every rank sees what the first one wrote (network file systems take a moment)."""
+        with self.together():
+            deadline = time.monotonic() + patience
+            while not path.exists():
+                if time.monotonic() > deadline:
+                    raise EverybertError(
+                        f"{path}, which rank 0 has, is not there: --out must lie on a file system that all hosts share"
+                    )
+                time.sleep(0.05)
+
+    def device(self, asked: str | None) -> torch.device:
+        """Where this rank computes: what was asked for, else its own GPU, else the CPU."""
+        found = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if found.type == "cuda" and found.index is None:
+            count = torch.cuda.device_count()
+            if self.local >= count:
+                raise EverybertError(f"this host has {count} GPUs: start no more ranks on it, or give --device cpu")
+            found = torch.device("cuda", self.local)
+            torch.cuda.set_device(found)
+        return found
 
     def barrier(self) -> None:
         """Wait until all are here."""
         if self.size > 1:
             self.sum(torch.zeros(1))
 
-    def leave(self) -> None:
-        """Part from the others."""
-        if self.size > 1 and dist.is_initialized():
-            dist.destroy_process_group()
+
+def meet(store: dist.Store, rank: int, size: int) -> dist.Store:
+    """A corner of the ranks' store that belongs to this start of theirs alone.
+
+    `torchrun` keeps its store when it restarts the ranks, and in it the addresses of those that are gone; its hosts
+    do not count restarts alike. So the first rank draws a name for the corner and tells it to whoever greets it with
+    a number drawn just now, until all have answered.
+    """
+    if rank:
+        mine = secrets.token_hex(8)
+        store.set(f"hello/{rank}", mine)
+        name = store.get(f"welcome/{mine}").decode()
+        store.set(f"{name}/{rank}", "here")
+        return dist.PrefixStore(name, store)
+    name, missing = secrets.token_hex(8), set(range(1, size))
+    deadline = time.monotonic() + PATIENCE.total_seconds()
+    while missing:
+        for other in missing:
+            if store.check([f"hello/{other}"]):
+                store.set("welcome/" + store.get(f"hello/{other}").decode(), name)
+        missing = {other for other in missing if not store.check([f"{name}/{other}"])}
+        if time.monotonic() > deadline:
+            raise EverybertError(f"ranks {sorted(missing)} did not start within {PATIENCE}: see their hosts' logs")
+        time.sleep(0.005)
+    return dist.PrefixStore(name, store)
+
+
+def leave() -> None:
+    """Part from the other ranks."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's rows of a sharded tensor (the same memory); any other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def like(parameter: Tensor, rows: Tensor) -> Tensor:
+    """This rank's rows as the sharded tensor they are a part of, cut up as a parameter is; nothing is sent."""
+    if not hasattr(parameter, "placements"):
+        return rows
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+    shape, stride = parameter.shape, parameter.stride()
+    return DTensor.from_local(rows, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def own_rows(parameter: Tensor) -> slice:
+    """Which rows of a sharded parameter this rank holds: those of torch.chunk, the last ranks perhaps none."""
+    mesh = parameter.device_mesh  # type: ignore[attr-defined]
+    each = -(-parameter.shape[0] // mesh.size())
+    first = min(mesh.get_local_rank() * each, parameter.shape[0])
+    return slice(first, min(first + each, parameter.shape[0]))
 
 
 def _groups(parameters: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -33,6 +33,7 @@ from everybert.tasks.records import Examples, Source
 from everybert.tasks.regress import Regress
 from everybert.tasks.task import Task
 from everybert.text.tokenizer import Tokenizer
+from everybert.training.distributed import World
 from everybert.training.tuning import ADAPTER, Run, Settings, plain_head, tune
 
 GRID: dict[str, Sequence[Any]] = {"lr": (5e-5, 3e-5, 2e-5), "batch_size": (16, 32), "epochs": (2, 3, 4)}
@@ -123,7 +124,9 @@ def finetune(
         raise EverybertError(f"{folder} is an adapter; fine-tune from the model it was trained on, or merge it first")
     tokenizer = Tokenizer.load(folder)
     data = prepare_data(task, folder, tokenizer, train, dev, columns, skip_bad, (window, overlap, long), options, seed)
-    for note in (*data.notes, *(f"left out: {row}" for row in data.bad)):
+    world = World.join()
+    world.same("training set, dev set or options", data.digest)
+    for note in (*data.notes, *(f"left out: {row}" for row in data.bad)) if world.first else ():
         log.info(note)
 
     tried: list[dict[str, Any]] = []
@@ -151,8 +154,10 @@ def finetune(
     given |= {"seeds": seeds, "seed": seed, "long": long, **(options or {})}
     default = {"seeds": 1, "seed": 0, "long": "window"}
     changed = {k: v for k, v in given.items() if v not in (None, False, {}) and v != default.get(k)}
-    with atomic_folder(out) as written:
-        save(tuned, data, written, command_line(task, model, train, dev, out, changed))
+    with world.together():
+        if world.first:
+            with atomic_folder(out) as written:
+                save(tuned, data, written, command_line(task, model, train, dev, out, changed))
     return replace(tuned, folder=Path(out))
 
 
@@ -174,6 +179,12 @@ class Data:
     notes: tuple[str, ...]
     bad: tuple[str, ...] = ()
     """Rows of both sets that were left out under skip_bad."""
+
+    @property
+    def digest(self) -> str:
+        """A few numbers that ranks must have in common before they train together."""
+        sizes = (self.train_size, len(self.dev_examples), len(self.train), len(self.dev))
+        return f"{self.task.name} {self.task.outputs} {self.tokenizer.digest} {sizes}"
 
 
 def prepare_data(

@@ -42,12 +42,14 @@ class Job:
     lr: Callable[[Progress], float]
     """The learning rate of the step to come."""
     save: Callable[[Progress], None]
-    """Write a checkpoint (called on the first rank only)."""
+    """Write a checkpoint (called on every rank; the first one writes)."""
     names: tuple[str, ...]
     """What the loss function's figures are called; they add up to the loss."""
     run: RunSettings
     evaluate: Callable[[Progress], tuple[float, Figures]] | None = None
-    """(score, figures) on held-out data, lower scores being better (called on the first rank only)."""
+    """(score, figures) on held-out data, lower scores being better (the first rank's count)."""
+    evaluate_together: bool = False
+    """Whether every rank must take part in evaluating."""
     plan: Callable[[Progress], bool] | None = None
     """Sets `progress.total` where time is limited; True when it changed."""
     flops: Callable[[Progress], float] | None = None
@@ -80,17 +82,16 @@ def train(job: Job, progress: Progress, logs: Logs) -> bool:
             world.sum(counts)
             tokens, asked, lost, progress.seconds = (float(x) for x in counts[2:])
             if lost or share is None:
-                if world.first:
-                    progress.guard = guard.state()
-                    job.save(progress)
+                progress.guard = guard.state()
+                job.save(progress)
                 break
 
             # Forward and backward, pack by pack: losses are sums over the step's own counts, so they just add up.
             figures = torch.zeros(len(job.names), device=compute.device)
-            for number, batch in share.batches(counts[:3]):
+            for at, (number, batch) in enumerate(share.batches(counts[:3]), 1):
                 seed_dropout(int(make_key(job.seed, progress.step, number)[0]), compute.device)
-                figures += compute.run(batch)[: len(job.names)]
-            world.sum_gradients(job.optimizer.parameters)
+                figures += compute.run(batch, last=at == len(share.items))[: len(job.names)]
+            compute.reduce(world)
             world.sum(figures)
 
             # Step, unless the guard or a gradient that is not finite forbids it.
@@ -114,25 +115,35 @@ def train(job: Job, progress: Progress, logs: Logs) -> bool:
                     logs.show(progress_line(step, progress.total, values, left))
                 meter.pause()
             improved = False
-            if job.evaluate and world.first and ((run.evaluate_every and step % run.evaluate_every == 0) or last):
-                score, progress.figures = job.evaluate(progress)
-                improved = progress.best is None or score < progress.best
-                if improved:
-                    progress.best, progress.best_step = score, step
-                logs.write(step, progress.figures)
-                logs.say(f"step {step:,}: " + "  ".join(f"{k} {v:.4g}" for k, v in progress.figures.items()))
+            if job.evaluate and ((run.evaluate_every and step % run.evaluate_every == 0) or last):
+                improved = evaluate(job, progress, logs)
                 meter.pause()
-            if world.first and (step % run.save_every == 0 or improved or asked or last):
+            if step % run.save_every == 0 or improved or asked or last:
                 progress.guard = guard.state()
                 job.save(progress)
             if asked:
                 break
             if job.plan and not last and job.plan(progress):
-                if world.first:  # so that a run killed from here on resumes with the same plan
-                    progress.guard = guard.state()
-                    job.save(progress)
+                progress.guard = guard.state()
+                job.save(progress)  # so that a run killed from here on resumes with the same plan
                 steps = job.steps(progress)
     return progress.finished
+
+
+def evaluate(job: Job, progress: Progress, logs: Logs) -> bool:
+    """Evaluate, and tell every rank what the first one decides: whether it is the best so far, where the run ends."""
+    improved, world = False, job.world
+    if job.evaluate and (world.first or job.evaluate_together):
+        score, progress.figures = job.evaluate(progress)
+        improved = progress.best is None or score < progress.best
+        if improved:
+            progress.best, progress.best_step = score, progress.step
+        if world.first:
+            logs.write(progress.step, progress.figures)
+            logs.say(f"step {progress.step:,}: " + "  ".join(f"{k} {v:.4g}" for k, v in progress.figures.items()))
+    flag, total = world.agree(float(improved), -1.0 if progress.total is None else float(progress.total))
+    progress.total = None if total < 0 else int(total)
+    return bool(flag)
 
 
 class Guard:

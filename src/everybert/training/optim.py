@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from everybert.errors import EverybertError
+from everybert.training.distributed import like, local
 
 MOMENT = {"exp_avg": "m", "exp_avg_sq": "v"}
 
@@ -51,7 +53,8 @@ class OptimizerConfig:
 class Optimizer:
     """Moves the fp32 parameters of a network by their gradients.
 
-    `scale(name)` multiplies the learning rate of a parameter (layer-wise decay); 0 freezes it.
+    `scale(name)` multiplies the learning rate of a parameter (layer-wise decay); 0 freezes it. Of sharded parameters
+    it moves this rank's rows, and holds moments for these alone.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Optimizer:
     ) -> None:
         self.config = config
         self.names: dict[Tensor, str] = {}
+        self.held: dict[Tensor, Tensor] = {}
         groups: dict[tuple[float, float], list[Tensor]] = {}
         matrices: list[tuple[str, Tensor, float]] = []
         for name, parameter in network.named_parameters():
@@ -68,12 +72,14 @@ class Optimizer:
             if not parameter.requires_grad:
                 continue
             self.names[parameter] = name
+            held = local(parameter.detach()) if hasattr(parameter, "to_local") else parameter
+            self.held[parameter] = held
             if config.kind == "muon" and parameter.dim() == 2 and ".layers." in f".{name}":
                 matrices.append((name, parameter, factor))
             else:
                 decay = config.weight_decay if parameter.dim() >= 2 else 0.0
                 rate = factor * (config.adam_scale if config.kind == "muon" else 1.0)
-                groups.setdefault((decay, rate), []).append(parameter)
+                groups.setdefault((decay, rate), []).append(held)
         if not self.names:
             raise EverybertError("nothing is left to train: every parameter is frozen")
         self.rates = [rate for _, rate in groups]
@@ -86,11 +92,14 @@ class Optimizer:
         )
         self.muon = [Muon(rows, config) for rows in _by_shape(matrices)]
         self.parameters = list(self.names)
+        self.sharded = any(held is not parameter for parameter, held in self.held.items())
+        if self.sharded and self.muon:
+            raise EverybertError("muon needs whole matrices, which sharded ranks do not have: use adamw")
 
     def zero(self) -> None:
         """Forget the gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
+        for parameter, held in self.held.items():
+            parameter.grad = held.grad = None
 
     @torch.no_grad()
     def step(self, lr: float, skip: Tensor | None = None) -> Tensor:
@@ -98,11 +107,16 @@ class Optimizer:
 
         Returns the gradient's norm before clipping (0-d).
         """
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
+        for parameter, held in self.held.items() if self.sharded else ():
+            held.grad = None if parameter.grad is None else local(parameter.grad)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.held.values() if p.grad is not None])
+        if self.sharded:
+            square = norm.square()
+            dist.all_reduce(square)
+            norm = square.sqrt()
         bad = (~torch.isfinite(norm) if skip is None else ~torch.isfinite(norm) | skip).float()
         if self.config.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, norm)
+            torch.nn.utils.clip_grads_with_norm_(self.held.values(), self.config.clip, norm)
         for group, rate in zip(self.adam.param_groups, self.rates):
             group["lr"] = lr * rate
         self.adam.found_inf = bad  # type: ignore[attr-defined]  # the fused kernel skips the update by itself, without a synchronisation
@@ -112,12 +126,14 @@ class Optimizer:
         return norm
 
     def state(self) -> dict[str, Tensor]:
-        """Every buffer by a flat name, ready for safetensors."""
+        """Every buffer by a flat name; those of sharded parameters are sharded likewise."""
         out: dict[str, Tensor] = {}
-        for parameter, kept in self.adam.state.items():
-            name = self.names[parameter]
+        for parameter, name in self.names.items():
+            kept = self.adam.state.get(self.held[parameter])
+            if not kept:
+                continue
             for key, short in MOMENT.items():
-                out[f"adam.{short}.{name}"] = kept[key]
+                out[f"adam.{short}.{name}"] = like(parameter, kept[key])
             out[f"adam.step.{name}"] = kept["step"]
         for muon in self.muon:
             out.update(muon.state())
@@ -129,9 +145,10 @@ class Optimizer:
             for parameter, name in self.names.items():
                 if f"adam.m.{name}" not in state:
                     continue
-                kept = {key: state[f"adam.{short}.{name}"].to(parameter.device) for key, short in MOMENT.items()}
-                kept["step"] = state[f"adam.step.{name}"].to(parameter.device)
-                self.adam.state[parameter] = kept
+                kept = {key: local(state[f"adam.{short}.{name}"]) for key, short in MOMENT.items()}
+                kept["step"] = state[f"adam.step.{name}"]
+                held = self.held[parameter]
+                self.adam.state[held] = {key: value.to(held.device) for key, value in kept.items()}
             for muon in self.muon:
                 muon.load(state)
         except KeyError as missing:

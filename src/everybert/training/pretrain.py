@@ -8,6 +8,8 @@ out/model/          the result, once finished: loads in everybert and in `transf
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from everybert.corpus.shards import Corpus
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import HEADS, Network
-from everybert.store.folder import atomic_folder, is_complete, read_json, remove_stale, write_json
+from everybert.store.folder import MANIFEST, atomic_folder, is_complete, read_json, remove_stale, write_json
 from everybert.store.huggingface import save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import schedule
@@ -34,7 +36,7 @@ from everybert.training.loop import Job, train
 from everybert.training.optim import Optimizer
 from everybert.training.plan import flops_per_token, peak_flops
 from everybert.training.recipe import Recipe
-from everybert.training.state import Progress, latest, load_checkpoint, save_checkpoint
+from everybert.training.state import Progress, latest, load_checkpoint, save_checkpoint, step_name, step_of
 from everybert.training.step import Compute, LossFunction, pretrain_loss
 
 
@@ -74,6 +76,16 @@ class Setting:
             torch.bfloat16 if asked == "bfloat16" or (asked == "auto" and self.device.type == "cuda") else torch.float32
         )
 
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks share the weights as well; one alone has them all."""
+        return self.recipe.run.parallel == "sharded" and self.world.size > 1
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the whole recipe, [run] included: ranks must save and evaluate at the same steps."""
+        return hashlib.sha256(json.dumps(self.recipe.plain(), sort_keys=True).encode()).hexdigest()
+
 
 def pretrain(
     recipe: Recipe | str | Path,
@@ -107,14 +119,13 @@ def prepare(
     opened = Corpus.open(corpus)
     tokenizer = Tokenizer.load(opened.tokenizer_path)
     opened.check_tokenizer(tokenizer.digest)
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if where.type == "cuda" and where.index is None:
-        where = torch.device("cuda", world.local)
-        torch.cuda.set_device(where)
-    setting = Setting(recipe, Path(out), opened, tokenizer, Layout.of(tokenizer), where, world)
-    if world.first:
-        claim(setting, facts or {})
-    world.barrier()
+    setting = Setting(recipe, Path(out), opened, tokenizer, Layout.of(tokenizer), world.device(device), world)
+    world.same("recipe", setting.digest)
+    world.same("corpus", f"{opened.tokenizer_digest} {opened.token_count}")
+    with world.together():
+        if world.first:
+            claim(setting, facts or {})
+    world.see(setting.out / "run.json")
     return setting
 
 
@@ -178,19 +189,15 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
     recipe, out, world = setting.recipe, setting.out, setting.world
     fit = setting.device.type == "cuda" and setting.dtype != torch.float32
     compiled = recipe.run.compile if recipe.run.compile is not None else fit
-    compute = Compute(network, loss, setting.device, setting.dtype, compiled)
+    compute = make_compute(setting, network, loss, compiled)
     optimizer = Optimizer(compute.master, recipe.optimizer)
     progress = Progress(total=recipe.steps)
-    folder = out / "checkpoints"
-    if world.first and folder.exists():
-        remove_stale(folder)
-    world.barrier()
-    found = latest(folder)
+    found = find_checkpoint(out / "checkpoints", world)
     if found is not None:
-        progress = load_checkpoint(found, compute.master, optimizer)
+        with world.together():
+            progress = load_checkpoint(found, compute.master, optimizer, verify=world.first)
         compute.refresh()
-    world.barrier()
-    finished = progress.finished and is_complete(out / "model")
+    finished = bool(world.agree(float(progress.finished and is_complete(out / "model")))[0])
     silent = quiet or not world.first
     with Logs(None if finished or not world.first else out, progress.step, silent, recipe.run.tensorboard) as logs:
         if finished:
@@ -200,13 +207,38 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
             logs.say(f"resuming {out} from step {progress.step:,}")
         job = make_job(setting, compute, optimizer, names, compiled)
         done = train(job, progress, logs)
-        if world.first and done:
-            write_model(setting, compute.master)
+        if done:
+            trained = compute.whole()
+            with world.together():
+                if world.first and trained is not None:
+                    write_model(setting, trained)
             logs.say(f"finished: the model is in {out / 'model'}")
-        elif not done:
+        else:
             logs.say(f"stopped at step {progress.step:,}; the run is saved: run the same command again to resume")
         world.barrier()
     return Result(out, done, progress.step, progress.figures)
+
+
+def make_compute(setting: Setting, network: Network, loss: LossFunction, compiled: bool) -> Compute:
+    """What runs the loss: on whole weights, or on this rank's share of them."""
+    if setting.sharded:
+        from everybert.training.sharded import Sharded
+
+        return Sharded(network, loss, setting.device, setting.dtype, compiled, setting.world)
+    return Compute(network, loss, setting.device, setting.dtype, compiled)
+
+
+def find_checkpoint(folder: Path, world: World) -> Path | None:
+    """The checkpoint to go on from, which the first rank chooses and every rank must see."""
+    if world.first and folder.exists():
+        remove_stale(folder)
+    found = latest(folder) if world.first else None
+    step = int(world.agree(-1.0 if found is None else float(step_of(found)))[0])
+    if step < 0:
+        return None
+    path = folder / step_name(step)
+    world.see(path / MANIFEST)
+    return path
 
 
 def make_job(setting: Setting, compute: Compute, optimizer: Optimizer, names: tuple[str, ...], compiled: bool) -> Job:
@@ -214,7 +246,15 @@ def make_job(setting: Setting, compute: Compute, optimizer: Optimizer, names: tu
     recipe, world = setting.recipe, setting.world
     workers = recipe.run.workers if recipe.run.workers is not None else 4 if setting.device.type == "cuda" else 0
     feed = Feed(
-        recipe, setting.corpus, setting.layout, setting.device, world.rank, world.size, fill=compiled, workers=workers
+        recipe,
+        setting.corpus,
+        setting.layout,
+        setting.device,
+        world.rank,
+        world.size,
+        fill=compiled,
+        workers=workers,
+        even=setting.sharded,
     )
 
     def steps(progress: Progress) -> Iterator[Step]:
@@ -224,7 +264,7 @@ def make_job(setting: Setting, compute: Compute, optimizer: Optimizer, names: tu
         return schedule.learning_rate(recipe.schedule, progress.step, progress.total)
 
     def save(progress: Progress) -> None:
-        save_checkpoint(setting.out / "checkpoints", compute.master, optimizer, progress, recipe.run.keep)
+        save_checkpoint(setting.out / "checkpoints", compute.master, optimizer, progress, recipe.run.keep, world)
 
     def flops(progress: Progress) -> float:
         now = schedule.moment(recipe, progress.step - 1, progress.total)
@@ -240,11 +280,13 @@ def make_job(setting: Setting, compute: Compute, optimizer: Optimizer, names: tu
         names=names,
         run=recipe.run,
         evaluate=make_evaluation(setting, compute),
+        evaluate_together=setting.sharded,
         plan=schedule.Planner(recipe) if recipe.budget else None,
         flops=flops if peak else None,
         seed=recipe.seed,
         memory_hint=f"lower [batch] pack (now {recipe.batch.pack:,} tokens; a step keeps its tokens), "
-        "or set [run] checkpointing = true",
+        "or set [run] checkpointing = true"
+        + (' or, with AdamW, parallel = "sharded"' if world.size > 1 and not setting.sharded else ""),
         world=world,
     )
 
@@ -262,10 +304,12 @@ def make_evaluation(setting: Setting, compute: Compute) -> Any:
         if length not in packs:
             examples = replace(recipe.examples, length=length)
             packs[length] = heldout_packs(heldout, layout, examples, recipe.batch.pack, recipe.run.evaluate_packs)
-        figures = evaluate_packs(compute.network, packs[length])
+        figures = compute.apply(lambda network: evaluate_packs(network, packs[length]))
         if progress.finished:
             sentences = sample_sentences(heldout, layout, longest=min(64, length))
-            figures["pseudo_perplexity"] = pseudo_perplexity(compute.network, sentences, layout.mask_id)
+            figures["pseudo_perplexity"] = compute.apply(
+                lambda network: pseudo_perplexity(network, sentences, layout.mask_id)
+            )
         return figures["heldout_loss"], figures
 
     return evaluate

@@ -126,6 +126,18 @@ class Recipe:
             seconds(self.budget)
             if isinstance(self.schedule.warmup, float) and self.schedule.warmup > 0:
                 raise KeyProblem("budget", "[schedule] warmup must be a number of steps where the time is fixed")
+        if self.run.parallel == "sharded" and self.optimizer.kind == "muon":
+            raise KeyProblem(
+                "run.parallel",
+                'sharded ranks hold rows of the matrices, and muon needs whole ones: set [optimizer] kind = "adamw", '
+                'or [run] parallel = "data"',
+            )
+        if self.run.parallel == "sharded" and self.distil is not None and self.distil.relation:
+            raise KeyProblem(
+                "run.parallel",
+                "the relation loss reads weights that sharded ranks have let go: set [distil] relation = 0, "
+                'or [run] parallel = "data"',
+            )
 
     @property
     def config(self) -> EncoderConfig:

@@ -139,6 +139,8 @@ class DistilSettings:
 class RunSettings:
     """[run]: how the machine is used and what is kept. Changing these does not change what is learnt."""
 
+    parallel: Literal["data", "sharded"] = "data"
+    """Several ranks: data, each holds the whole model; sharded, its share of weights, gradients and moments (FSDP)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute precision; the weights stay in fp32. auto: bfloat16 on CUDA, float32 on the CPU."""
     compile: bool | None = None

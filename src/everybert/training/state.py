@@ -5,7 +5,8 @@
         optimizer.safetensors   the optimizer's buffers
         progress.json           step, plan, place in the data, time spent, best so far
 
-There is no generator state to keep: examples, masks and dropout are drawn from (seed, step, pack).
+There is no generator state to keep: examples, masks and dropout are drawn from (seed, step, pack). Nor does a
+checkpoint know of ranks: sharded tensors are gathered, so that any number of ranks, sharded or not, goes on from it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
-from torch import nn
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from everybert.errors import EverybertError
 from everybert.store.folder import atomic_folder, check, is_complete, read_json, write_json
 from everybert.training.data import Place
+from everybert.training.distributed import World, like, own_rows
 from everybert.training.optim import Optimizer
 
 VERSION = 1
@@ -57,19 +62,35 @@ class Progress:
         return self.total is not None and self.step >= self.total
 
 
-def save_checkpoint(folder: Path, network: nn.Module, optimizer: Optimizer, progress: Progress, keep: int) -> Path:
-    """Write checkpoints/step-N, then remove all but the last `keep` and the best."""
-    path = folder / f"step-{progress.step:08d}"
-    with atomic_folder(path) as draft:
-        save_file(
-            {k: v.detach().cpu().contiguous() for k, v in network.state_dict().items()}, draft / "network.safetensors"
-        )
-        save_file(
-            {k: v.detach().cpu().contiguous() for k, v in optimizer.state().items()}, draft / "optimizer.safetensors"
-        )
-        write_json(draft / "progress.json", {"version": VERSION, **dataclasses.asdict(progress)})
-    prune(folder, keep, progress.best_step)
+def save_checkpoint(
+    folder: Path, network: nn.Module, optimizer: Optimizer, progress: Progress, keep: int, world: World | None = None
+) -> Path:
+    """Write checkpoints/step-N, then remove all but the last `keep` and the best.
+
+    Every rank must call it; the first one writes, and needs room for the whole state.
+    """
+    world = world or World()
+    path = folder / step_name(progress.step)
+    weights, buffers = (gather(state, world.first) for state in (network.state_dict(), optimizer.state()))
+    with world.together():
+        if world.first:
+            with atomic_folder(path) as draft:
+                save_file(weights, draft / "network.safetensors")
+                save_file(buffers, draft / "optimizer.safetensors")
+                write_json(draft / "progress.json", {"version": VERSION, **dataclasses.asdict(progress)})
+            prune(folder, keep, progress.best_step)
     return path
+
+
+def gather(state: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
+    """Whole tensors on the CPU where `keep`, one after the other; ranks that do not keep them only send their rows."""
+    out = {}
+    for name, tensor in state.items():
+        if hasattr(tensor, "full_tensor"):
+            tensor = tensor.full_tensor()
+        if keep:
+            out[name] = tensor.detach().cpu().contiguous()
+    return out
 
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
@@ -83,8 +104,18 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
 
 def checkpoints(folder: Path) -> dict[int, Path]:
     """The checkpoints of a run by step, complete or not, in order."""
-    named = ((re.fullmatch(r"step-(\d+)", path.name), path) for path in folder.glob("step-*"))
-    return dict(sorted((int(name[1]), path) for name, path in named if name))
+    named = (path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name))
+    return dict(sorted((step_of(path), path) for path in named))
+
+
+def step_name(step: int) -> str:
+    """What the folder of a checkpoint is called."""
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """The step of a checkpoint by its folder's name."""
+    return int(path.name.removeprefix("step-"))
 
 
 def latest(folder: Path) -> Path | None:
@@ -100,13 +131,34 @@ def read_progress(path: Path) -> Progress:
     return Progress(**found | {"place": Place(*found["place"]), "guard": tuple(found["guard"])})
 
 
-def load_checkpoint(path: Path, network: nn.Module, optimizer: Optimizer) -> Progress:
+def load_checkpoint(path: Path, network: nn.Module, optimizer: Optimizer, verify: bool = True) -> Progress:
     """Put a checkpoint's weights and buffers back, after checking its files against their hashes."""
-    check(path)
+    if verify:
+        check(path)
     progress = read_progress(path)
     try:
-        network.load_state_dict(load_file(path / "network.safetensors"))
+        own = network.state_dict()
+        network.load_state_dict(read(path / "network.safetensors", own))
     except RuntimeError as error:
         raise EverybertError(f"{path} holds another network than the recipe's; start a new run folder") from error
-    optimizer.load(load_file(path / "optimizer.safetensors"))
+    moments = {f"adam.{short}.{name}": value for name, value in own.items() for short in "mv"}
+    optimizer.load(read(path / "optimizer.safetensors", moments))
     return progress
+
+
+def read(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A file's tensors; of those that are sharded in `own`, this rank's rows alone are read."""
+    out = {}
+    with safe_open(path, "pt") as saved:
+        for name in saved.keys():  # noqa: SIM118  # not a mapping
+            parameter = own.get(name)
+            if parameter is None or not hasattr(parameter, "placements"):
+                out[name] = saved.get_tensor(name)
+                continue
+            part = saved.get_slice(name)
+            if tuple(part.get_shape()) != tuple(parameter.shape):
+                raise RuntimeError(f"{name} has another shape")
+            rows = own_rows(parameter)
+            mine = part[rows] if rows.start < rows.stop else torch.empty(0, *parameter.shape[1:])
+            out[name] = like(parameter, mine.to(parameter.device))
+    return out

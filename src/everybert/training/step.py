@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,8 +21,10 @@ from torch.nn import functional as F
 from everybert.errors import EverybertError
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
+from everybert.training.distributed import World
 from everybert.training.graphs import Recorder
 
+T = TypeVar("T")
 LossFunction = Callable[[Network, Ragged], tuple[Tensor, Tensor]]
 """(network, batch) → (the loss to differentiate, a vector of figures to log)."""
 
@@ -53,8 +55,8 @@ class Compute:
         pairs = zip(self.master.parameters(), self.network.parameters())
         self.pairs = [(big, small) for big, small in pairs if big is not small and big.requires_grad]
 
-    def run(self, batch: Ragged) -> Tensor:
-        """Forward and backward of one pack; returns the figures to log, detached."""
+    def run(self, batch: Ragged, last: bool = True) -> Tensor:
+        """Forward and backward of one pack, perhaps the step's last; returns the figures to log, detached."""
         if self.compiled:
             batch = steady(batch)
         if self.recorder is not None:
@@ -64,6 +66,18 @@ class Compute:
             loss.backward()
         self._collect()
         return figures.detach()
+
+    def reduce(self, world: World) -> None:
+        """Sum the step's gradients over the ranks."""
+        world.sum_gradients([p for p in self.master.parameters() if p.requires_grad])
+
+    def apply(self, work: Callable[[Network], T]) -> T:
+        """Do something with the network that computes, other than training."""
+        return work(self.network)
+
+    def whole(self) -> Network | None:
+        """The trained network, for the first rank to write."""
+        return self.master
 
     @torch.no_grad()
     def _collect(self) -> None:

@@ -30,7 +30,8 @@ from everybert.tasks.features import Features, batch, run
 from everybert.tasks.records import Examples
 from everybert.tasks.task import Task
 from everybert.training.data import Item, Place, Step
-from everybert.training.logs import Logs
+from everybert.training.distributed import World
+from everybert.training.keeper import History, Keeper
 from everybert.training.loop import Job, train
 from everybert.training.optim import Optimizer, OptimizerConfig
 from everybert.training.settings import RunSettings
@@ -39,6 +40,7 @@ from everybert.training.step import Compute
 
 ADAPTER = "default"
 """What a freshly trained adapter is called until it is given a name."""
+ALONE = World()
 FILL = 256
 """On CUDA the tokens of a batch are rounded up to a multiple of this."""
 
@@ -153,8 +155,14 @@ def tune(
     fresh_pooler: bool = False,
     quiet: bool = False,
 ) -> Run:
-    """Train one network on one task; the network must have the task's head, freshly initialised where it is new."""
-    device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """Train one network on one task; the network must have the task's head, freshly initialised where it is new.
+
+    Under `torchrun` the ranks share each step's examples, and all end with the first rank's best weights.
+    """
+    world = World.join()
+    if world.size > 1 and task.name == "embed":
+        raise EverybertError("embed compares all texts of a batch, which ranks would cut up: run it in one process")
+    device = world.device(settings.device)
     dtype = getattr(torch, settings.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
     network.to(device)
     adapters = prepare(network, task, settings, fresh_pooler)
@@ -171,7 +179,7 @@ def tune(
     job = Job(
         compute=compute,
         optimizer=optimizer,
-        steps=lambda at: steps(task, train_features, settings, seed, device, network.config.pad_id, at.step),
+        steps=lambda at: steps(task, train_features, settings, seed, device, network.config.pad_id, at.step, world),
         lr=lambda at: peak * linear(at.step, settings.warmup, each * settings.rounds),
         save=lambda at: None,
         names=("loss",),
@@ -181,13 +189,15 @@ def tune(
         evaluate=keeper.evaluate,
         seed=seed,
         memory_hint="lower batch_size, or raise accumulate",
+        world=world,
     )
-    history = History(quiet)
+    history = History(quiet or not world.first)
     with history:
         finished = train(job, progress, history)
-    keeper.restore()
+    keeper.restore(world)
     task = task.tuned(compute.network, dev_features, dev)
     scores = task.evaluate(compute.network, dev_features, dev)
+    scores = dict(zip(scores, world.agree(*scores.values())))
     return Run(
         seed=seed,
         scores=scores,
@@ -311,9 +321,18 @@ def plain_head(network: Network, name: str) -> bool:
 
 
 def steps(
-    task: Task, features: Features, settings: Settings, seed: int, device: torch.device, pad_id: int, start: int = 0
+    task: Task,
+    features: Features,
+    settings: Settings,
+    seed: int,
+    device: torch.device,
+    pad_id: int,
+    start: int = 0,
+    world: World = ALONE,
 ) -> Iterator[Step]:
-    """The batches of every step from `start`: `batch_size` examples in the epoch's own order, in `accumulate` parts."""
+    """The batches of every step from `start`: `batch_size` examples in the epoch's own order, in `accumulate` parts
+    on each rank.
+    """
     size = settings.batch_size
     each = math.ceil(len(features) / size)
     fill = min(FILL, features.size) if device.type == "cuda" else None
@@ -323,7 +342,8 @@ def steps(
             which = order[first : first + size]
             total = task.share(features, which)
             items = []
-            for number, part in enumerate(np.array_split(which, min(settings.accumulate, len(which)))):
+            parts = np.array_split(which, min(settings.accumulate * world.size, len(which)))
+            for number, part in list(enumerate(parts))[world.rank :: world.size]:
                 ragged = batch(features, part, fill=fill, pad_id=pad_id)
                 share = torch.tensor(task.share(features, part) / total if total else 0.0)
                 ragged = replace(ragged, extra=ragged.extra | {"share": share})
@@ -353,48 +373,3 @@ def linear(step: int, warmup: float, total: int) -> float:
     if step < warm:
         return step / warm
     return max(0.0, (total - step) / max(1, total - warm))
-
-
-class History(Logs):
-    """Logs that remember what they were told."""
-
-    def __init__(self, quiet: bool) -> None:
-        super().__init__(None, quiet=quiet)
-        self.rows: list[dict[str, Any]] = []
-
-    def write(self, step: int, values: dict[str, Any]) -> None:
-        """Keep the row."""
-        self.rows.append({"step": step, **values})
-
-
-class Keeper:
-    """Scores every epoch and keeps the weights of the best."""
-
-    def __init__(
-        self, task: Task, compute: Compute, features: Features, dev: Examples, each: int, patience: int | None
-    ) -> None:
-        self.task, self.compute, self.features, self.dev, self.each = task, compute, features, dev, each
-        self.patience = patience
-        self.best: float | None = None
-        self.epoch = 0
-        self.weights: dict[str, Tensor] = {}
-
-    def evaluate(self, progress: Progress) -> tuple[float, dict[str, float]]:
-        """(−score, scores); ends the run when patience is over."""
-        scores = self.task.evaluate(self.compute.network, self.features, self.dev)
-        score, epoch = scores[self.task.metric], math.ceil(progress.step / self.each)
-        if self.best is None or score > self.best:
-            self.best, self.epoch = score, epoch
-            trained = self.compute.master.named_parameters()
-            self.weights = {name: p.detach().clone() for name, p in trained if p.requires_grad}
-        elif self.patience is not None and epoch - self.epoch >= self.patience:
-            progress.total = progress.step
-        return -score, scores
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Put the best epoch's weights back; the last ones stay where no epoch was finished."""
-        for name, parameter in self.compute.master.named_parameters():
-            if name in self.weights:
-                parameter.copy_(self.weights[name])
-        self.compute.refresh()
