@@ -3,7 +3,8 @@
 - A ```source block names a function or class (`everybert.model.attention:watched`) and is replaced by its code as it
   stands in src/. Two more lines, `from: …` and `to: …`, keep the part between the first lines that begin so.
 - `$…$` and `$$…$$` become MathML, which browsers draw without a script.
-- reference/cli.md, recipes.md and http.md are made from the commands, the recipes and the server themselves.
+- reference/cli.md, recipes.md and http.md are made from the commands, the recipes and the server themselves;
+  CONTRIBUTING.md and CHANGELOG.md come from the project's folder.
 """
 
 from __future__ import annotations
@@ -104,6 +105,8 @@ def on_files(files: Any, config: Any) -> Any:
 
     for name, text in (("cli", cli()), ("recipes", recipes()), ("http", http())):
         files.append(File.generated(config, f"reference/{name}.md", content=text))
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        files.append(File.generated(config, name.lower(), content=(ROOT / name).read_text("utf-8")))
     return files
 
 

@@ -151,7 +151,12 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def check(words: list[str]) -> None:
-    """A command that a test cannot run is at least one that exists."""
+    """A command that a test cannot run is at least one that exists, with options that exist."""
+    if words[0] == "torchrun":
+        words = words[words.index("-m") + 1 :]
+    if words[0] == "everybert":
+        parse(words[1:])
+        return
     if words[0] == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
         assert words[1] in targets, f"the Makefile has no target {words[1]}"
@@ -166,6 +171,20 @@ def check(words: list[str]) -> None:
             assert f'"{flag}"' in source, f"{words[1]} has no option {flag}"
     else:
         raise AssertionError(f"a test cannot run {shlex.join(words)!r}: skip it with a reason, or teach doc_pages.py")
+
+
+def parse(words: list[str]) -> None:
+    """Refuse a command line that `everybert` would refuse; nothing is run."""
+    import typer
+
+    from everybert.cli.main import app
+
+    group: Any = typer.main.get_command(app)
+    name, command, rest = group.resolve_command(typer.Context(group, info_name="everybert"), words)
+    if hasattr(command, "commands"):
+        assert rest and rest[0] in command.commands, f"everybert {name} has no command {' '.join(rest[:1])}"
+        name, command, rest = f"{name} {rest[0]}", command.commands[rest[0]], rest[1:]
+    command.make_context(name, rest)
 
 
 def same(shown: str, printed: str, free: bool = False) -> bool:

@@ -23,7 +23,7 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(pages.ROOT))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer: other tests want the real hub
 def models(tmp_path_factory: pytest.TempPathFactory):
     with world.stand_ins(tmp_path_factory.mktemp("models")):
         yield
@@ -43,6 +43,17 @@ def test_a_page_runs_and_prints_what_it_shows(page: Path, models: None, tmp_path
 def test_every_block_is_of_a_language_that_we_know(page: Path):
     for block in pages.blocks(page.read_text("utf-8")):
         assert block.language in PLAIN | {"python", *pages.SHELLS}, f"{page.name}:{block.line}: {block.language}"
+
+
+ELSEWHERE = [p for p in pages.pages() if p.name in pages.ELSEWHERE]
+
+
+@pytest.mark.parametrize("page", ELSEWHERE, ids=name_of)
+def test_commands_for_other_machines_have_options_that_exist(page: Path):
+    shells = [b for b in pages.blocks(page.read_text("utf-8")) if b.language in pages.SHELLS]
+    for words in (words for block in shells for words in pages.commands(block.text)):
+        if words[0] not in ("ray", "openssl"):
+            pages.check(words)
 
 
 def test_skipped_blocks_are_few_and_say_why():
@@ -132,9 +143,11 @@ def test_a_wrong_output_and_a_failing_block_are_told(tmp_path: Path):
     page.write_text("```python\n1 / 0\n```\n", encoding="utf-8")
     with pytest.raises(AssertionError, match=r"page.md:2 failed: division by zero"):
         pages.run(page, tmp_path)
-    for words in (["make", "coffee"], ["pip", "install", "everybert[tea]"], ["rm", "x"]):
-        with pytest.raises(AssertionError):
-            pages.check(words)
+    wrong = ("make coffee", "pip install everybert[tea]", "rm x", "everybert fill --sugar", "everybert corpus brew")
+    for line in wrong:
+        with pytest.raises(Exception, match=r"coffee|tea|rm x|sugar|brew"):
+            pages.check(line.split())
+    pages.check(["torchrun", "--nproc_per_node=8", "-m", "everybert", "pretrain", "bert-base", "--out", "run"])
 
 
 def test_commands_are_read_as_a_shell_reads_them():
