@@ -1,4 +1,4 @@
-// The frame: which panel, which model, which theme; and what to do when the server is gone.
+// The frame: which panel, which model, which theme, which keys; and what to do when the server is gone.
 import { Problem, ask, h, server, trouble } from "./kit.js";
 
 const PANELS = [
@@ -34,10 +34,17 @@ const chosen = () => models.find((model) => model.name === place().params.get("m
 function choose(name) {
   const { panel, params } = place();
   params.set("model", name);
-  location.hash = link(panel, params);
+  go(link(panel, params));
+}
+
+function go(address) {
+  history.pushState(null, "", address);
+  draw();
 }
 
 // ── drawing ──
+
+const able = (info, task) => !task || info.tasks.includes(task) || (task === "classify" && info.regression);
 
 function drawNav(panel, info) {
   nav.replaceChildren(
@@ -47,13 +54,18 @@ function drawNav(panel, info) {
         "ul",
         {},
         panels.map(([id, words, task]) =>
-          h("li", {}, h("a", { href: link(id, new URLSearchParams({ model: info.name })), "aria-current": id === panel ? "page" : null, class: task && !info.tasks.includes(task) ? "unable" : null }, words)),
+          h("li", {}, h("a", { href: link(id, new URLSearchParams({ model: info.name })), "aria-current": id === panel ? "page" : null, ...(able(info, task) ? {} : { class: "unable", title: `${info.name} cannot do this: the panel says what can` }) }, words)),
         ),
       ),
     ]),
   );
+  showPlace();
+}
+
+/** On a phone the panels are a row that scrolls: keep this one in sight. */
+function showPlace() {
   const here = nav.querySelector("[aria-current]");
-  if (nav.scrollWidth > nav.clientWidth) nav.scrollLeft = here.offsetLeft - nav.clientWidth / 2 + here.offsetWidth / 2;
+  if (here && nav.scrollWidth > nav.clientWidth) nav.scrollLeft = here.offsetLeft - nav.clientWidth / 2 + here.offsetWidth / 2;
 }
 
 function drawPickers(info) {
@@ -67,6 +79,7 @@ function drawPickers(info) {
 
 async function draw() {
   const mine = ++turn;
+  main.setAttribute("aria-busy", "true");
   const { panel, params } = place();
   const info = chosen();
   drawNav(panel, info);
@@ -77,6 +90,7 @@ async function draw() {
     module = await import(`./panel-${panel}.js`);
   } catch {
     server.lost();
+    main.setAttribute("aria-busy", "false");
     main.replaceChildren(trouble("This panel could not be fetched from the server. Reload the page when the server is back."));
     return;
   }
@@ -90,15 +104,54 @@ async function draw() {
   };
   current = module.default(main, { info, models, params, choose, remember });
   current.run();
+  main.setAttribute("aria-busy", "false");
 }
 
 modelPicker.addEventListener("change", () => choose(modelPicker.value));
 adapterPicker.addEventListener("change", () => choose(adapterPicker.value));
 window.addEventListener("hashchange", draw);
+window.addEventListener("resize", showPlace);
+
+// ── keys ──
+
+const keys = document.getElementById("keys");
+const KEYS = [
+  ["/", "write in the panel’s first field", () => main.querySelector("textarea, input[type=text]")?.focus()],
+  ["[", "the panel before", () => walk(-1)],
+  ["]", "the panel after", () => walk(1)],
+  ["m", "choose a model", () => modelPicker.focus()],
+  ["t", "system, light or dark", () => theme.click()],
+  ["c", "copy a link to what is shown", () => main.querySelector(".permalink")?.click()],
+  ["?", "this list", () => keys.showModal()],
+];
+const ELSEWHERE = [
+  ["Ctrl Enter", "ask at once, from a field"],
+  ["Esc", "leave a field; let go of a pinned token"],
+  ["← ↑ ↓ →", "in Attention: another head, or another token; in Step through: another step"],
+  ["Enter", "in Attention: rank the heads by the cell of the matrix"],
+];
+const listed = ([key, words]) => [h("dt", {}, key.split(" ").map((one) => h("kbd", {}, one))), h("dd", {}, words)];
+keys.append(
+  h("form", { method: "dialog" }, h("h2", { id: "keys-title" }, "Keys"), h("button", { class: "quiet-button" }, "Close")),
+  h("dl", {}, [...KEYS, ...ELSEWHERE].map(listed)),
+);
+document.getElementById("keys-button").addEventListener("click", () => keys.showModal());
+keys.addEventListener("click", (event) => event.target === keys && keys.close()); // beside it
+
+function walk(by) {
+  const at = EVERY.findIndex(([id]) => id === place().panel) + by;
+  const [id] = EVERY[(at + EVERY.length) % EVERY.length];
+  go(link(id, new URLSearchParams({ model: chosen().name })));
+}
+
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "/" || event.ctrlKey || event.metaKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) return;
+  const writing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) && event.target.type !== "checkbox";
+  if (writing && event.key === "Escape") event.target.blur();
+  if (writing || keys.open || event.ctrlKey || event.metaKey || event.altKey) return;
+  const found = KEYS.find(([key]) => key === event.key);
+  if (!found) return;
   event.preventDefault();
-  main.querySelector("textarea, input[type=text]")?.focus();
+  found[2]();
 });
 
 // ── the theme ──

@@ -16,7 +16,10 @@ export function h(tag, attributes = {}, ...children) {
 }
 
 export const percent = (p) => (p >= 0.9995 ? "100 %" : p >= 0.0995 ? `${(100 * p).toFixed(1)} %` : p >= 0.0001 ? `${(100 * p).toFixed(2)} %` : "<0.01 %");
-export const signed = (x, digits = 3) => `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(digits)}`;
+export const signed = (x, digits = 3) => {
+  const shown = Math.abs(x).toFixed(digits);
+  return Number(shown) === 0 ? shown : `${x < 0 ? "−" : "+"}${shown}`;
+};
 export const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 export const floats = (text) => new Float32Array(bytes(text).buffer);
 const count = (n) => n.toLocaleString("en");
@@ -105,20 +108,19 @@ const quoted = (text) => `"${String(text).replace(/["\\$`]/g, "\\$&")}"`;
 const python = (text) => JSON.stringify(text);
 export const shell = { quoted, python };
 
+/** Lines of code with a button that copies them. */
+const code = (name, text) =>
+  h(
+    "div",
+    { class: "code" },
+    h("pre", { tabindex: 0, role: "region", "aria-label": name }, text),
+    h("button", { type: "button", class: "quiet-button", "aria-label": `Copy: ${name}`, onclick: (event) => copy(event.currentTarget, text) }, "Copy"),
+  );
+
 /** The command and the lines of Python that give the same. */
-export function same(info, cli, lines) {
-  const block = (name, text) =>
-    h(
-      "div",
-      { class: "code" },
-      h("pre", { tabindex: 0, "aria-label": name }, text),
-      h("button", { type: "button", class: "quiet-button", "aria-label": `Copy: ${name}`, onclick: (event) => copy(event.currentTarget, text) }, "Copy"),
-    );
+function same(info, cli, lines) {
   const load = `import everybert\nmodel = everybert.load(${python(info.folder)})`;
-  return [
-    cli && block("Command line", `everybert ${cli} --model ${quoted(info.folder)}`),
-    block("Python", `${load}\n${lines}`),
-  ];
+  return [code("Command line", `everybert ${cli} --model ${quoted(info.folder)}`), code("Python", `${load}\n${lines}`)];
 }
 
 export async function copy(button, text) {
@@ -138,7 +140,7 @@ export async function copy(button, text) {
  * The frame of a panel. `fields`: [{name, label, kind: "area" | "line", value, optional, more: words that open it}]; `examples`: [{words, values}];
  * `request(values, signal)` promises data, `show(data, values, root)` draws it, `code(values)` gives [command, Python].
  */
-export function panel(root, context, { title, lead, fields, examples = [], controls = [], request, show, code, wait = 350 }) {
+export function panel(root, context, { title, lead, fields, examples = [], controls = [], request, show, code: lines, wait = 350 }) {
   const { info, params } = context;
   const values = {};
   const inputs = {};
@@ -197,7 +199,11 @@ export function panel(root, context, { title, lead, fields, examples = [], contr
   let timer = 0;
   let flight = null;
   let closed = false;
-  const later = () => (clearTimeout(timer), (timer = setTimeout(run, wait)));
+  const later = () => {
+    clearTimeout(timer);
+    result.dataset.stale = ""; // what is shown is not yet of what was typed
+    timer = setTimeout(run, wait);
+  };
 
   async function run() {
     clearTimeout(timer);
@@ -213,8 +219,8 @@ export function panel(root, context, { title, lead, fields, examples = [], contr
     const empty = fields.find((field) => !field.optional && !values[field.name].trim());
     if (empty) return done(notice(h("p", {}, `${empty.label}: type something above.`)));
     codes.replaceChildren(
-      h("h2", {}, "The same, elsewhere", h("button", { type: "button", class: "quiet-button", onclick: (event) => copy(event.currentTarget, location.href) }, "Copy link to this")),
-      ...same(info, ...code(values)).filter(Boolean),
+      h("h2", {}, "The same, elsewhere", h("button", { type: "button", class: "quiet-button permalink", onclick: (event) => copy(event.currentTarget, location.href) }, "Copy link to this")),
+      ...same(info, ...lines(values)),
     );
     result.setAttribute("aria-busy", "true");
     try {
@@ -233,13 +239,14 @@ export function panel(root, context, { title, lead, fields, examples = [], contr
   function done(...children) {
     result.replaceChildren(...children);
     result.setAttribute("aria-busy", "false");
+    delete result.dataset.stale;
   }
 
   for (const field of fields) set(field.name, values[field.name]);
   return { run, later, values, fill, result, form, close: () => ((closed = true), clearTimeout(timer), flight?.abort()) };
 }
 
-/** What to say, and do, where a model lacks what a panel needs. */
+/** What to say, and do, where a model lacks what a panel needs. `remedy`: a sentence, and commands (MODEL stands for this one). */
 export function unable(root, context, { title, lead, lacks, remedy, task }) {
   const able = context.models.filter((model) => model.tasks.includes(task));
   root.replaceChildren(
@@ -250,8 +257,10 @@ export function unable(root, context, { title, lead, lacks, remedy, task }) {
       { class: "result", "aria-busy": "false" },
       notice(
         h("p", {}, `${context.info.name} ${lacks}.`),
-        h("p", { class: "quiet" }, able.length ? "These served models can:" : remedy),
-        able.length ? h("div", { class: "row" }, able.slice(0, 6).map((model) => h("button", { type: "button", class: "button", onclick: () => context.choose(model.name) }, model.name))) : null,
+        h("p", { class: "quiet" }, able.length ? `Served here and able to: choose ${able.length > 1 ? "one" : "it"}.` : `No model that is served here can. ${remedy[0]}`),
+        able.length
+          ? h("div", { class: "row" }, able.slice(0, 6).map((model) => h("button", { type: "button", class: "button", onclick: () => context.choose(model.name) }, model.name)))
+          : code("Commands that make and serve one", remedy[1].replaceAll("MODEL", quoted(context.info.folder))),
       ),
     ),
   );

@@ -7,7 +7,7 @@ export default function answer(root, context) {
   const title = "Answer";
   const lead = "A question about a passage: the model gives every token a chance to begin the answer and a chance to end it.";
   if (!info.tasks.includes("answer"))
-    return unable(root, context, { title, lead, lacks: "was not fine-tuned to answer questions", remedy: "Make one that was: everybert finetune answer --train train-v1.1.json", task: "answer" });
+    return unable(root, context, { title, lead, lacks: "was not fine-tuned to answer questions", remedy: ["Make one from questions with their answers, in SQuAD’s form:", "everybert finetune answer --model MODEL --train train.json --dev dev.json --out answers\neverybert serve --model answers"], task: "answer" });
   return panel(root, context, {
     title,
     lead,
@@ -38,7 +38,10 @@ export default function answer(root, context) {
         reasons(data.why, question, passage),
       );
     },
-    code: ({ question, context: passage }) => [`answer ${shell.quoted(question)} --context ${shell.quoted(passage)}`, `model.answer(${shell.python(question)}, ${shell.python(passage)})`],
+    code: ({ question, context: passage }) => [
+      `answer ${shell.quoted(question)} --context ${shell.quoted(passage)} --top 3`,
+      `model.answer(${shell.python(question)}, ${shell.python(passage)}, top=3)\nmodel.attribution(${shell.python(question)}, ${shell.python(passage)}, task="answer")`,
+    ],
   });
 }
 

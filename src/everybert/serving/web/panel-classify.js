@@ -6,7 +6,7 @@ export default function classify(root, context) {
   const title = info.regression ? "Predict a number" : "Classify";
   const lead = "A text, or a pair of texts, in; a label out. Below it: which pieces of the text the answer rests on.";
   if (!info.tasks.includes("classify") && !info.regression)
-    return unable(root, context, { title, lead, lacks: "was not fine-tuned to label texts", remedy: "Make one that was: everybert finetune classify --train your.tsv", task: "classify" });
+    return unable(root, context, { title, lead, lacks: "was not fine-tuned to label texts", remedy: ["Make one from examples, a text and its label a line:", "everybert finetune classify --model MODEL --train train.tsv --dev dev.tsv --out labels\neverybert serve --model labels"], task: "classify" });
   const method = h("select", { id: "method", onchange: () => own.run() }, h("option", { value: "integrated" }, "integrated gradients"), h("option", { value: "gradient" }, "gradient × input"));
   const own = panel(root, context, {
     title,
@@ -65,7 +65,7 @@ export function reasons(why, text, pair) {
       "p",
       { class: "caption number" },
       why.method === "integrated"
-        ? `Text ${signed(why.value)}, every word masked ${signed(why.baseline)}: a difference of ${signed(why.value - why.baseline)}, of which the pieces account for ${signed(total)} (${signed(why.gap, 4)} left over).`
+        ? `The text gives ${signed(why.value)}, the same text with every word masked ${signed(why.baseline)}. Of the ${signed(why.value - why.baseline)} between them the pieces account for ${signed(total)} (${signed(why.gap, 4)} left over).`
         : `Gradient × input at the text itself (${signed(why.value)}): a first-order picture, whose sum need not add up.`,
     ),
   );

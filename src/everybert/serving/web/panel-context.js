@@ -6,6 +6,7 @@ const EXAMPLES = [
   ["bank", "He sat on the bank of the river.\nShe put her money in the bank.\nThe bank raised its interest rates."],
   ["bat", "A bat flew out of the cave.\nHe swung the bat and hit the ball."],
 ];
+const minus = (v) => v.toFixed(2).replace("-", "−");
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 
 export default function context(root, context) {
@@ -32,7 +33,7 @@ export default function context(root, context) {
       if (count > 1) {
         const value = data.similarity[last][0][1];
         out.append(
-          h("p", {}, `“${data.word}” starts as one vector (cosine ${data.similarity[0][0][1].toFixed(2)}) and leaves the last layer as ${count}: cosine ${value.toFixed(2)}${count > 2 ? " between the first two" : ""}.`),
+          h("p", {}, `In the static table “${data.word}” is one vector (cosine ${minus(data.similarity[0][0][1])}); after the last layer it is ${count}, ${count > 2 ? "the first two " : ""}with a cosine of ${minus(value)}.`),
           h("figure", { class: "card" }, chart(data), h("figcaption", { class: "caption" }, "Cosine between the word’s vectors, from the static table to the last layer.")),
         );
       }
@@ -47,7 +48,7 @@ export default function context(root, context) {
             h(
               "table",
               {},
-              h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "level"), data.occurrences.map((_, k) => h("th", { scope: "col", dir: "auto" }, name(k))))),
+              h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "level"), data.occurrences.map((_, k) => h("th", { scope: "col", dir: "auto" }, count > 2 ? `${k + 1}  ` : "", name(k))))),
               h(
                 "tbody",
                 {},
@@ -81,16 +82,23 @@ function chart(data) {
   for (let i = 0; i < count; i++) for (let j = i + 1; j < count && pairs.length < 6; j++) pairs.push([i, j]);
   const all = pairs.flatMap(([i, j]) => data.similarity.map((level) => level[i][j]));
   const low = Math.min(0.5, Math.floor(Math.min(...all) * 10) / 10);
-  const x = (l) => left + 24 + (l * (width - left - 48)) / Math.max(1, data.levels.length - 1);
+  const right = count > 2 ? 34 : 0; // for the names of the lines
+  const x = (l) => left + 24 + (l * (width - left - right - 48)) / Math.max(1, data.levels.length - 1);
   const y = (v) => top + ((1 - v) / (1 - low)) * (height - top - bottom);
   const out = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": `Cosine by level: ${data.levels.map((level, l) => `${level} ${data.similarity[l][0][1].toFixed(2)}`).join(", ")}` });
-  for (const v of [low, (1 + low) / 2, 1]) out.append(svg("line", { class: "axis", x1: left, x2: width, y1: y(v), y2: y(v) }), svg("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, v.toFixed(2)));
+  for (const v of [low, (1 + low) / 2, 1]) out.append(svg("line", { class: "axis", x1: left, x2: width - right, y1: y(v), y2: y(v) }), svg("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, minus(v)));
   const skip = Math.ceil(data.levels.length / (narrow ? 5 : 10));
   data.levels.forEach((level, l) => (l % skip === 0 || l === data.levels.length - 1) && out.append(svg("text", { x: x(l), y: height - 10, "text-anchor": "middle" }, level.replace("layer ", "").replace("embeddings", "emb."))));
   pairs.forEach(([i, j], k) => {
     out.append(svg("path", { d: data.similarity.map((level, l) => `${l ? "L" : "M"}${x(l)} ${y(level[i][j])}`).join(""), opacity: 1 - 0.13 * k }));
     if (k === 0) data.similarity.forEach((level, l) => out.append(svg("circle", { cx: x(l), cy: y(level[i][j]), r: 3.5 })));
   });
+  if (count > 2) {
+    const last = data.similarity.at(-1);
+    const ends = pairs.map(([i, j]) => [y(last[i][j]), `${i + 1}–${j + 1}`]).sort((a, b) => a[0] - b[0]);
+    ends.forEach((end, k) => k && (end[0] = Math.max(end[0], ends[k - 1][0] + 14))); // names must not lie on each other
+    for (const [at, name] of ends) out.append(svg("text", { x: width, y: at + 4, "text-anchor": "end" }, name));
+  }
   return out;
 }
 
@@ -104,7 +112,7 @@ function grids(data) {
       h(
         "table",
         { class: "heat" },
-        h("tbody", {}, data.similarity[l].map((row, i) => h("tr", {}, h("th", { scope: "row" }, String(i + 1)), row.map((v) => h("td", { style: { background: `color-mix(in srgb, var(--accent) ${Math.round(Math.max(0, v) * 45)}%, transparent)` } }, v.toFixed(2)))))),
+        h("tbody", {}, data.similarity[l].map((row, i) => h("tr", {}, h("th", { scope: "row" }, String(i + 1)), row.map((v) => h("td", { style: { background: `color-mix(in srgb, var(--${v < 0 ? "second" : "accent"}) ${Math.round(Math.abs(v) * 45)}%, transparent)` } }, minus(v)))))),
       ),
     );
   return h("section", {}, h("h2", {}, "Every occurrence against every other"), h("div", { class: "row", style: { "align-items": "start", "margin-top": ".6rem" } }, [0, Math.floor(data.levels.length / 2), data.levels.length - 1].map(grid)));

@@ -18,7 +18,7 @@ export default function fill(root, context) {
   const title = "Fill in the blank";
   const lead = "A masked language model reads the words on both sides of a blank and says what may stand there. Click a word to blank it.";
   if (!context.info.tasks.includes("fill"))
-    return unable(root, context, { title, lead, lacks: "has no masked-word head, so it cannot fill blanks", remedy: "Serve one that was pre-trained with blanks: everybert quickstart makes a small one; any BERT folder with its MLM head works.", task: "fill" });
+    return unable(root, context, { title, lead, lacks: "has no masked-word head, so it cannot fill blanks", remedy: ["Any BERT folder with its masked-word head does; the quickstart makes a small one in two minutes:", "everybert quickstart\neverybert serve --model quickstart/pretrained/model"], task: "fill" });
 
   let originals = [];
   try {
@@ -77,7 +77,10 @@ export default function fill(root, context) {
         );
       });
     },
-    code: ({ text }) => [`fill ${shell.quoted(text)}`, `model.fill(${shell.python(text)})`],
+    code: ({ text, pair }) => [
+      `fill ${shell.quoted(text)}${pair ? ` --pair ${shell.quoted(pair)}` : ""} --top 8`,
+      `model.fill(${shell.python(text)}, top=8${pair ? `, pair=${shell.python(pair)}` : ""})`,
+    ],
   });
 
   const was = ({ word, pieces, score, rank }) =>

@@ -6,7 +6,7 @@ export default function names(root, context) {
   const title = "Names";
   const lead = "A tagger marks the stretches of a text that are people, places, organisations, or whatever it was trained to find.";
   if (!info.tasks.includes("tag"))
-    return unable(root, context, { title, lead, lacks: "was not fine-tuned to tag words", remedy: "Make one that was: everybert finetune tag --train your.conll", task: "tag" });
+    return unable(root, context, { title, lead, lacks: "was not fine-tuned to tag words", remedy: ["Make one from examples, a word and its tag a line:", "everybert finetune tag --model MODEL --train train.conll --dev dev.conll --out names\neverybert serve --model names"], task: "tag" });
   return panel(root, context, {
     title,
     lead,

@@ -6,7 +6,7 @@ export default function next(root, context) {
   const title = "Next sentence";
   const lead = "BERT was also trained to say whether one sentence follows another in a text, or comes from somewhere else.";
   if (!info.tasks.includes("next"))
-    return unable(root, context, { title, lead, lacks: "has no next-sentence head", remedy: "RoBERTa, DistilBERT and sentence encoders have none; a BERT pre-trained with sentence pairs has: everybert quickstart makes a small one.", task: "next" });
+    return unable(root, context, { title, lead, lacks: "has no next-sentence head", remedy: ["RoBERTa, DistilBERT and sentence encoders have none; a BERT that was pre-trained on sentence pairs has:", "everybert pretrain bert-base --corpus corpus --out run\neverybert serve --model run/model"], task: "next" });
   return panel(root, context, {
     title,
     lead,

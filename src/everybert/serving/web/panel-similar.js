@@ -42,9 +42,9 @@ export default function similar(root, context) {
             ),
           ),
         ),
-        h("section", {}, h("h2", {}, "Closest"), h("div", { class: "card", style: { "margin-top": ".6rem" } }, bars(pairs.slice(0, 5).map(([i, j, v]) => ({ name: `${i + 1} and ${j + 1}`, value: Math.max(0, v), shown: v.toFixed(3) }))))),
+        h("section", {}, h("h2", {}, "Closest"), h("div", { class: "card", style: { "margin-top": ".6rem" } }, bars(pairs.slice(0, 5).map(([i, j, v]) => ({ name: [h("span", {}, `${i + 1}  ${texts[i]}`), h("span", {}, `${j + 1}  ${texts[j]}`)], value: Math.max(0, v), shown: v.toFixed(3).replace("-", "−") })), { kind: "two" }))),
       );
     },
-    code: ({ texts }) => ["embed --file lines.txt", `vectors = model.embed([${lines(texts).map(shell.python).join(", ")}], normalize=True)\nvectors @ vectors.T`],
+    code: ({ texts }) => [`embed ${lines(texts).map(shell.quoted).join(" ")} --normalize --out vectors.npy`, `vectors = model.embed([${lines(texts).map(shell.python).join(", ")}], normalize=True)\nvectors @ vectors.T`],
   });
 }

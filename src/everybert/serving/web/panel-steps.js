@@ -47,7 +47,7 @@ export default function steps(root, context) {
         if (list.scrollHeight > list.clientHeight) list.scrollTop = here.offsetTop - list.offsetTop - 60;
       });
     },
-    code: ({ text, pair }) => [`explain ${shell.quoted(text)} --layer ${state.layer} --head ${state.head}`, `trace = model.trace(${shell.python(text)}${pair ? `, pair=${shell.python(pair)}` : ""})\ntrace["layers.${state.layer}.attention.weights"][${state.head}]`],
+    code: ({ text, pair }) => [`explain ${shell.quoted(text)}${pair ? ` --pair ${shell.quoted(pair)}` : ""} --layer ${state.layer} --head ${state.head}`, `trace = model.trace(${shell.python(text)}${pair ? `, pair=${shell.python(pair)}` : ""})\ntrace["layers.${state.layer}.attention.weights"][${state.head}]`],
   });
   function go(step) {
     if (step < 0 || step >= steps) return;

@@ -51,7 +51,7 @@ export default function tokens(root, context) {
         compare.append(h("p", { class: "caption" }, `${other.name}, ${other.lowercase ? "uncased" : "cased"}: ${other.tokens.length} tokens`), h("div", { style: { "margin-top": ".4rem" } }, chips(other, true, mine)));
       out.append(compare, table(data));
     },
-    code: ({ text, pair }) => [`tokens ${shell.quoted(text)}`, pair ? `model.tokens(${shell.python(text)}, pair=${shell.python(pair)})` : `model.tokens(${shell.python(text)})`],
+    code: ({ text, pair }) => [`tokens ${shell.quoted(text)}${pair ? ` --pair ${shell.quoted(pair)}` : ""}`, pair ? `model.tokens(${shell.python(text)}, pair=${shell.python(pair)})` : `model.tokens(${shell.python(text)})`],
   });
 }
 
