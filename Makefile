@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: help setup demo test test-slow test-browser lint format clean docs docs-outputs
+.PHONY: help setup demo test test-slow test-browser test-oldest lint format clean docs docs-outputs
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -46,6 +46,18 @@ docs: $(STAMP)   ## the documentation's site, into build/site
 
 docs-outputs: $(STAMP)  ## run the documentation's code and write what it prints beneath it (PAGES= some pages alone)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests/docs $(BIN)/python tests/docs/doc_pages.py $(PAGES)
+
+OLDEST := model/test_config.py model/test_ragged.py text/test_readers.py text/test_windows.py store/test_folder.py \
+  store/test_push.py store/test_card.py corpus/test_shards.py corpus/test_packs.py training/test_recipe.py \
+  training/test_plan.py training/test_pretrain.py training/test_logs.py inference/test_model.py \
+  inside/test_attention.py serving/test_limits.py serving/test_routes.py cli/test_cli_use.py cli/test_pretrain.py
+
+test-oldest:     ## what needs no transformers, with the oldest dependencies (constraints-oldest.txt), in build/oldest
+	test -x build/oldest/bin/python || $(PYTHON) -m venv build/oldest
+	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt torch
+	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt \
+	  -e '.[train,serve,viz,sentencepiece]' pytest pytest-xdist pytest-timeout hypothesis httpx pyyaml scikit-learn pandas
+	OMP_NUM_THREADS=1 build/oldest/bin/python -m pytest -p no:cacheprovider -n $(WORKERS) $(addprefix tests/,$(OLDEST))
 
 lint: $(STAMP)   ## style and types only
 	$(BIN)/ruff check src tests benchmarks docs recipes
