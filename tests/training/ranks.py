@@ -3,6 +3,7 @@
 Usage: ranks.py CORPUS OUT [rest], prints one JSON object: what every run said, by name.
 """
 
+import copy
 import functools
 import json
 import os
@@ -22,8 +23,12 @@ from grammar import ADJECTIVES
 from toy import tiny_recipe
 
 from everybert.errors import EverybertError
+from everybert.model.heads import Network
+from everybert.model.presets import PRESETS, preset
+from everybert.model.ragged import Ragged
 from everybert.training import data, distributed, optim, pretrain, sharded, state
 from everybert.training.finetune import finetune
+from everybert.training.step import Compute
 
 BASE = {
     "steps": 4,
@@ -64,7 +69,8 @@ def launch(size: int, work) -> list[int]:
             try:
                 work(rank)
                 code = 0
-            except EverybertError:
+            except EverybertError as error:
+                print(error, file=sys.stderr)
                 code = 2
             except BaseException:
                 traceback.print_exc()
@@ -160,6 +166,51 @@ def tune(base: pathlib.Path, out: pathlib.Path, size: int, task: str = "classify
     return {"codes": codes, "ranks": ranks}
 
 
+def families(out: pathlib.Path) -> dict:
+    """For each family and precision: gradients of two sharded ranks beside those of two that hold everything."""
+    small = {"vocab_size": 64, "hidden_size": 16, "layers": 2, "heads": 2, "intermediate_size": 32}
+    chosen = {preset(name).family: preset(name) for name in reversed(PRESETS)}
+
+    def loss(network, batch):
+        x_TH = network.encoder(batch)
+        total = network.mlm_logits(x_TH).float().square().mean()
+        total = total + network.sequence_logits(x_TH, batch, "nsp").float().square().mean()
+        return total, total.detach()[None]
+
+    def compare(config, dtype, world) -> tuple[int, float]:
+        torch.manual_seed(0)
+        networks = [Network(config, {"mlm": None, "nsp": None}).eval()]
+        networks.append(copy.deepcopy(networks[0]))
+        whole = Compute(networks[0], loss, "cpu", dtype)
+        cut = sharded.Sharded(networks[1], loss, torch.device("cpu"), dtype, False, world)
+        batch = Ragged.flat((torch.arange(24) + world.rank) % 60 + 2, [8, 6, 10])
+        for last in (False, True):
+            whole.run(batch)
+            cut.run(batch, last)
+        whole.reduce(world)
+        seen, worst = 0, 0.0
+        for one, two in zip(networks[0].parameters(), networks[1].parameters()):
+            assert (one.grad is None) == (two.grad is None)
+            if one.grad is not None:
+                seen += bool(one.grad.any())
+                apart = (one.grad - two.grad.full_tensor()).abs().max() / one.grad.abs().max().clamp(min=1e-12)
+                worst = max(worst, float(apart))
+        return seen, worst
+
+    def work(rank: int) -> None:
+        world = distributed.World.join()
+        found = {}
+        for family, config in chosen.items():
+            own = small | ({"embedding_size": 8} if config.embedding_size else {})
+            own |= {"windows": config.windows[:2]} if config.windows else {}
+            for dtype in (torch.float32, torch.bfloat16):
+                found[f"{family} {dtype}"] = compare(config.replace(**own), dtype, world)
+        (out / f"families-{rank}.json").write_text(json.dumps(found))
+
+    codes = launch(2, work)
+    return {"codes": codes, "ranks": [json.loads((out / f"families-{rank}.json").read_text()) for rank in range(2)]}
+
+
 def mode(name: str) -> tuple[int, dict]:
     """ "data-2" → two ranks, data parallel."""
     kind, size = name.split("-")
@@ -218,6 +269,7 @@ def main(corpus: str, folder: str, part: str = "first") -> dict:
     run("recompute-sharded-2", 2, run__checkpointing=True, run__parallel="sharded")
     for size in (1, 2):
         run(f"muon-data-{size}", size, optimizer__kind="muon")
+    found["families"] = families(out)
     base = out / "data-1" / "model"
     found["tuned-1"] = tune(base, out / "tuned-1", 1, accumulate=2, seeds=2)
     found["tuned-2"] = tune(base, out / "tuned-2", 2, seeds=2)

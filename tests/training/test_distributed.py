@@ -12,6 +12,7 @@ from ranks import BASE, ELASTIC, MODES, REST, STOP
 from safetensors.torch import load_file
 
 from everybert.errors import EverybertError
+from everybert.model.presets import PRESETS, preset
 from everybert.training.distributed import World, _groups
 from everybert.training.pretrain import pretrain
 
@@ -21,7 +22,7 @@ CLOSE = 2e-6
 """Weights of runs on other numbers of ranks, which add in another order, after four steps (measured: 1.2e-7)."""
 
 
-def command(*words, seconds=300):
+def command(*words, seconds=500):
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
     result = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=env, timeout=seconds)
     assert result.returncode == 0, result.stderr[-4000:]
@@ -138,6 +139,13 @@ def test_gradients_are_exchanged_once_a_step(runs):
 @pytest.mark.parametrize(("kind", "atol"), (("bf16", 1e-3), ("albert", CLOSE)))
 def test_sharded_kinds(runs, kind, atol):
     assert_close(runs[0] / f"{kind}-sharded-2", runs[0] / f"{kind}-data-1", atol)
+
+
+def test_every_family_can_be_sharded(runs):
+    for found in runs[1]["families"]["ranks"]:
+        assert len(found) == 2 * len({preset(name).family for name in PRESETS})
+        for name, (count, apart) in found.items():
+            assert count > 20 and apart < (1e-5 if "float32" in name else 2e-2), name
 
 
 def test_recomputed_activations_change_nothing(runs):

@@ -30,7 +30,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
     epilog=examples(
         "everybert pretrain tiny-cpu --corpus corpus --out run",
         "everybert pretrain my.toml --corpus corpus --out run --set run.workers=8 --budget 2h",
-        "torchrun --nproc_per_node=8 -m everybert pretrain bert-base --corpus corpus --out run",
+        "torchrun --standalone --nproc_per_node=8 --max-restarts=3 -m everybert pretrain bert-base "
+        "--corpus corpus --out run",
     )
 )
 def pretrain(
@@ -47,7 +48,10 @@ def pretrain(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Pre-train a model. Run the same command again to resume; Ctrl-C and SIGTERM save first."""
+    """Pre-train a model. Run the same command again to resume; Ctrl-C and SIGTERM save first.
+
+    Several GPUs or hosts: start it with torchrun; --set run.parallel=sharded shares out weights and optimizer too.
+    """
     from everybert.training import recipe as recipes
 
     if list_:
