@@ -59,7 +59,7 @@ class Process:
 
 
 def engine(model_folder: str, texts_file: str) -> None:
-    """The engine's process: "all" embeds every text, a number embeds one short text so many times."""
+    """The engine's process: "all" embeds every text, a number embeds one short text for so many seconds."""
     import everybert
 
     model, texts = everybert.load(model_folder, device="cpu"), json.loads(Path(texts_file).read_text())
@@ -71,8 +71,8 @@ def engine(model_folder: str, texts_file: str) -> None:
             model.embed(texts)
             print(time.perf_counter() - start, flush=True)
         else:
-            times = []
-            for _ in range(int(line)):
+            times, until = [], time.perf_counter() + float(line)
+            while time.perf_counter() < until:
                 start = time.perf_counter()
                 model.embed([SHORT])
                 times.append(time.perf_counter() - start)
@@ -212,9 +212,9 @@ def main() -> None:
         tokens = int(run.line())
         found = rounds_of(run, server, port, texts, options.rounds)
         request = message("/embed", {"inputs": SHORT})
-        asyncio.run(saturate(port, [request] * 200, 16))
-        rate = 800 / asyncio.run(saturate(port, [request] * 800, 16))
-        alone = run.ask("200")
+        asyncio.run(saturate(port, [request] * 100, 16))
+        rate = 400 / asyncio.run(saturate(port, [request] * 400, 16))
+        alone = run.ask("3")
         latencies = sorted(asyncio.run(at_rate(port, request, rate / 2, options.seconds)))
     finally:
         place.unlink()

@@ -125,3 +125,16 @@ def test_graphs_on_the_device_give_what_the_encoder_gives(bert: Model):
         for mine, want in zip(found, wanted):
             torch.testing.assert_close(mine, want, atol=3e-2, rtol=0)
     assert replay.REPLAYS[encoder].works and len(replay.REPLAYS[encoder].made) >= 2
+
+
+@pytest.mark.gpu
+def test_vectors_on_the_device_are_those_of_the_cpu(bert: Model, bert_folder):
+    from everybert.inference.model import load
+
+    texts = [" ".join(["dog", "cat", "plays"][: 1 + i % 3] * (1 + i % 30)) for i in range(120)]
+    device = load(bert_folder, device="cuda", dtype="bfloat16")
+    for long in ("window", "cut"):
+        wanted = torch.from_numpy(bert.embedded(texts, long=long).vectors)
+        for _ in range(3):  # run, recorded, replayed
+            found = torch.from_numpy(device.embedded(texts, long=long).vectors)
+            assert torch.cosine_similarity(found, wanted).min() > 0.999

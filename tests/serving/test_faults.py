@@ -50,28 +50,31 @@ def test_bytes_in_the_queue_are_bounded(folders):
 
 
 def test_clients_that_leave_are_not_worked_for(folders):
+    """Of twenty clients who leave at once, few have been worked for when the next request is answered."""
     with own.running({"words": folders["words"]}) as (url, service):
+        assert post(url, "/embed", {"inputs": ["the cat eats"] * 3}).status_code == 200
+        done = service.metrics.batch_tokens._sum
+        each = done.get()
         own.slow_down(service, "words", 0.2)
         for _ in range(20):
             with connect(url) as client:
                 client.sendall(HEAD % len(BODY) + BODY)
         time.sleep(0.1)
-        start = time.monotonic()
         assert post(url, "/embed", {"inputs": "a"}).status_code == 200
-        assert time.monotonic() - start < 2.0  # not 20 × 0.2 s
-        batches = service.metrics.batch_tokens._sum.get()
+        assert done.get() < 12 * each
+        before = done.get()
         time.sleep(0.5)
-        assert service.metrics.batch_tokens._sum.get() == batches
+        assert done.get() == before
 
 
 def test_half_sent_bodies_do_not_block_others(folders):
-    with own.running({"words": folders["words"]}, Limits(queue=32, body_seconds=1.0)) as (url, _):
+    with own.running({"words": folders["words"]}, Limits(queue=32, body_seconds=3.0)) as (url, _):
         clients = [connect(url) for _ in range(16)]
         for client in clients:
             client.sendall(HEAD % len(BODY) + BODY[:10])
         start = time.monotonic()
         assert post(url, "/embed", {"inputs": "a"}).status_code == 200
-        assert time.monotonic() - start < 1.0
+        assert time.monotonic() - start < 3.0
         for client in clients:
             assert client.recv(100).startswith(b"HTTP/1.1 408")
             client.close()
@@ -159,6 +162,8 @@ def test_sigterm_under_load_answers_every_request_it_took(folders):
     """32 clients, then SIGTERM: what was taken is answered whole, nothing is 5xx, and the process ends by itself."""
     code = START.format(path=sys.path[:], folder=str(folders["words"]))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    timer = threading.Timer(120, process.kill)  # whatever happens, the test ends
+    timer.start()
     url = f"http://127.0.0.1:{process.stdout.readline().strip()}"
     answered, broken = [], []
 
@@ -189,7 +194,8 @@ def test_sigterm_under_load_answers_every_request_it_took(folders):
     for error in broken:  # the listening socket is closed, or a connection that was idle: nothing half-answered
         assert isinstance(error, httpx.ConnectError | httpx.ReadError | httpx.RemoteProtocolError), error
         assert "incomplete" not in str(error)
-    assert process.wait(10) == 0
+    assert process.wait(20) == 0
+    timer.cancel()
 
 
 def test_the_command_serves_and_ends(folders):
@@ -201,11 +207,11 @@ def test_the_command_serves_and_ends(folders):
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
+    timer = threading.Timer(120, process.kill)
+    timer.start()
     line = process.stdout.readline()
     assert line.startswith("serving m on http://127.0.0.1:"), (line, process.poll())
     url = line.split()[3]
-    timer = threading.Timer(20, process.kill)
-    timer.start()
     assert post(url, "/embed", {"inputs": "a"}).status_code == 200
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)

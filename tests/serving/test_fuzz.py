@@ -94,6 +94,7 @@ def test_answers_fit_the_document(url):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_ten_thousand_bodies(url):
     fuzz(url, 6000)
     conform(url, 400)
