@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
+CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser)
+BROWSE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -n $(WORKERS) --dist loadgroup \
+         -o addopts='-q --strict-markers --import-mode=importlib'
 
 .PHONY: help setup demo test test-slow test-browser test-oldest lint format clean docs docs-outputs
 
@@ -23,22 +26,24 @@ setup: $(STAMP)  ## a local virtual environment with everything, pinned
 demo: $(STAMP)   ## the main job, start to end, on this machine's CPU
 	$(BIN)/everybert quickstart
 
-test: $(STAMP)   ## style, types and the fast tests (what CI runs)
+test: $(STAMP)   ## style, types and the fast tests (what CI runs), in Chromium too where there is one
 	$(BIN)/ruff check src tests benchmarks docs recipes
 	$(BIN)/ruff format --check src tests benchmarks docs recipes
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	@if [ -n "$(CHROMIUM)" ]; then $(BROWSE) -m 'browser and not slow'; else \
+	  echo "Left out: the playground's browser tests, for want of Chromium (Debian: apt-get install chromium; then: make test-browser)"; fi
 
 test-slow: $(STAMP)  ## soak and big tests too
 	$(BIN)/python -m pytest -m 'slow and not gpu' -o addopts=-q
 
-test-browser:    ## the playground in headless Chromium; installs nothing; pictures in build/screenshots
+test-browser:    ## the playground in headless Chromium, every test; pictures in build/screenshots
 	@test -x $(BIN)/python || { echo "test-browser: there is no $(VENV) yet; run: make setup"; exit 2; }
 	@$(BIN)/python -c 'import playwright' 2>/dev/null || \
 	  { echo "test-browser needs playwright: $(BIN)/pip install -c constraints.txt playwright"; exit 2; }
-	@command -v "$${CHROMIUM:-chromium}" >/dev/null || command -v chromium-browser >/dev/null || \
+	@test -n "$(CHROMIUM)" || \
 	  { echo "test-browser needs Chromium (Debian: apt-get install chromium), or CHROMIUM=/path/to/it make test-browser"; exit 2; }
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -o addopts='-q --strict-markers --import-mode=importlib'
+	$(BROWSE)
 
 docs: $(STAMP)   ## the documentation's site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

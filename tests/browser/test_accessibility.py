@@ -1,61 +1,27 @@
-"""Names, labels, contrast, headings and focus order, on every panel, light and dark, laptop and phone."""
+"""The keyboard alone: where focus goes, what the keys do, what is announced. (Names and contrast: test_layout.py.)"""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from pages import PANELS, ready
+from pages import PANELS, ready, some, typed
 
 pytestmark = pytest.mark.browser
-CHECK = (Path(__file__).parent / "accessibility.js").read_text().split("\n", 1)[1].rstrip().rstrip(";")
+FOCUSED = """() => {
+  const e = document.activeElement, style = getComputedStyle(e), box = e.getBoundingClientRect();
+  const order = [...document.querySelectorAll("*")].indexOf(e);
+  const outline = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1;
+  const seen = box.width > 0 && box.bottom > 0 && box.top < innerHeight;
+  return { order, outline, seen, name: e.className || e.id || e.tagName };
+}"""
 
 
-@pytest.mark.parametrize("panel", PANELS)
-def test_panels_pass(open_page, panel):
-    page = open_page(PANELS[panel])
-    for size, theme in (({"width": 1366, "height": 820}, "light"), ({"width": 390, "height": 844}, "dark")):
-        page.set_viewport_size(size)
-        page.emulate_media(color_scheme=theme)
-        page.wait_for_timeout(250)
-        assert page.evaluate(CHECK) == [], (size["width"], theme)
-
-
-def test_the_check_itself_finds_faults(open_page):
-    page = open_page(PANELS["tokens"])
-    page.evaluate("""() => {
-      const main = document.querySelector("main");
-      main.insertAdjacentHTML("beforeend", "<button></button><h4>x</h4><img><input><p id='model'>y</p>");
-      const faint = Object.assign(document.createElement("p"), { textContent: "faint" });
-      faint.style.color = "#bbb";
-      main.append(faint);
-    }""")
-    found = "\n".join(page.evaluate(CHECK))
-    for words in (
-        "no accessible name",
-        "heading of level 4",
-        "without alt",
-        "without a label",
-        "used twice",
-        "contrast",
-    ):
-        assert words in found
-
-
-@pytest.mark.parametrize("panel", ["fill", "attention", "steps"])
+@pytest.mark.parametrize("panel", some(PANELS, "fill", "attention", "steps"))
 def test_focus_follows_the_page_and_is_seen(open_page, panel):
     page = open_page(PANELS[panel])
     seen = []
-    describe = """() => {
-      const e = document.activeElement, style = getComputedStyle(e), box = e.getBoundingClientRect();
-      const order = [...document.querySelectorAll("*")].indexOf(e);
-      const outline = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1;
-      const seen = box.width > 0 && box.bottom > 0 && box.top < innerHeight;
-      return { order, outline, seen, name: e.className || e.id || e.tagName };
-    }"""
-    for _ in range(60):
+    for _ in range(90):
         page.keyboard.press("Tab")
-        at = page.evaluate(describe)
+        at = page.evaluate(FOCUSED)
         if at["name"] == "BODY" or (seen and at["order"] < seen[-1]["order"]):
             break
         seen.append(at)
@@ -74,8 +40,8 @@ def test_one_stop_for_all_heads(open_page):
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Layer 0, head 1"
-    assert page.locator(".av-title").inner_text() == "Layer 0, head 1"
     ready(page)
+    assert page.locator(".av-title").inner_text() == "Layer 0, head 1"
     label = page.locator(".av-stage").get_attribute("aria-label")
     assert label.startswith("Attention of layer 0, head 1") and "link" in label
 
@@ -83,8 +49,50 @@ def test_one_stop_for_all_heads(open_page):
 def test_results_are_announced(open_page):
     page = open_page(PANELS["fill"])
     assert page.locator(".result").get_attribute("aria-label") == "Result"
-    page.get_by_label("Sentence", exact=True).fill("")
-    page.wait_for_selector(".notice")
-    bad = open_page("#tokens?model=words&text=" + "x" * 3000)
-    bad.get_by_label("Text", exact=True).fill("y" * 30_000)
-    bad.wait_for_selector("[role=alert].notice")
+    typed(page, "Sentence", "")
+    assert page.locator(".notice").inner_text() == "Sentence: type something above."
+    page = open_page(PANELS["tokens"])
+    typed(page, "Text", "y" * 30_000)
+    assert page.locator("[role=alert].notice").count() == 1
+    assert page.locator("[role=status].count").first.inner_text() == "30,000 of 20,000 characters"
+
+
+def test_keys(open_page, shots, url):
+    page = open_page("#fill?model=words", permissions=["clipboard-read", "clipboard-write"])
+    page.keyboard.press("?")
+    keys = page.get_by_role("dialog", name="Keys")
+    keys.wait_for()
+    listed = keys.locator("dt").all_inner_texts()
+    assert {"/", "[", "]", "m", "t", "c", "?"} <= set(listed) and len(listed) == len(set(listed))
+    page.screenshot(path=shots / "keys.png")
+    page.keyboard.press("]")
+    page.keyboard.press("Escape")
+    keys.wait_for(state="hidden")
+    assert page.locator("h1").inner_text() == "Fill in the blank", "keys are the list's own while it is open"
+    for key, title in (("]", "Classify"), ("[", "Fill in the blank"), ("[", "Step through")):
+        page.keyboard.press(key)
+        ready(page)
+        assert page.locator("h1").inner_text() == title
+    page.keyboard.press("c")
+    page.wait_for_function("() => document.querySelector('.permalink').textContent === 'Copied'")
+    assert page.evaluate("navigator.clipboard.readText()") == page.url
+    page.keyboard.press("t")
+    page.keyboard.press("t")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 27)"
+    page.keyboard.press("m")
+    assert page.evaluate("document.activeElement.id") == "model"
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "field-text"
+    page.keyboard.press("End")
+    page.keyboard.type(" t [ m ?")
+    assert page.locator("#field-text").input_value().endswith(" t [ m ?"), "in a field, keys are letters"
+    page.keyboard.press("Control+Enter")
+    ready(page)
+    page.keyboard.press("Escape")
+    page.keyboard.press("ArrowRight")
+    ready(page)
+    assert page.locator("article h2").inner_text().startswith("2.")
+    page.go_back()
+    page.wait_for_function("() => document.querySelector('h1').textContent === 'Fill in the blank'")

@@ -48,6 +48,7 @@ def test_the_screen_shows_the_story_and_the_commands(told):
     out, _, screen = told
     for words in ("Tokenizer", "The capital of France is ____", "loss", "from random weights", "everybert finetune"):
         assert words in screen
+    assert "http://127.0.0.1:8000" in screen and "everybert serve --model" in screen, "the playground's address"
     assert f"{out}/recipe.toml" in screen.replace("\n", "") and "[/bold]" not in screen
 
 
