@@ -17,6 +17,7 @@ from everybert.inference import export as module
 from everybert.inference.embedding import Dense, Pooling, write_pooling
 from everybert.inference.export import Exported, export_hf, export_onnx
 from everybert.inference.graph import Session, outputs
+from everybert.inference.quantise import quantise
 from everybert.model.ragged import Ragged
 
 TASKS = {
@@ -225,12 +226,30 @@ def test_an_adapter_is_merged(tmp_path):
     export_hf(tmp_path / "lora", tmp_path / "whole", dtype="float32")
     plain, merged = everybert.load(tmp_path / "lora"), everybert.load(tmp_path / "whole")
     assert merged.adapters is None
+    export_hf(base, tmp_path / "same", adapter=str(tmp_path / "lora"))
+    named = everybert.load(tmp_path / "same").network.state_dict()
+    assert all(torch.equal(named[key], value) for key, value in merged.network.state_dict().items())
     batch = Ragged.of([[2, 9, 12, 3], [2, 3]])
     with torch.inference_mode():
         one, two = (outputs(m.network, "classify", batch, Pooling())["logits"] for m in (plain, merged))
         trunk = everybert.load(base).network.encoder(batch)
     torch.testing.assert_close(one, two, atol=1e-5, rtol=0.0)
     assert (trunk - merged.network.encoder(batch)).abs().max() > 0.1
+
+
+def test_int8_weights_are_widened(tmp_path, embedder):
+    import transformers
+
+    quantise(embedder, tmp_path / "int8", ["the cat sees a dog"], step=lambda text: None)
+    assert not (tmp_path / "int8" / "model.safetensors").exists()
+    export_hf(tmp_path / "int8", tmp_path / "wide")
+    one, two = (everybert.load(tmp_path / name).network.state_dict() for name in ("int8", "wide"))
+    assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+    theirs = transformers.AutoModel.from_pretrained(tmp_path / "wide").eval()
+    ids = [2, 9, 12, 30, 3]
+    with torch.no_grad():
+        wanted = theirs(torch.tensor([ids])).last_hidden_state[0]
+    torch.testing.assert_close(everybert.load(tmp_path / "int8").hidden([ids])[0], wanted, atol=1e-5, rtol=0.0)
 
 
 def test_dtypes(tmp_path, embedder):

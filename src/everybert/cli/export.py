@@ -10,12 +10,16 @@ from typing import Annotated
 
 import typer
 
-from everybert.cli.common import Json, examples, print_json, print_table
+from everybert.cli.common import examples, print_json, print_table
 from everybert.errors import EverybertError
 
 app = typer.Typer(no_args_is_help=True, help="Export a model: to ONNX, or to a folder of transformers.")
 
 Source = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a bundled model, or a hub id (org/name).")]
+Adapter = Annotated[
+    str | None, typer.Option(help="Merge this adapter: one that the model comes with, or an adapter's folder.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must not exist.")]
 
 
@@ -36,6 +40,7 @@ def onnx(
             "given."
         ),
     ] = None,
+    adapter: Adapter = None,
     int8: Annotated[
         bool, typer.Option("--int8", help="Round weights to int8, and activations as it runs: smaller and faster.")
     ] = False,
@@ -53,11 +58,18 @@ def onnx(
         raise EverybertError(f"{check} is not a file; --check takes labelled data")
     with _steps() as say:
         done = export_onnx(
-            model, out, task=task, int8=int8, opset=opset, sentences=bundled_sentences() if int8 else (), say=say
+            model,
+            out,
+            task=task,
+            adapter=adapter,
+            int8=int8,
+            opset=opset,
+            sentences=bundled_sentences() if int8 else (),
+            say=say,
         )
         if check is not None:
             say("scoring")
-        found = scores(model, done, check) if check is not None else None
+        found = scores(model, done, check, adapter) if check is not None else None
     if as_json:
         print_json(asdict(done) | ({"scores": asdict(found)} if found else {}))
         return
@@ -87,6 +99,7 @@ def onnx(
 def hf(
     model: Source,
     out: Out,
+    adapter: Adapter = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as it was, if not given.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -95,7 +108,7 @@ def hf(
 
     with _steps() as say:
         say("writing")
-        done = export_hf(model, out, dtype=dtype)
+        done = export_hf(model, out, adapter=adapter, dtype=dtype)
     if as_json:
         print_json(asdict(done))
         return

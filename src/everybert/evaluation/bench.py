@@ -145,7 +145,8 @@ def _ways(
     name: str | Path, dtypes: Sequence[str] | None, device: torch.device, against: str | None
 ) -> tuple[list[Way], list[str], int, int]:
     """Each dtype that this machine has, loaded; and what was left out."""
-    asked = list(dtypes or ["bf16" if device.type == "cuda" else "fp32"])
+    known = {long: short for short, long in DTYPES.items()}
+    asked = [known.get(d, d) for d in dtypes or ["bf16" if device.type == "cuda" else "fp32"]]
     for short in asked:
         if short not in DTYPES:
             raise EverybertError(f"there is no dtype {short!r}; choose among {', '.join(DTYPES)}, with commas between")

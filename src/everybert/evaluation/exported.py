@@ -27,11 +27,11 @@ class Scores:
     export: dict[str, float]
 
 
-def scores(name: str | Path, done: Exported, data: Path) -> Scores:
+def scores(name: str | Path, done: Exported, data: Path, adapter: str | None = None) -> Scores:
     """Score a model and its export on a file, by the model's own task."""
     if done.task not in MODULES:
         raise EverybertError(f"{done.task} has no score; --check is for {', '.join(MODULES)}")
-    model = opened(name)
+    model = opened(name, adapter, done.task)
     exported = copy(model)
     session = Session(Path(done.folder) / FILE, done.task, model.config.pad_id)
     exported.network = cast(Network, GraphNetwork(model.network, session))

@@ -71,9 +71,15 @@ class Exported:
 # ── what is exported ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def opened(name: str | Path, dtype: torch.dtype | str | None = "float32") -> Model:
-    """A model for export: on the CPU, int8 weights widened, an adapter merged into its trunk."""
-    model = load(name, device="cpu", dtype=dtype)
+def opened(name: str | Path, adapter: str | None = None, task: str | None = None) -> Model:
+    """A model for export: on the CPU in fp32, int8 weights widened, an adapter merged into its trunk.
+
+    `adapter` is one of the folder's own or a folder; None takes the one that the folder has for the task, if it does.
+    """
+    model = load(name, device="cpu", dtype="float32")
+    adapter = adapter or (task_use.chosen(model, task) if task else None)
+    if adapter is not None:
+        model.use(adapter if adapter in model.bundle.folders else model.add_adapter(adapter))
     if model.adapters is not None and model.adapters.on.active is not None:
         model.merge()
     return model
@@ -126,6 +132,7 @@ def export_onnx(
     out: str | Path,
     *,
     task: str | None = None,
+    adapter: str | None = None,
     int8: bool = False,
     opset: int = OPSETS.start,
     sentences: Sequence[str] = (),
@@ -133,9 +140,10 @@ def export_onnx(
 ) -> Exported:
     """Write a folder with model.onnx, config.json, the tokenizer and everybert.json.
 
-    `task` None takes what the model is for. The graph is run beside torch on random sequences of unequal length; a
-    difference above 1e-4 is an error, and nothing is written. `int8` rounds the weights (a scale a column) and, as it
-    runs, the activations; how near the outputs stay is measured on `sentences`. `say` is told what is being done.
+    `task` None takes what the model is for; `adapter` is merged first (see `opened`). The graph is run beside torch on
+    random sequences of unequal length; a difference above 1e-4 is an error, and nothing is written. `int8` rounds the
+    weights (a scale a column) and, as it runs, the activations; how near the outputs stay is measured on `sentences`.
+    `say` is told what is being done.
     """
     needs = [part for part in ("onnx", "onnxscript", "onnxruntime") if find_spec(part) is None]
     if needs:
@@ -144,7 +152,7 @@ def export_onnx(
         raise EverybertError(f"opsets {OPSETS.start} to {OPSETS.stop - 1} are written, not {opset}")
     out = refuse_existing(out)
     say("loading")
-    model = opened(name)
+    model = opened(name, adapter, task)
     task = task or natural_task(model)
     head_of(model.network, task)
     pooling = model.pooling if task == "embed" else model._plain_pooling
@@ -320,13 +328,13 @@ class Saved:
     notes: tuple[str, ...] = ()
 
 
-def export_hf(name: str | Path, out: str | Path, *, dtype: str | None = None) -> Saved:
+def export_hf(name: str | Path, out: str | Path, *, adapter: str | None = None, dtype: str | None = None) -> Saved:
     """Write a whole folder of `transformers`: adapters merged, int8 weights widened. `dtype` None keeps the folder's.
 
     The folder is read back before it appears under its name: every tensor must be as it was.
     """
     out = refuse_existing(out)
-    model = opened(name)
+    model = opened(name, adapter)
     model.network.to(_dtype(dtype or _kept(model)))
     notes = [f"transformers has no such {head} head: it is in files of everybert's own" for head in _own_heads(model)]
     if model._tokenizer is None:
