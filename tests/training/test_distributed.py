@@ -2,19 +2,23 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from ranks import BASE, ELASTIC, MODES, REST, STOP
 from safetensors.torch import load_file
+from toy import TINY
 
 from everybert.errors import EverybertError
 from everybert.model.presets import PRESETS, preset
 from everybert.training.distributed import World, _groups
 from everybert.training.pretrain import pretrain
+from everybert.training.state import read_progress
 
 HERE = Path(__file__).parent
 MANY = MODES[1:]
@@ -101,8 +105,8 @@ def test_all_other_pairs_and_many_repetitions(corpus, tmp_path):
     for first, then in REST:
         assert_goes_on(tmp_path, found, first, then)
     for mode in MODES:
-        for time in range(3):
-            assert_same(tmp_path / mode, tmp_path / f"{mode}-again-{time}")
+        for again in range(3):
+            assert_same(tmp_path / mode, tmp_path / f"{mode}-again-{again}")
 
 
 def assert_goes_on(out, found, first, then):
@@ -224,3 +228,30 @@ def test_groups_keep_the_order():
     groups = _groups(tensors)
     assert [len(g) for g in groups] == [1, 1, 2]
     assert [id(t) for g in groups for t in g] == [id(t) for t in tensors]
+
+
+@pytest.mark.slow
+def test_the_command_saves_when_asked_to_stop(corpus, tmp_path):
+    """SIGTERM to torchrun: all ranks save, and the first says so."""
+    recipe, out = tmp_path / "tiny.toml", tmp_path / "run"
+    recipe.write_text(TINY.replace("log_every = 5", "log_every = 1").replace("steps = 40", "steps = 4000"))
+    words = ["pretrain", str(recipe), "--corpus", str(corpus), "--out", str(out), "--device", "cpu"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "everybert"]
+    with subprocess.Popen(
+        [sys.executable, *torchrun, *words, "--quiet", "--json"], stdout=subprocess.PIPE, text=True
+    ) as run:
+        try:
+            deadline = time.monotonic() + 200
+            while not (out / "log.jsonl").exists() or '"step": 5' not in (out / "log.jsonl").read_text():
+                assert time.monotonic() < deadline and run.poll() is None
+                time.sleep(0.05)
+            run.send_signal(signal.SIGTERM)
+            said, _ = run.communicate(timeout=100)
+        finally:
+            run.kill()
+    (line,) = said.splitlines()  # of two ranks, one speaks
+    found = json.loads(line)
+    assert not found["finished"] and 5 <= found["step"] < 4000
+    path = out / "checkpoints" / f"step-{found['step']:08d}"
+    assert (path / "manifest.json").exists()
+    assert read_progress(path).tokens > 0
