@@ -31,7 +31,7 @@ def folders(tmp_path_factory, worker_id):
     """Models by name, as folders: made once, by the worker that comes first."""
     root = tmp_path_factory.getbasetemp()
     root = root if worker_id == "master" else root.parent
-    with FileLock(root / "world.lock", timeout=300):
+    with FileLock(root / "world.lock", timeout=540):
         if not (root / "world" / "done").exists():
             world.make_world(root / "world")
             tiny_model.save(root / "world" / "ranker", {"classify": 1}, ["score"], seed=5, problem_type="regression")
