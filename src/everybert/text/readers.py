@@ -171,7 +171,10 @@ def _csv_records(path: Path, columns: Sequence[str] | None, errors: Errors, repo
     source = (line + "\n" for _, line in lines(path, errors, report))
     first = next(source, "")
     rows = csv.reader(chain([first], source), delimiter=max(",;\t", key=first.count), strict=True)
-    names = list(columns) if columns else _header(path, next(rows))
+    try:
+        names = list(columns) if columns else _header(path, next(rows))
+    except csv.Error as error:
+        raise EverybertError(f"{path}:{rows.line_num}: the header row cannot be read ({error}): mend it") from None
     while True:
         try:
             row = next(rows)

@@ -319,7 +319,8 @@ class Tokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         settings = self._settings() | ({"model_max_length": max_length} if max_length else {})
         config = pipelines.class_settings(self._backend, self._roles) | settings
-        self._backend.save(str(folder / "tokenizer.json"))
+        whole = self._backend.to_str(pretty=True)  # its own save() hides why a disk refused
+        (folder / "tokenizer.json").write_text(whole, encoding="utf-8", newline="\n")
         tokens = {name: value for name, value in settings.items() if name.endswith("_token")}
         for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", tokens)):
             text = json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
