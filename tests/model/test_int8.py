@@ -51,7 +51,7 @@ def test_what_was_rounded_is_rounded_to_itself(weight: np.ndarray):
 @computes
 @pytest.mark.parametrize("floor", [None, *sorted(FLOORS.values())])
 @pytest.mark.parametrize("bias", [True, False])
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(st.integers(1, 70), st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**20))
 def test_the_layer_is_its_own_formula(floor: float | None, bias: bool, tokens: int, inputs: int, outputs: int, seed):
     generator = torch.Generator().manual_seed(seed)

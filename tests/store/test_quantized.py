@@ -125,7 +125,7 @@ def test_scales_that_are_no_positive_numbers(folder: Path, lost: float):
         (torch.ones(16, 1), "shape (16, 1)"),
         (torch.tensor(1.0), "shape ()"),
         (torch.ones(16, dtype=torch.float16), "F16"),
-        (torch.ones(16, dtype=torch.int8), "not a matrix"),
+        (torch.ones(16, dtype=torch.int8), "is I8"),
     ],
 )
 def test_scales_that_do_not_fit(folder: Path, value: torch.Tensor | None, cause: str):

@@ -46,7 +46,7 @@ def open_quantised(path: Path) -> Weights:
     slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     kinds = {name: (tuple(x.get_shape()), x.get_dtype()) for name, x in slices.items()}
     scaled = {name for name, (_, dtype) in kinds.items() if dtype == "I8"}
-    for name in scaled:
+    for name in sorted(scaled):
         _check_scales(path, name, kinds)
     left = {name for name in kinds if name.endswith(SCALE) and name.removesuffix(SCALE) not in scaled}
     if left:
