@@ -35,47 +35,35 @@ class Fetched(HTMLParser):
             self.urls.append(given.get(ASKS[tag]) or "")
 
 
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make docs` builds it: a warning is an error."""
+def test_the_site_builds_without_a_warning_and_asks_nothing_of_other_hosts(tmp_path: Path):
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings")
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
-    out = tmp_path_factory.mktemp("site")
-    config = load_config(str(pages.ROOT / "mkdocs.yml"), site_dir=str(out), strict=True)
+    config = load_config(str(pages.ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True)
     config.plugins.on_startup(command="build", dirty=False)
     build(config)
-    return out
-
-
-def test_every_page_is_there(site: Path):
-    for page in pages.DOCS.rglob("*.md"):
-        assert (site / page.relative_to(pages.DOCS).with_suffix(".html")).is_file(), page
-    cli = (site / "reference" / "cli.html").read_text("utf-8")
-    assert all(f'id="everybert-{name}' in cli for name in COMMANDS)
-    assert all(f'id="{name}"' in (site / "reference" / "recipes.html").read_text("utf-8") for name in recipe.names())
-    assert "/v1/embeddings" in (site / "reference" / "http.html").read_text("utf-8")
-    assert 'id="everybert.inference.model.Model.fill"' in (site / "reference" / "python.html").read_text("utf-8")
-
-
-def test_nothing_is_asked_of_other_hosts(site: Path):
-    for page in site.rglob("*.html"):
+    found = {str(path.relative_to(tmp_path)): path.read_text("utf-8") for path in tmp_path.rglob("*.html")}
+    every_page_is_there(found)
+    for name, html in found.items():
         fetched = Fetched()
-        fetched.feed(page.read_text("utf-8"))
-        assert fetched.urls and not [url for url in fetched.urls if re.match(r"(https?:)?//", url)], page
-    for style in site.rglob("*.css"):
+        fetched.feed(html)
+        assert fetched.urls and not [url for url in fetched.urls if re.match(r"(https?:)?//", url)], name
+        assert not re.search(r"equation\d{4}equation|language-source", html), name
+    for style in tmp_path.rglob("*.css"):
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", style.read_text("utf-8")), style
 
 
-def test_code_and_equations_are_in_the_pages(site: Path):
-    attention = (site / "explained" / "attention.html").read_text("utf-8")
-    text = re.sub(r"<[^>]+>", "", attention)
-    assert "weights = torch.softmax(scores, dim=-1)" in text and "<msqrt>" in attention
-    for page in site.rglob("*.html"):
-        html = page.read_text("utf-8")
-        assert not re.search(r"equation\d{4}equation|language-source", html), page
+def every_page_is_there(found: dict[str, str]) -> None:
+    for page in pages.DOCS.rglob("*.md"):
+        assert str(page.relative_to(pages.DOCS).with_suffix(".html")) in found, page
+    assert all(f'id="everybert-{name}' in found["reference/cli.html"] for name in COMMANDS)
+    assert all(f'id="{name}"' in found["reference/recipes.html"] for name in recipe.names())
+    assert "/v1/embeddings" in found["reference/http.html"]
+    assert 'id="everybert.inference.model.Model.fill"' in found["reference/python.html"]
+    attention = found["explained/attention.html"]
+    assert "weights = torch.softmax(scores, dim=-1)" in re.sub(r"<[^>]+>", "", attention) and "<msqrt>" in attention
 
 
 def test_quotes_are_the_code_as_it_stands():
