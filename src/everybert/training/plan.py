@@ -159,7 +159,7 @@ def memory_parts(
     whole_gradients = packs > gpus  # what accumulates over packs is summed over GPUs once, so it is whole until then
     parts = {
         "fp32 weights": 4 * parameters / share,
-        "bf16 weights": 2 * parameters / share + (2 * 2 * layer if sharded else 0),
+        "bf16 weights": 2 * (min(2 * layer, parameters) if sharded else parameters),  # gathered by layers, two at once
         "fp32 gradients": 4 * parameters / (1 if whole_gradients else share),
         "bf16 gradients": 2 * (min(2 * layer, parameters) if sharded else parameters),
         "optimizer": moments / share,
