@@ -8,5 +8,5 @@ from everybert.cli.main import run
 
 if __name__ == "__main__":
     if os.environ.get("RANK", "0") != "0":  # of ranks that train together the first one speaks
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     run()
