@@ -35,7 +35,7 @@ test: $(STAMP)   ## style, types and the fast tests (what CI runs), in Chromium 
 	  echo "Left out: the playground's browser tests, for want of Chromium (Debian: apt-get install chromium; then: make test-browser)"; fi
 
 test-slow: $(STAMP)  ## soak and big tests too
-	$(BIN)/python -m pytest -m 'slow and not gpu' -o addopts=-q
+	$(BIN)/python -m pytest -m 'slow and not gpu and not browser' -o addopts=-q
 
 test-browser:    ## the playground in headless Chromium, every test; pictures in build/screenshots
 	@test -x $(BIN)/python || { echo "test-browser: there is no $(VENV) yet; run: make setup"; exit 2; }
