@@ -48,7 +48,8 @@ def cluster(address: str | None = None, workers: int | None = None) -> Iterator[
             logging_level=logging.ERROR,
             **(own if address is None else {}),
         )
-    except (ConnectionError, OSError, RuntimeError, ValueError, ImportError) as error:
+    except Exception as error:  # Ray raises many kinds, a bare Exception among them
+        ray.shutdown()
         why = str(error).partition("\n")[0]
         what = "a Ray cluster could not be started" if address is None else f"there is no Ray cluster at {address}"
         raise EverybertError(f"{what} ({why}): docs/CLUSTER.md says how to start one") from error

@@ -184,7 +184,16 @@ def test_what_is_wrong_is_told(texts, tmp_path, monkeypatch):
 def test_a_cluster_that_is_not_there_is_told_at_once(texts, tmp_path, monkeypatch):
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)  # the other tests' cluster
     start = time.monotonic()
     with pytest.raises(EverybertError, match=r"no Ray cluster at 127\.0\.0\.1:1 .*docs/CLUSTER\.md"):
         on_cluster(texts, tmp_path / "c", address="127.0.0.1:1")
     assert time.monotonic() - start < 30
+
+    def slow(*args, **kwargs):
+        raise Exception("The current node timed out during startup.\nMore")
+
+    monkeypatch.setattr(ray, "init", slow)
+    with pytest.raises(EverybertError, match=r"could not be started \(The current node timed out") as caught:
+        on_cluster(texts, tmp_path / "c")
+    assert "\n" not in str(caught.value)
