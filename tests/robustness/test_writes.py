@@ -146,6 +146,23 @@ def test_saving_a_model(tmp_path: Path, tokenizer: Tokenizer, before: bool):
     place.judge(faults)
 
 
+@pytest.mark.parametrize("kinds", [("cut-kill",), pytest.param(KINDS, marks=pytest.mark.slow)])
+def test_quantising_over_a_model(tmp_path: Path, tokenizer: Tokenizer, kinds: tuple[str, ...]):
+    """Another file name each time: what is found must never be a mixture."""
+    model = Model(network(0), tokenizer)
+    path = tmp_path / "here" / "model"
+
+    def read(folder: Path) -> str:
+        kinds = sorted(p.name for p in folder.glob("*.safetensors"))
+        assert len(kinds) == 1, kinds
+        return kinds[0] + weights(folder)
+
+    place = Place(path, read, lambda: model.save(path))
+    faults = Faults(path.parent, place.examine, kinds)
+    faults.run(lambda: (faults.begin(), model.save(path, int8=True)))
+    place.judge(faults)
+
+
 def test_saving_a_checkpoint_and_pruning_older_ones(tmp_path: Path):
     folder = tmp_path / "run" / "checkpoints"
     net = network(0)
