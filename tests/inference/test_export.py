@@ -110,6 +110,7 @@ def test_sentence_vectors_and_the_folder(embedder, exported):
     files = {file.name for file in folder.iterdir()}
     assert {"model.onnx", "config.json", "tokenizer.json", "tokenizer_config.json", "everybert.json"} <= files
     assert "model.safetensors" not in files
+    assert b".py" not in (folder / "model.onnx").read_bytes()  # no traces of the code, nor paths of this machine
     about = json.loads((folder / "everybert.json").read_text())["onnx"]
     assert about["inputs"] == ["input_ids", "attention_mask", "token_type_ids"] and about["opset"] == 20
     model = everybert.load(embedder)

@@ -209,19 +209,21 @@ def _trace(model: Model, task: str, pooling: Pooling, opset: int, path: Path) ->
     with torch.no_grad():
         called = list(outputs(model.network, task, Ragged.of([[0, 0]]), pooling))
     with quiet(), torch.no_grad():
-        torch.onnx.export(
+        program = torch.onnx.export(
             graph,
             (),
-            path,
             kwargs=given,
             dynamo=True,
             input_names=names,
             output_names=called,
             dynamic_shapes=dict.fromkeys(names, dims),
             opset_version=opset,
-            external_data=sum(p.numel() * p.element_size() for p in graph.parameters()) > ONE_FILE,
             verbose=False,
         )
+        assert program is not None
+        for node in program.model.graph:  # where each was traced, line by line: this machine's paths
+            node.metadata_props.clear()
+        program.save(path, external_data=sum(p.numel() * p.element_size() for p in graph.parameters()) > ONE_FILE)
 
 
 @contextmanager
