@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock  # torch brings it
 from ranks import BASE, ELASTIC, MODES, REST, STOP
 from safetensors.torch import load_file
 from toy import TINY
@@ -35,8 +36,15 @@ def command(*words, seconds=500):
 
 @pytest.fixture(scope="module")
 def runs(corpus, tmp_path_factory):
-    out = tmp_path_factory.mktemp("ranks")
-    return out, json.loads(command(HERE / "ranks.py", corpus, out).splitlines()[-1])
+    """Every run of ranks.py, made once though several of pytest's workers may ask for them."""
+    base = tmp_path_factory.getbasetemp()
+    out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ranks"
+    out.mkdir(exist_ok=True)
+    with FileLock(out / "lock", timeout=550):
+        said = out / "found.json"
+        if not said.exists():
+            said.write_text(command(HERE / "ranks.py", corpus, out).splitlines()[-1])
+    return out, json.loads(said.read_text())
 
 
 def saved(folder, name="network"):
