@@ -96,6 +96,13 @@ def test_bad_json_is_said_to_be_so(tight, body, status):
     assert len(answer.json()["error"]) < 400
 
 
+def test_a_field_nobody_reads_is_refused_not_passed_over(tight):
+    answer = post(tight, "/classify", {"text": "a", "adapter": "praise", "model": "labels"}, headers=KEY)
+    assert answer.status_code == 422 and answer.json()["error"] == "adapter: this endpoint has no such field"
+    known = {"input": "a", "user": "me"}  # OpenAI's clients send more than we need
+    assert post(tight, "/v1/embeddings", known, headers=KEY).status_code == 200
+
+
 def test_other_forms_of_body(tight):
     squeezed = gzip.compress(json.dumps({"inputs": "a" * 10_000_000}).encode())
     headers = KEY | {"content-type": "application/json", "content-encoding": "gzip"}

@@ -95,7 +95,8 @@ def _errors(app: FastAPI, service: Service) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:] if isinstance(part, str | int))
-        return send(request, 422, f"{where[:80] or 'the body'}: {first['msg'][:200]}")
+        why = "this endpoint has no such field" if first["type"] == "extra_forbidden" else first["msg"][:200]
+        return send(request, 422, f"{where[:80] or 'the body'}: {why}")
 
     @app.exception_handler(HTTPException)
     async def plain(request: Request, error: HTTPException) -> Response:

@@ -31,10 +31,16 @@ class Asked(BaseModel):
     model: ModelName = None
 
 
+class Own(Asked):
+    """What our own endpoints may be asked: a word they do not know is refused rather than passed over."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 # ── our own ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class FillIn(Asked):
+class FillIn(Own):
     """Texts with [MASK] where words are missing."""
 
     text: Texts
@@ -61,7 +67,7 @@ class Filled(BaseModel):
     )
 
 
-class ClassifyIn(Asked):
+class ClassifyIn(Own):
     """Texts, or pairs of texts."""
 
     text: str | list[str | Pair]
@@ -85,7 +91,7 @@ class Classified(BaseModel):
     )
 
 
-class TagIn(Asked):
+class TagIn(Own):
     """Texts whose spans are to be labelled."""
 
     text: Texts
@@ -117,7 +123,7 @@ class Tagged(BaseModel):
     )
 
 
-class AnswerIn(Asked):
+class AnswerIn(Own):
     """Questions, each with the text that may hold the answer (or one text for all)."""
 
     question: Texts
@@ -146,7 +152,7 @@ class Answered(BaseModel):
     )
 
 
-class NextIn(Asked):
+class NextIn(Own):
     """Two texts."""
 
     first: str
@@ -163,7 +169,7 @@ class Next(BaseModel):
     model_config = example({"model": "small", "probability": 0.97, "tokens": 18})
 
 
-class ChooseIn(Asked):
+class ChooseIn(Own):
     """A prompt and what may follow it."""
 
     prompt: str
@@ -186,7 +192,7 @@ class Chosen(BaseModel):
     )
 
 
-class TokensIn(Asked):
+class TokensIn(Own):
     """A text, or a pair, to be shown token by token."""
 
     text: str
@@ -224,7 +230,7 @@ class Tokens(BaseModel):
     )
 
 
-class AttentionIn(Asked):
+class AttentionIn(Own):
     """A text, or a pair, short enough to be shown."""
 
     text: str
