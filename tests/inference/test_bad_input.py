@@ -134,7 +134,7 @@ def test_a_megabyte_of_text(bert: Model):
     assert len(text) > 1_000_000
     (vector,) = bert.embed([text])
     assert np.isfinite(vector).all()
-    with pytest.raises(EverybertError, match=r"245002 tokens.*32"):
+    with pytest.raises(EverybertError, match=r"245,002 tokens.*32"):
         bert.attention(text)
     with pytest.raises(EverybertError, match=r"245000 tokens.*4096"):
         bert.score(text)
