@@ -165,6 +165,21 @@ class _Server(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
 
+    async def shutdown(self, sockets: Any = None) -> None:
+        """As uvicorn's; but it tells only the connections it knows to close, and one may be opening just then."""
+
+        async def remind() -> None:
+            while True:
+                await asyncio.sleep(0.1)
+                for connection in list(self.server_state.connections):
+                    connection.shutdown()
+
+        reminder = asyncio.create_task(remind())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            reminder.cancel()
+
     async def startup(self, sockets: Any = None) -> None:
         """As uvicorn's."""
         await super().startup(sockets)
