@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--tasks", help="with commas; those present when not given")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0, help="several processes can share a table's seeds")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--set", action="append", metavar="[TASK.][MODE.]KEY=VALUE", help="lora.lr=1e-3, RTE.epochs=10")
@@ -86,7 +87,7 @@ def main() -> None:
     for name in tasks:
         data: Data | None = None
         for mode in modes:
-            for seed in range(args.seeds):
+            for seed in range(args.first_seed, args.first_seed + args.seeds):
                 settings = settings_for(name, mode, args)
                 key = f"{name} {mode} {seed} {settings.epochs} {settings.lr} {settings.batch_size}"
                 if key in done or time.monotonic() - began > 60 * args.minutes:

@@ -56,13 +56,12 @@ def made_up(count: int, draw: random.Random) -> list[str]:
 
 
 def drawn(path: Path, count: int, draw: random.Random) -> list[str]:
-    """One to six sentences of a line each, from lines drawn at random."""
+    """One to six sentences, from lines drawn at random."""
     lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     texts = []
     for _ in range(count):
-        parts = split_sentences(draw.choice(lines))
-        start = draw.randrange(len(parts))
-        texts.append(" ".join(parts[start : start + draw.choice((1, 2, 2, 3, 4, 6))]))
+        start = draw.randrange(len(lines))
+        texts.append(" ".join(split_sentences(" ".join(lines[start : start + 4]))[: draw.choice((1, 1, 2, 3, 4, 6))]))
     return texts
 
 
