@@ -6,6 +6,20 @@ const faint = (n) => Math.min(0.02, 4 / n); // links below this are not drawn un
 
 export const ROW = { tall: 24, low: 18 };
 
+const font = (size, bold) => `${bold ? 600 : 400} ${size}px ${FONT}`;
+const graphemes = new Intl.Segmenter("en", { granularity: "grapheme" }); // a family, a flag, a letter with its accents: one each
+const ruler = document.createElement("canvas").getContext("2d");
+const RIGHT_TO_LEFT = /^[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
+
+/** A token's own direction, its first letter's, as dir="auto" has it: "##" and "▁" stand where its reading begins. */
+const direction = (string) => (RIGHT_TO_LEFT.test(string.match(/\p{L}/u)?.[0] ?? "") ? "rtl" : "ltr");
+
+/** Pixels of a label, at its widest (bold). */
+function wide(string, size) {
+  ruler.font = font(size, true);
+  return ruler.measureText(string).width;
+}
+
 export const tone = (weight) => Math.min(1, Math.pow(weight, 0.6)); // what the eye sees: small weights stay visible
 
 // ── pens ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -30,7 +44,8 @@ export function canvasPen(context) {
     text(string, x, y, colour, { align = "left", size = 13, turn = 0, bold = false } = {}) {
       context.globalAlpha = 1;
       context.fillStyle = colour;
-      context.font = `${bold ? 600 : 400} ${size}px ${FONT}`;
+      context.font = font(size, bold);
+      context.direction = direction(string);
       context.textAlign = align;
       context.textBaseline = "middle";
       if (!turn) return context.fillText(string, x, y);
@@ -63,10 +78,11 @@ export function svgPen(width, height, background) {
       out.push(`<path d="${path}" fill="none" stroke="${colour}" stroke-width="${round(line)}" stroke-opacity="${round(alpha)}"/>`);
     },
     text(string, x, y, colour, { align = "left", size = 13, turn = 0, bold = false } = {}) {
-      const anchor = { left: "start", right: "end", center: "middle" }[align];
+      const way = direction(string); // "start" is on the right of what reads from there
+      const anchor = (align === "left") === (way === "ltr") ? "start" : "end";
       const rotate = turn ? ` transform="rotate(${round((turn * 180) / Math.PI)} ${round(x)} ${round(y)})"` : "";
       out.push(
-        `<text x="${round(x)}" y="${round(y)}" fill="${colour}" font-size="${size}" font-weight="${bold ? 600 : 400}" ` +
+        `<text x="${round(x)}" y="${round(y)}" direction="${way}" fill="${colour}" font-size="${size}" font-weight="${bold ? 600 : 400}" ` +
           `text-anchor="${anchor}" dominant-baseline="central"${rotate}>${escape(string)}</text>`,
       );
     },
@@ -109,11 +125,12 @@ export function linesLayout(width, n) {
   return { row, column, left: column, right: width - column, height: n * row + 16, top: 8, size: n > 80 ? 12 : 13 };
 }
 
-/** Shorten a token to the room there is. */
+/** Shorten a token to the room there is, between letters as they are seen. */
 export function fitted(string, room, size) {
-  const most = Math.max(2, Math.floor(room / (size * 0.61)));
-  const letters = [...string];
-  return letters.length > most ? letters.slice(0, most - 1).join("") + "…" : string;
+  if (wide(string, size) <= room) return string;
+  const letters = Array.from(graphemes.segment(string), (part) => part.segment);
+  while (letters.length && wide(letters.join("") + "…", size) > room) letters.pop();
+  return letters.join("") + "…";
 }
 
 /** Two columns of tokens and the links between them. `focus` is {side, token} or null; `scroll` the first pixel seen. */
@@ -164,8 +181,8 @@ export function drawLines(pen, source, weights, links, layout, { focus, scroll, 
 
 /** Where things stand in the matrix view: labels only where there is room for them. */
 export function matrixLayout(width, n, tokens) {
-  const longest = Math.min(12, Math.max(...tokens.map((t) => [...t].length)));
-  const wanted = Math.round(longest * 8 + 14);
+  const longest = Math.min(96, Math.max(...tokens.map((token) => wide(token, 13))));
+  const wanted = Math.ceil(longest) + 14;
   const labelled = Math.floor((width - wanted - 8) / n) >= 11;
   const label = labelled ? wanted : 8;
   const room = Math.max(60, width - label - 8);

@@ -300,6 +300,9 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
     if (link) rank(...link);
   }
 
+  /** A token within a sentence; one that reads from the right leaves the sentence's order alone. */
+  const name = (i) => ["“", make("bdi", {}, source.tokens[i]), "”"];
+
   /** Say in which heads one link is strongest. */
   async function rank(from, to) {
     let each;
@@ -310,7 +313,7 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
       return null;
     }
     const order = [...each.keys()].sort((a, b) => each[b] - each[a]).slice(0, 5);
-    where.replaceChildren(`“${source.tokens[from]}” → “${source.tokens[to]}” is strongest in `);
+    where.replaceChildren(make("span", {}, ...name(from), " → ", ...name(to), " is strongest in "));
     for (const k of order) {
       const [layer, head] = [Math.floor(k / source.heads), k % source.heads];
       where.append(
@@ -323,10 +326,9 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
   function report() {
     const focus = state.focus ?? state.pinned;
     const shown = visible(source, state);
-    const name = (i) => `“${source.tokens[i]}”`;
     let words;
-    if (!weights.length) words = "";
-    else if (focus && "row" in focus) words = `${name(focus.row)} → ${name(focus.column)}  ${weights[focus.row * n + focus.column].toFixed(4)}`;
+    if (!weights.length) words = [];
+    else if (focus && "row" in focus) words = [...name(focus.row), " → ", ...name(focus.column), `  ${weights[focus.row * n + focus.column].toFixed(4)}`];
     else if (focus) {
       const at = (k) => (focus.side === "from" ? [focus.token, k] : [k, focus.token]);
       const ends = [...Array(n).keys()]
@@ -335,17 +337,17 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
         .sort((a, b) => b[1] - a[1])
         .slice(0, 4);
       const verb = focus.side === "from" ? "attends to" : "is attended to by";
-      words = `${name(focus.token)} ${verb} ${ends.map(([k, w]) => `${name(k)} ${w.toFixed(3)}`).join(", ")}`;
+      words = [...name(focus.token), ` ${verb} `, ...ends.flatMap(([k, w], i) => [i ? ", " : "", ...name(k), ` ${w.toFixed(3)}`])];
     } else {
-      words = best ? `Strongest link: ${name(best[0])} → ${name(best[1])}  ${best[2].toFixed(3)}` : "No link stands out in this selection.";
+      words = best ? ["Strongest link: ", ...name(best[0]), " → ", ...name(best[1]), `  ${best[2].toFixed(3)}`] : ["No link stands out in this selection."];
     }
-    readout.textContent = words;
-    stage.setAttribute("aria-label", `Attention of layer ${state.layer}, head ${state.head}, ${n} tokens. ${words}`);
+    readout.replaceChildren(...words);
+    stage.setAttribute("aria-label", `Attention of layer ${state.layer}, head ${state.head}, ${n} tokens. ${readout.textContent}`);
   }
 
   // ── pictures to keep ──
 
-  const name = (kind) => `attention-layer${state.layer}-head${state.head}.${kind}`;
+  const file = (kind) => `attention-layer${state.layer}-head${state.head}.${kind}`;
 
   function savePng() {
     const width = stage.clientWidth;
@@ -356,13 +358,13 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
     const pen = canvasPen(context);
     pen.rect(0, 0, width, layout.height, colours.surface);
     paint(pen, 0, layout.height);
-    whole.toBlob((blob) => download(name("png"), blob));
+    whole.toBlob((blob) => download(file("png"), blob));
   }
 
   function saveSvg() {
     const pen = svgPen(stage.clientWidth, layout.height, colours.surface);
     paint(pen, 0, layout.height);
-    download(name("svg"), new Blob([pen.toString()], { type: "image/svg+xml" }));
+    download(file("svg"), new Blob([pen.toString()], { type: "image/svg+xml" }));
   }
 
   // ── start, and keep up with the window and the theme ──
