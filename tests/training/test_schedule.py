@@ -80,5 +80,15 @@ def test_planner_freezes_and_corrects():
         if planner(progress):
             changes.append((progress.step, progress.total))
     assert changes[0] == (20, 250)  # 4 s a step
-    assert progress.plans == 4
+    assert progress.plans == 5
     assert progress.seconds == pytest.approx(1000, rel=0.02)
+
+
+def test_a_late_compilation_does_not_shorten_the_run():
+    r = recipe('budget = "200s"\n')
+    planner, progress = Planner(r), Progress()
+    while not progress.finished:
+        progress.step += 1
+        progress.seconds += 20.0 if progress.step in (1, 5, 7) else 0.1
+        planner(progress)
+    assert progress.seconds == pytest.approx(200, rel=0.02)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 from everybert.training.recipe import Recipe
@@ -22,8 +23,10 @@ MEASURED_STEPS = 20
 """Steps timed before the first plan: fewer would make it a guess."""
 COMPILING_STEPS = 3
 """The first steps of a process compile and warm up: they say nothing of the speed to come."""
-REPLAN_AT = (0.25, 0.5, 0.75)
+REPLAN_AT = (0.25, 0.5, 0.75, 0.95)
 """Shares of the budget after which the plan is made again: later phases may be slower than the first."""
+CHUNKS = 9
+"""Parts that the measured steps are cut into; the median part's speed counts, whatever stalls the others."""
 
 
 @dataclass(frozen=True)
@@ -94,31 +97,39 @@ class Planner:
     def __init__(self, recipe: Recipe) -> None:
         assert recipe.budget is not None
         self.recipe, self.budget = recipe, seconds(recipe.budget)
-        self.mark: tuple[float, int] | None = None
+        self.times: list[tuple[float, int]] = []  # at the beginning of each step since the last plan: seconds, packs
         self.packs = self.calls = 0
 
     def __call__(self, progress: Progress) -> bool:
         """Called after each step; True where `progress.total` has changed."""
-        done = self.packs  # `seconds` was read when this step began: these packs were behind it
-        self.packs += moment(self.recipe, progress.step - 1, progress.total).packs
         self.calls += 1
-        if self.mark is None or self.calls <= COMPILING_STEPS:
-            self.mark = progress.seconds, done
+        if self.calls >= COMPILING_STEPS:
+            self.times.append((progress.seconds, self.packs))
+        self.packs += moment(self.recipe, progress.step - 1, progress.total).packs
+        if not self._due(progress):
             return False
-        if not self._due(progress) or done <= self.mark[1]:
-            return False
-        a_pack = (progress.seconds - self.mark[0]) / (done - self.mark[1])
-        progress.total = plan_steps(self.recipe, progress.step, self.budget - progress.seconds, a_pack)
+        progress.total = plan_steps(self.recipe, progress.step, self.budget - progress.seconds, self._a_pack())
         progress.plans += 1
-        self.mark = progress.seconds, done
+        self.times = self.times[-1:]
         return True
 
+    def _a_pack(self) -> float:
+        """Seconds a pack takes: a late compilation, a save or an evaluation slows some parts, not the median one."""
+        steps = len(self.times) - 1
+        parts = min(steps, CHUNKS)
+        edges = [self.times[round(i * steps / parts)] for i in range(parts + 1)]
+        return median_low((end[0] - start[0]) / (end[1] - start[1]) for start, end in pairwise(edges))
+
     def _due(self, progress: Progress) -> bool:
-        if progress.plans == 0:
-            needed = max(MEASURED_STEPS, warmup_steps(self.recipe.schedule, None))
-            measured = progress.seconds - (self.mark[0] if self.mark else 0.0)
-            return progress.step >= needed or measured >= 0.1 * self.budget
-        return progress.plans <= len(REPLAN_AT) and progress.seconds >= REPLAN_AT[progress.plans - 1] * self.budget
+        steps = len(self.times) - 1
+        if steps < 2:
+            return False
+        if progress.plans:
+            return progress.plans <= len(REPLAN_AT) and progress.seconds >= REPLAN_AT[progress.plans - 1] * self.budget
+        if progress.step >= max(MEASURED_STEPS, warmup_steps(self.recipe.schedule, None)):
+            return True
+        share = (progress.seconds - self.times[0][0]) / self.budget
+        return share >= (0.1 if steps >= MEASURED_STEPS else 0.3)
 
 
 def plan_steps(recipe: Recipe, step: int, left: float, seconds_a_pack: float) -> int:
