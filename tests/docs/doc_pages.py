@@ -8,6 +8,8 @@ Comments before a block say what the test does differently (readers do not see t
     <!-- test: pretrain += --steps 2 -->       words added to every `everybert pretrain` of the block
     <!-- test: numbers = free -->              decimals of the output may differ (random weights, timings)
     <!-- test: skip = why -->                  not run; `SKIPS` in test_pages.py bounds how many there are
+
+Commands other than `everybert` and `curl` are checked here, and run by test_commands.py.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import doc_world as world
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 ELSEWHERE = ("SCALING.md", "CLUSTER.md", "DISTRIBUTED.md")
-"""Pages about machines that a test does not have; their commands are checked, not run."""
+"""Pages about many machines: test_scaling_doc.py runs the first's commands, test_commands.py the others'."""
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+|~~~+) *(?P<language>[\w+-]*)(?P<rest>.*)$")
 DIRECTIVE = re.compile(r"^\s*<!-- test: (?P<key>[^=]+?) (?P<sign>\+?=) (?P<value>.*?) -->\s*$")
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
@@ -127,7 +129,7 @@ class Run:
             if words[0] == "serve":
                 if self.server:
                     self.server.stop()
-                self.server = world.serve(words[1:])
+                self.server = world.serve(words[1:], settings)
                 return ""
             return world.command(words, settings)
         if words[0] == "curl":
@@ -151,7 +153,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def check(words: list[str]) -> None:
-    """A command that a test cannot run is at least one that exists, with options that exist."""
+    """Refuse a command that does not exist, or an option; test_commands.py runs it, some of it in `make test-slow`."""
     if words[0] == "torchrun":
         words = words[words.index("-m") + 1 :]
     if words[0] == "everybert":
@@ -170,11 +172,25 @@ def check(words: list[str]) -> None:
         for flag in (w for w in words if w.startswith("--")):
             assert f'"{flag}"' in source, f"{words[1]} has no option {flag}"
     else:
-        raise AssertionError(f"a test cannot run {shlex.join(words)!r}: skip it with a reason, or teach doc_pages.py")
+        raise AssertionError(f"no test runs {shlex.join(words)!r}: teach doc_pages.py and test_commands.py to")
 
 
 def parse(words: list[str]) -> None:
     """Refuse a command line that `everybert` would refuse; nothing is run."""
+    name, command, rest = _command(words)
+    command.make_context(name, rest)
+
+
+def named(words: list[str]) -> None:
+    """Refuse a command or an option that `everybert` does not have; arguments may be missing, as in running text."""
+    _, command, rest = _command(words)
+    options = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)} | {"--help"}
+    for word in rest:
+        assert not word.startswith("-") or word.partition("=")[0] in options, f"everybert {words[0]} has no {word}"
+
+
+def _command(words: list[str]) -> tuple[str, Any, list[str]]:
+    """The command that words name, and the words left for it."""
     import typer
 
     from everybert.cli.main import app
@@ -184,7 +200,7 @@ def parse(words: list[str]) -> None:
     if hasattr(command, "commands"):
         assert rest and rest[0] in command.commands, f"everybert {name} has no command {' '.join(rest[:1])}"
         name, command, rest = f"{name} {rest[0]}", command.commands[rest[0]], rest[1:]
-    command.make_context(name, rest)
+    return name, command, rest
 
 
 def same(shown: str, printed: str, free: bool = False) -> bool:

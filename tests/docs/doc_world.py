@@ -110,7 +110,7 @@ def command(words: list[str], settings: dict[str, str] | None = None) -> str:
 class Server:
     """`everybert serve` in a thread, on a free port."""
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, words: list[str], settings: dict[str, str] | None = None) -> None:
         import uvicorn
 
         from everybert.serving import app as serving
@@ -122,7 +122,7 @@ class Server:
             self.thread.start()
 
         with patch.object(serving, "serve", run):
-            command(["serve", *words])
+            command(["serve", *words], settings)
         until = time.monotonic() + 60
         while not self.server.started:
             assert self.thread.is_alive() and time.monotonic() < until, "the server did not start"

@@ -1,18 +1,14 @@
 """Parquet files on a real Ray cluster of several processes on this machine: the same bytes, whoever is killed."""
 
 import os
-import re
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import tiny_model
-from corpus_texts import documents, tokenizer
 from processes import descendants, is_alive
 from pyarrow import parquet
 from typer.testing import CliRunner
@@ -116,33 +112,3 @@ def test_ctrl_c_leaves_no_process(folder, tmp_path):
     while alive := [pid for pid in family if is_alive(pid)]:
         assert time.monotonic() < deadline, alive
         time.sleep(0.1)
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_work_on_a_cluster_of_two(folder, tmp_path, monkeypatch):
-    from ray.cluster_utils import Cluster
-
-    page = (Path(__file__).parents[2] / "docs/CLUSTER.md").read_text("utf-8")
-    lines = [line for block in re.findall(r"```sh\n(.*?)```", page, re.S) for line in block.splitlines()]
-    commands = [shlex.split(line)[1:] for line in lines if line.startswith("everybert ")]
-    assert [words[0] for words in commands] == ["corpus", "embed", "classify"]
-    tokenizer("wordpiece").save(tmp_path / "tokenizer")
-    for name in ("texts", "rows"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "texts/in.txt").write_text("\n\n".join(documents(300)), "utf-8")
-    for name in ("a", "b"):
-        parquet.write_table(pa.table({"body": TEXTS}), tmp_path / f"rows/{name}.parquet")
-    (tmp_path / "sentiment").symlink_to(folder)
-    monkeypatch.chdir(tmp_path)
-    machines = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        machines.add_node(num_cpus=1)
-        monkeypatch.setenv("RAY_ADDRESS", machines.address)  # where auto finds it: others may run here
-        for words in commands:
-            words += ["--model", str(folder)] if words[0] == "embed" else []
-            done = CliRunner().invoke(app, words)
-            assert done.exit_code == 0, (words, done.output, done.exception)
-    finally:
-        machines.shutdown()
-    assert len(parquet.read_table(tmp_path / "vectors")) == len(parquet.read_table(tmp_path / "scored")) == 120
-    assert (tmp_path / "corpus/corpus.json").exists()
