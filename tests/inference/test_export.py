@@ -135,6 +135,21 @@ def test_int8_is_measured_and_close(tmp_path, embedder, exported):
         assert like.texts == 15 + (not given) and 0.98 < like.least <= like.mean < 1.0
 
 
+@pytest.mark.parametrize("kind", ["bert", "albert"])
+def test_int8_of_matrices_with_several_uses(tmp_path, kind):
+    """Embeddings that are the decoder too, layers that are one layer: each is turned and rounded once."""
+    import onnx
+
+    folder = saved(tmp_path / "theirs", kind, "ForMaskedLM")
+    done = export_onnx(folder, tmp_path / "int8", int8=True)
+    assert done.task == "fill" and done.int8.least > 0.97
+    graph = onnx.load(tmp_path / "int8" / "model.onnx").graph
+    weights = [node.input[1] for node in graph.node if node.op_type == "MatMulInteger"]
+    assert len(weights) > len(set(weights)) if kind == "albert" else len(weights) == len(set(weights))
+    held = {matrix.name for matrix in graph.initializer}
+    assert set(weights) <= held and not [name for name in held if name.endswith(".turned")], "no copy is left"
+
+
 def test_a_graph_that_differs_is_refused_and_nothing_is_written(tmp_path, embedder, monkeypatch):
     monkeypatch.setattr(module, "_trace", _wrong)
     with pytest.raises(EverybertError, match="differs from torch by"):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -282,7 +283,8 @@ def quantise(source: Path, target: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(source)
-    model.graph.ClearField("value_info")  # it says how matrices lay before the quantiser turned them
+    model.graph.ClearField("value_info")  # it says how matrices lay before they were turned
+    _turn(model.graph)
     large = len(list(source.parent.glob(f"{source.name}*"))) > 1
     with quiet():
         quantize_dynamic(
@@ -293,6 +295,32 @@ def quantise(source: Path, target: Path) -> None:
             op_types_to_quantize=["MatMul", "Gemm"],
             use_external_data_format=large,
         )
+
+
+def _turn(graph: Any) -> None:
+    """Let every product take its matrix as it lies, of which there is then one turned copy.
+
+    onnxruntime's quantiser turns them in place, once for each use: a table of embeddings that is also the decoder would
+    be lost to the look-up, ALBERT's layers would find theirs turned as often as there are layers.
+    """
+    from onnx import numpy_helper
+
+    matrices = {matrix.name: matrix for matrix in graph.initializer}
+    turned: dict[str, str] = {}
+    for node in graph.node:
+        flag = next((a for a in node.attribute if a.name == "transB" and a.i == 1), None)
+        if node.op_type != "Gemm" or flag is None or node.input[1] not in matrices:
+            continue
+        name = node.input[1]
+        if name not in turned:
+            turned[name] = f"{name}.turned"
+            lying = numpy_helper.to_array(matrices[name]).T.copy()
+            graph.initializer.append(numpy_helper.from_array(lying, turned[name]))
+        node.input[1] = turned[name]
+        flag.i = 0
+    used = {name for node in graph.node for name in node.input}
+    for name in turned.keys() - used:
+        graph.initializer.remove(matrices[name])
 
 
 def alike(model: Model, task: str, pooling: Pooling, session: Session, sentences: Sequence[str]) -> Likeness:
