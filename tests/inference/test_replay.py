@@ -114,9 +114,12 @@ def test_the_cpu_and_adapters_have_no_recordings(bert: Model):
 
 @pytest.mark.gpu
 def test_graphs_on_the_device_give_what_the_encoder_gives(bert: Model):
-    from copy import deepcopy
+    from everybert.model.encoder import Encoder, initialise
 
-    encoder = deepcopy(bert.network.encoder).to("cuda", torch.bfloat16)
+    config = bert.network.config.replace(hidden_size=64, heads=4, intermediate_size=128)  # heads that kernels take
+    encoder = Encoder(config)
+    initialise(encoder, config)
+    encoder = encoder.to("cuda", torch.bfloat16).eval()
     batches = [ragged(n, i) for i, n in enumerate(([3, 30, 7], [20, 20], [32] * 7, [9, 31], [5, 1, 4, 28]))]
     with torch.inference_mode():
         wanted = [encoder(batch.to("cuda")) for batch in batches]

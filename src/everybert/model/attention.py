@@ -92,9 +92,8 @@ def attend(
     """Attention within each sequence by the best means at hand. `p` is dropout on the probabilities."""
     if isinstance(batch, Rectangle):
         return rectangular(q_TAD, k_TAD, v_TAD, batch, window, own_TAD)
-    if own_TAD is None and q_TAD.is_cuda and q_TAD.dtype in (torch.bfloat16, torch.float16):
-        if window is None or _varlen_has_window():
-            return varlen(q_TAD, k_TAD, v_TAD, batch, window, p)
+    if own_TAD is None and flashable(q_TAD) and (window is None or _varlen_has_window()):
+        return varlen(q_TAD, k_TAD, v_TAD, batch, window, p)
     if own_TAD is None and (window is None or max(batch.lengths) <= window + 1):
         return grouped(q_TAD, k_TAD, v_TAD, batch, p)
     return windowed(q_TAD, k_TAD, v_TAD, batch, window, own_TAD, p)
@@ -110,6 +109,11 @@ def rotate(x_TAD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
 def fused(x: Tensor) -> bool:
     """Whether the kernels of kernels.py take this tensor: CUDA, half precision, Triton at hand."""
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.shape[-1] % 16 == 0 and HAS_TRITON
+
+
+def flashable(x: Tensor) -> bool:
+    """Whether varlen flash attention takes heads of this kind: CUDA, half precision, sizes that are multiples of 8."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.shape[-1] % 8 == 0
 
 
 # ── the whole batch in one kernel ────────────────────────────────────────────────────────────────────────────

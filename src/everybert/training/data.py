@@ -7,6 +7,7 @@ made by any worker. So the batches of a step are the same for every number of wo
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,8 @@ from everybert.training.recipe import Recipe
 from everybert.training.schedule import moment
 from everybert.training.step import collate
 
+AHEAD = 3
+"""Batches on their way to the device while one is used."""
 SPANS = ("span_left", "span_right", "span_place")
 
 
@@ -237,7 +240,7 @@ class Feed:
 
 
 def ahead(items: Iterator[Item], device: torch.device) -> Iterator[Item]:
-    """Items on the device: while one is used, a thread fetches the next and sends it on a stream of its own."""
+    """Items on the device: while one is used, a thread fetches the next few and sends them on a stream of its own."""
     side = torch.cuda.Stream(device)
 
     def fetch() -> tuple[Item, torch.cuda.Event] | None:
@@ -249,14 +252,17 @@ def ahead(items: Iterator[Item], device: torch.device) -> Iterator[Item]:
             return sent, side.record_event()
 
     with ThreadPoolExecutor(max_workers=1) as thread:
-        coming = thread.submit(fetch)
-        while (held := coming.result()) is not None:
-            coming = thread.submit(fetch)
-            ready, arrived = held
-            now = torch.cuda.current_stream(device)
-            now.wait_event(arrived)
-            _each(ready.batch, lambda x, now=now: x.record_stream(now) or x)
-            yield ready
+        coming = deque(thread.submit(fetch) for _ in range(AHEAD))
+        try:
+            while (held := coming.popleft().result()) is not None:
+                coming.append(thread.submit(fetch))
+                ready, arrived = held
+                now = torch.cuda.current_stream(device)
+                now.wait_event(arrived)
+                _each(ready.batch, lambda x, now=now: x.record_stream(now) or x)
+                yield ready
+        finally:
+            thread.shutdown(cancel_futures=True)  # whoever stops early does not wait for batches it will not use
 
 
 def _after(place: Place, items: list[Item], end: int) -> Place:

@@ -81,6 +81,7 @@ def train(job: Job, progress: Progress, logs: Logs) -> bool:
                 counts[5] = time.perf_counter() - began
             world.sum(counts)
             tokens, asked, lost, progress.seconds = (float(x) for x in counts[2:])
+            meter.waited(share.wait if share else 0.0)
             if lost or share is None:
                 progress.guard = guard.state()
                 job.save(progress)
@@ -103,7 +104,7 @@ def train(job: Job, progress: Progress, logs: Logs) -> bool:
             progress.step += 1
             progress.tokens += int(tokens)
             progress.place = share.place
-            meter.add(figures, tokens, share.wait)
+            meter.add(figures, tokens)
             step, last = progress.step, progress.finished
 
             if step % run.log_every == 0 or last:
@@ -194,6 +195,8 @@ class Meter:
 
     def __init__(self, figures: int, device: torch.device) -> None:
         self.total = torch.zeros(figures, device=device)
+        self.done = torch.cuda.Event() if device.type == "cuda" else None
+        """Has come to pass when the device has nothing left of the steps it was given."""
         self.pause()
 
     def pause(self) -> None:
@@ -201,12 +204,18 @@ class Meter:
         self.total.zero_()
         self.steps, self.tokens, self.wait, self.began = 0, 0.0, 0.0, time.perf_counter()
 
-    def add(self, figures: Tensor, tokens: float, wait: float) -> None:
+    def waited(self, seconds: float) -> None:
+        """So long the host waited for a batch: time lost, unless the device is still at work on the steps before."""
+        if self.done is None or self.done.query():
+            self.wait += seconds
+
+    def add(self, figures: Tensor, tokens: float) -> None:
         """One step."""
         self.total += figures
         self.steps += 1
         self.tokens += tokens
-        self.wait += wait
+        if self.done is not None:
+            self.done.record()
 
     def read(self, names: tuple[str, ...], lr: float, norm: Tensor, share: float | None) -> dict[str, Any]:
         """Means over the steps since the last line, and the speed."""
