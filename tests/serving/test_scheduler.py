@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from everybert.model.ragged import Ragged
 from everybert.serving.limits import Call, Limits, Refusal
 from everybert.serving.metrics import Metrics
-from everybert.serving.scheduler import Scheduler, SharedEncoder, Ticket, Trunk, merge
+from everybert.serving.scheduler import Scheduler, Sequences, SharedEncoder, Trunk, merge
 
 
 class Echo(torch.nn.Module):
@@ -65,7 +65,7 @@ def until(condition):
 
 def busy(pool, scheduler, trunk):
     """Keep the one thread in a batch of one token until the gate opens: what is sent now waits in the queue."""
-    job = pool.submit(scheduler.run, Ticket(trunk, None, ragged(1), None))
+    job = pool.submit(scheduler.run, Sequences(trunk, None, None, ragged(1)))
     until(lambda: trunk.running == 1 and scheduler.waiting == 0)
     return job
 
@@ -107,7 +107,7 @@ def test_waiting_requests_share_a_batch_up_to_the_budget():
     batches = [ragged(4, 3, first=100 * i) for i in range(9)]
     with ThreadPoolExecutor(10) as pool:
         busy(pool, scheduler, trunk)
-        jobs = [pool.submit(scheduler.run, Ticket(trunk, None, batch, None)) for batch in batches]
+        jobs = [pool.submit(scheduler.run, Sequences(trunk, None, None, batch)) for batch in batches]
         until(lambda: scheduler.waiting == 9 * 7)
         echo.gate.set()
         for job, batch in zip(jobs, batches):
@@ -119,7 +119,7 @@ def test_waiting_requests_share_a_batch_up_to_the_budget():
 def test_a_text_longer_than_the_budget_runs_alone():
     echo = Echo()
     scheduler, trunk = start(echo, budget=8)
-    check(scheduler.run(Ticket(trunk, None, batch := ragged(500), None)), batch)
+    check(scheduler.run(Sequences(trunk, None, None, batch := ragged(500))), batch)
     scheduler.close()
 
 
@@ -129,8 +129,8 @@ def test_one_bad_request_does_not_spoil_its_neighbours():
     scheduler, trunk = start(echo)
     with ThreadPoolExecutor(6) as pool:
         busy(pool, scheduler, trunk)
-        good = [pool.submit(scheduler.run, Ticket(trunk, None, ragged(3, first=i), None)) for i in range(4)]
-        bad = pool.submit(scheduler.run, Ticket(trunk, None, Ragged.of([[666]]), None))
+        good = [pool.submit(scheduler.run, Sequences(trunk, None, None, ragged(3, first=i))) for i in range(4)]
+        bad = pool.submit(scheduler.run, Sequences(trunk, None, None, Ragged.of([[666]])))
         until(lambda: scheduler.waiting == 4 * 3 + 1)
         echo.gate.set()
         for i, job in enumerate(good):
@@ -162,7 +162,7 @@ def test_those_who_look_inside_have_their_batch_alone():
     states = []
     with ThreadPoolExecutor(4) as pool:
         busy(pool, scheduler, trunk)
-        jobs = [pool.submit(scheduler.run, Ticket(trunk, None, ragged(2, first=i), None)) for i in range(2)]
+        jobs = [pool.submit(scheduler.run, Sequences(trunk, None, None, ragged(2, first=i))) for i in range(2)]
         jobs.append(pool.submit(SharedEncoder(trunk, None, scheduler), ragged(5), states))
         until(lambda: scheduler.waiting == 9)
         echo.gate.set()
@@ -178,7 +178,7 @@ def test_nobody_works_for_those_who_left():
     call, late = Call(Limits()), Call(Limits(), deadline=time.monotonic() + 0.05)
     with ThreadPoolExecutor(4) as pool:
         first = busy(pool, scheduler, trunk)
-        jobs = [pool.submit(scheduler.run, Ticket(trunk, None, ragged(7), c)) for c in (call, late)]
+        jobs = [pool.submit(scheduler.run, Sequences(trunk, None, c, ragged(7))) for c in (call, late)]
         time.sleep(0.1)
         call.gone = True
         echo.gate.set()
@@ -194,16 +194,16 @@ def test_a_batch_waits_a_moment_for_requests_on_their_way():
     echo = Echo()
     scheduler, trunk = start(echo, wait=2.0)
     start_time = time.monotonic()
-    with ThreadPoolExecutor(2) as pool, scheduler.expecting(), scheduler.expecting():
-        first = pool.submit(scheduler.run, Ticket(trunk, None, ragged(3), None))
+    one, two = Call(Limits()), Call(Limits())
+    with ThreadPoolExecutor(2) as pool, scheduler.expecting(one), scheduler.expecting(two):
+        first = pool.submit(scheduler.run, Sequences(trunk, None, one, ragged(3)))
         time.sleep(0.1)
-        second = pool.submit(scheduler.run, Ticket(trunk, None, ragged(4), None))
+        second = pool.submit(scheduler.run, Sequences(trunk, None, two, ragged(4)))
         first.result(10), second.result(10)
-    assert echo.batches == [(None, (4, 3))] and time.monotonic() - start_time < 1.5
-    alone = time.monotonic()
-    with scheduler.expecting():
-        scheduler.run(Ticket(trunk, None, ragged(3), None))
-    assert time.monotonic() - alone < 1.0
+        assert echo.batches == [(None, (4, 3))] and time.monotonic() - start_time < 1.5
+        alone = time.monotonic()  # both have had their turn, and may work on: nobody waits for them
+        scheduler.run(Sequences(trunk, None, Call(Limits()), ragged(3)))
+        assert time.monotonic() - alone < 1.0
     scheduler.close()
 
 
@@ -213,7 +213,7 @@ def test_closing_serves_what_waits_and_takes_no_more():
     scheduler, trunk = start(echo, budget=2)
     with ThreadPoolExecutor(10) as pool:
         busy(pool, scheduler, trunk)
-        jobs = [pool.submit(scheduler.run, Ticket(trunk, None, ragged(2, first=i), None)) for i in range(8)]
+        jobs = [pool.submit(scheduler.run, Sequences(trunk, None, None, ragged(2, first=i))) for i in range(8)]
         until(lambda: scheduler.waiting == 16)
         closing = pool.submit(scheduler.close)
         until(lambda: scheduler._closing)
@@ -221,4 +221,4 @@ def test_closing_serves_what_waits_and_takes_no_more():
         closing.result(10)
         assert [int(job.result(10)[0, 0]) for job in jobs] == list(range(8))
     with pytest.raises(Refusal, match="shutting down"):
-        scheduler.run(Ticket(trunk, None, ragged(1), None))
+        scheduler.run(Sequences(trunk, None, None, ragged(1)))

@@ -6,6 +6,7 @@ The playground's routes and page are put on in `create_app`, after our own.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -48,8 +49,8 @@ def create_app(service: Service, key: str | None = None) -> FastAPI:
     )
     app.state.service = service
     _health(app, service)
-    app.include_router(routes.router(service))
     app.include_router(compatible.router(service))
+    app.include_router(routes.router(service))
     app.include_router(playground.router(service))
     add_reference(app)
     _errors(app, service)
@@ -140,7 +141,6 @@ def serve(app: FastAPI, host: str, port: int, started: Callable[[int], None] = l
         port=port,
         http=protocol,
         ws="none",
-        loop="asyncio",
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -183,5 +183,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: Any = None) -> None:
         """As uvicorn's."""
         await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # what is here now stays: looking through it would stop every thread for a tenth of a second
         if self.started and self.servers:
             self.started_at(self.servers[0].sockets[0].getsockname()[1])

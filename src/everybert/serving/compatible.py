@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
+from everybert.inference.embedding import Embedded
 from everybert.serving import schemas as s
 from everybert.serving.limits import Call, Refusal
 from everybert.serving.routes import FAILURES, listed, pairs, rounded
@@ -37,11 +38,9 @@ def router(service: Service) -> APIRouter:
         """Turn texts, or lists of token ids, into vectors."""
         inputs = listed(_sequences(body.input), service)
 
-        def work(served: Served, call: Call) -> Any:
-            width = served.model.config.hidden_size
-            texts = [x if isinstance(x, str) else _text(served, x) for x in inputs]
-            found = served.model.embedded(texts, long=body.long)
-            if body.dimensions not in (None, found.vectors.shape[1]):
+        def form(served: Served, call: Call, found: Embedded) -> Any:
+            width = found.vectors.shape[1]
+            if body.dimensions not in (None, width):
                 raise Refusal(422, f"dimensions is {body.dimensions}, this model's vectors have {width}; leave it out")
             call.cut = sum(found.cut)
             plain = body.encoding_format == "float"
@@ -54,6 +53,12 @@ def router(service: Service) -> APIRouter:
             usage = {"prompt_tokens": used, "total_tokens": used}
             return {"object": "list", "model": served.name, "data": data, "usage": usage}
 
+        def work(served: Served, call: Call) -> Any:
+            texts = [x if isinstance(x, str) else _text(served, x) for x in inputs]
+            return form(served, call, served.model.embedded(texts, long=body.long))
+
+        if all(isinstance(x, str) for x in inputs):
+            return await service.embedded(request, body.model, inputs, {"long": body.long}, form)
         return await service.answer(request, body.model, work)
 
     @routes.post("/embed", tags=["TEI"], response_model=list[list[float]])
@@ -61,13 +66,12 @@ def router(service: Service) -> APIRouter:
         """Turn texts into vectors; the x-cut-tokens header says how many tokens were cut where `truncate` is on."""
         texts = listed(body.inputs, service)
 
-        def work(served: Served, call: Call) -> Any:
-            long = "cut" if body.truncate else "window"
-            found = served.model.embedded(texts, normalize=body.normalize, long=long)  # type: ignore[arg-type]
+        def form(served: Served, call: Call, found: Embedded) -> Any:
             call.cut = sum(found.cut)
             return rounded(found.vectors)
 
-        return await service.answer(request, body.model, work)
+        how = {"normalize": body.normalize, "long": "cut" if body.truncate else "window"}
+        return await service.embedded(request, body.model, texts, how, form)
 
     @routes.post("/predict", tags=["TEI"], response_model=list[s.LabelScore] | list[list[s.LabelScore]])
     async def predict(body: s.PredictIn, request: Request) -> Response:

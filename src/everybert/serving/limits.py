@@ -77,7 +77,7 @@ def error_body(path: str, status: int, message: str) -> dict[str, Any]:
     return {"error": message, "error_type": kind}
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """A request on its way: until when it is wanted, and what it has used."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -20,7 +21,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -58,33 +59,55 @@ class Trunk:
 
 
 @dataclass(eq=False)
-class Ticket:
-    """Sequences of one request that wait for the encoder."""
+class Ticket(ABC):
+    """Work of one request that waits for an encoder."""
 
     trunk: Trunk
     adapter: str | None
-    batch: Ragged
     call: Call | None
+    future: Future[Any] = field(default_factory=Future, init=False)
+    arrived: float = field(default_factory=time.monotonic, init=False)
+    held: bool = field(default=False, init=False)
+    """A thread of the scheduler has chosen it, and waits for others to go with it."""
+    alone: ClassVar[bool] = False
+    """Whether nothing may share its batch."""
+
+    @property
+    @abstractmethod
+    def tokens(self) -> int:
+        """Tokens of its sequences."""
+
+    @abstractmethod
+    def run(self, tickets: Sequence[Any]) -> list[Any]:
+        """What each of these tickets, which all fit with this one, waits for: computed as one batch."""
+
+    def fits(self, other: Ticket) -> bool:
+        """Whether the two can share a batch."""
+        one_kind = type(self) is type(other) and self.trunk is other.trunk and self.adapter == other.adapter
+        return one_kind and not self.alone and not other.alone
+
+
+@dataclass(eq=False)
+class Sequences(Ticket):
+    """Sequences whose hidden states (T, H) a request's thread waits for."""
+
+    batch: Ragged
     inside: dict[str, Any] = field(default_factory=dict)
     """`states` and `watch` of those who look inside: their batch is theirs alone."""
-    future: Future[Tensor] = field(default_factory=Future)
-    arrived: float = field(default_factory=time.monotonic)
-    held: bool = False
-    """A thread of the scheduler has chosen it, and waits for others to go with it."""
 
     @property
     def tokens(self) -> int:
         """Tokens of its sequences."""
         return len(self.batch.tokens_T)
 
-    def fits(self, other: Ticket) -> bool:
-        """Whether the two can share a batch."""
-        return self.trunk is other.trunk and self.adapter == other.adapter and not self.alone and not other.alone
-
     @property
-    def alone(self) -> bool:
+    def alone(self) -> bool:  # type: ignore[override]
         """Whether it looks inside, or brings embeddings of its own: then nothing shares its batch."""
         return bool(self.inside) or "token_TE" in self.batch.extra
+
+    def run(self, tickets: Sequence[Sequences]) -> list[Tensor]:
+        """Their hidden states."""
+        return _forward(tickets)
 
 
 class Scheduler:
@@ -93,9 +116,9 @@ class Scheduler:
     def __init__(self, metrics: Metrics, wait: float = 0.0) -> None:
         self.metrics = metrics
         self.wait = wait
-        self._calls = 0  # requests in the hands of a thread: each has a ticket in the queue, or may soon have one
+        self._coming: set[Call] = set()  # requests that a thread prepares: each may soon have a ticket
         self._queue: deque[Ticket] = deque()
-        self._wake = threading.Condition()
+        self._wake = threading.Condition()  # its lock is re-entrant
         self._closing = False
         self._speed = 0.0  # tokens a second of a thread, lately
         self._threads: list[threading.Thread] = []
@@ -133,26 +156,36 @@ class Scheduler:
         return min(60, max(1, math.ceil(self.waiting / speed))) if speed else 1
 
     @contextmanager
-    def expecting(self) -> Iterator[None]:
-        """While a request is worked on: a batch may wait a moment for its sequences."""
+    def expecting(self, call: Call) -> Iterator[None]:
+        """While a request is worked on: a batch may wait a moment for its first ticket."""
         with self._wake:
-            self._calls += 1
+            self._coming.add(call)
         try:
             yield
         finally:
-            with self._wake:
-                self._calls -= 1
+            self._here(call)
+
+    def _here(self, call: Call | None) -> None:
+        """There is no need to wait for this request any more."""
+        with self._wake:
+            if call in self._coming:
+                self._coming.remove(call)
                 self._wake.notify_all()
 
-    def run(self, ticket: Ticket) -> Tensor:
-        """Wait for a ticket's hidden states (T, H); called in a request's thread."""
+    def put(self, ticket: Ticket) -> None:
+        """Let a ticket wait for its turn."""
         if ticket.call is not None:
             ticket.call.check()
         with self._wake:
             if self._closing:
                 raise Refusal(503, "the server is shutting down; try another", {"Retry-After": "5"})
             self._queue.append(ticket)
-            self._wake.notify()
+            self._here(ticket.call)
+            self._wake.notify_all()
+
+    def run(self, ticket: Ticket) -> Any:
+        """Wait for what a ticket gives; called in a request's thread."""
+        self.put(ticket)
         left = None if ticket.call is None else ticket.call.deadline - time.monotonic()
         try:
             return ticket.future.result(None if left is None or left == math.inf else max(left, 0.0))
@@ -218,7 +251,7 @@ class Scheduler:
         """Give requests on their way a moment to come along, while the batch has room."""
         first.held = True
         until = first.arrived + self.wait
-        while self._calls > len(self._queue) and not self._closing and not first.alone:
+        while self._coming and not self._closing and not first.alone:
             if sum(t.tokens for t in self._queue if t.fits(first)) >= first.trunk.budget:
                 return
             left = until - time.monotonic()
@@ -228,7 +261,7 @@ class Scheduler:
     def _serve(self, tickets: list[Ticket]) -> None:
         start = time.monotonic()
         try:
-            results = _forward(tickets)
+            results = tickets[0].run(tickets)
         except Exception as error:
             if len(tickets) > 1:  # one request must not spoil its neighbours'
                 for ticket in tickets:
@@ -242,12 +275,12 @@ class Scheduler:
         self.metrics.tokens.labels(tickets[0].trunk.name).inc(tokens)
         self.metrics.batch_tokens.observe(tokens)
         self.metrics.batch_seconds.observe(seconds)
-        for ticket, x_TH in zip(tickets, results):
-            ticket.future.set_result(x_TH)
+        for ticket, result in zip(tickets, results):
+            ticket.future.set_result(result)
 
 
 @torch.inference_mode()
-def _forward(tickets: Sequence[Ticket]) -> list[Tensor]:
+def _forward(tickets: Sequence[Sequences]) -> list[Tensor]:
     """The hidden states of each ticket, computed as one batch."""
     first = tickets[0]
     if len(tickets) == 1:
@@ -315,4 +348,4 @@ class SharedEncoder(nn.Module):
         """As Encoder's: (T) ids → (T, H)."""
         inside: dict[str, Any] = {"states": states} if states is not None else {}
         inside |= {"watch": watch} if watch is not None else {}
-        return self._scheduler.run(Ticket(self._real[0], self._adapter, batch, CALL.get(), inside))
+        return self._scheduler.run(Sequences(self._real[0], self._adapter, CALL.get(), batch, inside))

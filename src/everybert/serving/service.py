@@ -18,6 +18,7 @@ from everybert.serving.limits import CALL, Call, Limits, Refusal
 from everybert.serving.metrics import Metrics
 from everybert.serving.scheduler import Scheduler
 from everybert.serving.shelf import Served, Shelf
+from everybert.serving.texts import Texts
 
 log = logging.getLogger("everybert.serving")
 
@@ -35,7 +36,9 @@ class Service:
 
     def start(self) -> None:
         """Warm every model up, and be ready."""
-        sys.setswitchinterval(0.001)  # the scheduler's thread must not wait 5 ms for its turn between operations
+        # Each of a model's hundred operations gives Python's lock away, and waits so long to have it back from a thread
+        # that has much to do: by default 5 ms.
+        sys.setswitchinterval(0.00005)
         cores = torch.get_num_threads()
         cpu = all(served.model.device.type == "cpu" for served in self.shelf.entries.values())
         self.scheduler.start(cores if cpu else 1)
@@ -57,33 +60,54 @@ class Service:
         """What `work` gives for the model of that name, as JSON; it runs in a thread of its own, within its time."""
         call: Call = request.scope["call"]
         served = self.shelf.get(name)
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self.pool, self._work, call, served, work)
+        return await self._sent(call, asyncio.wrap_future(self.pool.submit(self._work, call, served, work)))
+
+    async def embedded(
+        self, request: Request, name: str | None, texts: list[str], how: dict[str, Any], form: Callable[..., Any]
+    ) -> Response:
+        """What `form(served, call, found)` makes of the texts' vectors, as JSON; `how` is for Model.embedded."""
+        call: Call = request.scope["call"]
+        served = self.shelf.get(name)
+        if served.direct is None or not served.direct.takes(texts):
+            return await self.answer(request, name, lambda s, c: form(s, c, s.model.embedded(texts, **how)))
+        direct = served.direct
+        ticket = Texts(
+            direct.trunk, direct.adapter, call, direct.model, texts, how, lambda found: _json(form(served, call, found))
+        )
+        self.scheduler.put(ticket)
+        return await self._sent(call, asyncio.wrap_future(ticket.future))
+
+    async def _sent(self, call: Call, future: asyncio.Future[bytes]) -> Response:
+        """The answer that is being made, within its time."""
         try:
-            async with asyncio.timeout_at(loop.time() + self.limits.seconds):
-                body, headers = await asyncio.shield(future)
+            async with asyncio.timeout(self.limits.seconds):
+                body = await asyncio.shield(future)
         except TimeoutError:
             future.add_done_callback(lambda done: done.exception())  # it ends soon, and nobody asks how
             call.gone = True
             call.check()
             raise AssertionError from None
+        except (Refusal, EverybertError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            self.metrics.failures.inc()
+            log.exception("a request failed", exc_info=error)
+            raise Refusal(500, "the server failed on this request; its log says why") from None
+        headers = {"x-tokens": str(call.tokens), "x-cut-tokens": str(call.cut)}
         return Response(body, media_type="application/json", headers=headers)
 
-    def _work(self, call: Call, served: Served, work: Callable[[Served, Call], Any]) -> tuple[bytes, dict[str, str]]:
+    def _work(self, call: Call, served: Served, work: Callable[[Served, Call], Any]) -> bytes:
         call.check()
         token = CALL.set(call)
         try:
-            with self.scheduler.expecting():
-                body = to_json(work(served, call), inf_nan_mode="null")
-        except (Refusal, EverybertError):
-            raise
-        except Exception:
-            self.metrics.failures.inc()
-            log.exception("a request failed")
-            raise Refusal(500, "the server failed on this request; its log says why") from None
+            with self.scheduler.expecting(call):
+                return _json(work(served, call))
         finally:
             CALL.reset(token)
-        return body, {"x-tokens": str(call.tokens), "x-cut-tokens": str(call.cut)}
+
+
+def _json(answer: Any) -> bytes:
+    return to_json(answer, inf_nan_mode="null")
 
 
 def _alone() -> None:

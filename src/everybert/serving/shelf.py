@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from everybert.errors import EverybertError
 from everybert.inference.bundle import Bundle
 from everybert.inference.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.inference.model import Model, load
+from everybert.model.encoder import Encoder
 from everybert.model.heads import Network
 from everybert.serving.limits import CountingTokenizer, Limits, Refusal
 from everybert.serving.scheduler import Scheduler, SharedEncoder, Trunk
+from everybert.serving.texts import Direct
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Served:
     name: str
     model: Model
     """A view: its encoder is shared, its heads are its own."""
+    direct: Direct | None = None
+    """Embeds in the threads that run the trunk; None on an accelerator, which must not wait for the tokenizer."""
 
     @property
     def tasks(self) -> list[str]:
@@ -53,6 +58,8 @@ class Shelf:
             raise EverybertError(f"a served model needs a name of its own without a colon, not {name!r}")
         for tensor in (*model.network.parameters(), *model.network.buffers()):
             tensor.data = tensor.data.clone()  # out of the file's memory map: the file may shrink, which is a bus error
+        if model.device.type == "cpu":
+            _turn(model.network.encoder)
         for adapter in model.bundle.folders:
             model.use(adapter)  # puts it on
         model.use(None)
@@ -62,12 +69,15 @@ class Shelf:
         trunk = Trunk(name, model.network.encoder, model.use, budget)
         base = self._view(model, trunk, None)
         self.entries[name] = Served(name, base)
+        views: dict[str | None, Model] = {None: base}
         for adapter in model.adapters.extras if model.adapters is not None else ():
             view = self._view(model, trunk, adapter)
             view.folder = Path({**model.bundle.folders, **(adapters or {})}.get(adapter, view.folder or "."))
             view.bundle = Bundle()
-            self.entries[f"{name}:{adapter}"] = Served(f"{name}:{adapter}", view)
-            base.views[adapter] = view
+            self.entries[f"{name}:{adapter}"] = Served(f"{name}:{adapter}", view, _direct(view, trunk, adapter))
+            views[adapter] = base.views[adapter] = view
+        embeds = model.bundle.default("embed")
+        self.entries[name] = Served(name, base, _direct(views[embeds], trunk, embeds))
 
     def get(self, name: str | None) -> Served:
         """The model a request asks for; the first where it names none."""
@@ -93,6 +103,23 @@ class Shelf:
         view = Model(network, tokenizer, raw_config=model.raw_config, folder=model.folder, **own)
         view.pooling = model.pooling  # read now: the folder may be gone when it is first needed
         return view
+
+
+def _turn(encoder: Encoder) -> None:
+    """Lay weights out by column, which changes no number: products with a few tokens read them a third faster."""
+    for part in encoder.modules():
+        if type(part) is nn.Linear and part.weight.dtype == torch.float32:
+            part.weight.data = part.weight.data.t().contiguous().t()
+
+
+def _direct(view: Model, trunk: Trunk, adapter: str | None) -> Direct | None:
+    """The view with the trunk's own encoder in it."""
+    if view.device.type != "cpu":
+        return None
+    model, network = copy.copy(view), copy.copy(view.network)
+    network._modules = {**view.network._modules, "encoder": trunk.encoder}
+    model.network, model.bundle, model.views = network, Bundle(), {}
+    return Direct(trunk, adapter, model)
 
 
 def open_models(
