@@ -161,6 +161,18 @@ def test_a_narrower_student_learns_states_and_relations(teacher, corpus, tmp_pat
     assert load_network(result.model).config.hidden_size == 16  # and the projection stayed behind
 
 
+@pytest.mark.parametrize(("who", "length", "positions"), [("teacher", 65, 128), ("student", 32, 16)])
+def test_texts_longer_than_either_reads_are_refused(teacher, corpus, tmp_path, who, length, positions):
+    assert load_network(teacher).config.max_positions == 64
+    student = tmp_path / "student.toml"
+    shape = "layers = 1\nhidden_size = 32\nheads = 2\nintermediate_size = 64"
+    student.write_text(f"[model]\n{shape}\nmax_positions = {positions}\n")
+    recipe = tiny_recipe(examples__kind="full", distil={"ce": 1.0}, batch__length=length)
+    most = min(64, positions)
+    with pytest.raises(EverybertError, match=rf"more than the {who}'s {most} positions.*--set batch.length={most}"):
+        distil(teacher, corpus, tmp_path / "run", student=student, recipe=recipe, device="cpu", quiet=True)
+
+
 def test_widths_that_cannot_be_compared_are_refused(teacher, corpus, tmp_path):
     with pytest.raises(EverybertError, match=r"set \[distil\] cosine = 0"):
         distil(teacher, corpus, tmp_path / "a", student="bert-tiny", recipe=lesson(), device="cpu", quiet=True)

@@ -26,7 +26,7 @@ from everybert.model.presets import PRESETS
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network, read_config
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.pretrain import Result, Setting, fit_config, prepare, run
+from everybert.training.pretrain import Result, Setting, check_length, fit_config, prepare, run
 from everybert.training.recipe import Recipe, parse_model
 from everybert.training.settings import DistilSettings, ModelSettings
 from everybert.training.tables import Source
@@ -61,6 +61,8 @@ def distil(
     setting = prepare(recipe, corpus, out, device, {"teacher": str(teacher)})
     master = load_teacher(teacher, setting)
     network = build_student(setting, master)
+    for who, config in (("teacher", master.config), ("student", network.config)):
+        check_length(recipe, config, who)
     loss = Lesson(master, lesson)
     if lesson.relation:  # relations are made sequence by sequence, which a compiled graph cannot be
         setting = replace(setting, recipe=replace(recipe, run=replace(recipe.run, compile=False)))

@@ -173,15 +173,20 @@ def build_network(setting: Setting) -> Network:
         network = start_from(recipe.model, setting.tokenizer, heads)
     else:
         network = Network(fit_config(recipe.config, setting.tokenizer), heads)
-    config = network.config
-    longest = max(phase.length for phase in recipe.phases)
-    if config.positions != "rotary" and longest > config.max_positions:
-        raise EverybertError(
-            f"length {longest} is more than the model's {config.max_positions} positions: "
-            "lower [batch] or [[phase]] length, or raise [model] max_positions"
-        )
+    check_length(recipe, network.config, "model")
     network.encoder.checkpointing = recipe.run.checkpointing
     return network
+
+
+def check_length(recipe: Recipe, config: EncoderConfig, who: str) -> None:
+    """Refuse sequences that are longer than a model's table of positions."""
+    longest = max(phase.length for phase in recipe.phases)
+    if config.positions != "rotary" and longest > config.max_positions:
+        remedy = "" if who == "teacher" else ", or raise [model] max_positions"
+        raise EverybertError(
+            f"length {longest} is more than the {who}'s {config.max_positions} positions: "
+            f"lower [batch] or [[phase]] length (--set batch.length={config.max_positions}){remedy}"
+        )
 
 
 def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str, ...], quiet: bool) -> Result:
