@@ -159,6 +159,9 @@ def test_tag_answer_choose_regress_on_texts(tmp_path):
     answerer = tiny_model.save(tmp_path / "q", {"answer": None})
     found = run("answer", "who?", "--context", "john lives in paris", "--top", 2, "--model", answerer, "--json")
     assert len(json.loads(found.stdout)[0]["answers"]) == 2
+    assert json.loads(
+        run("answer", "who?", "john lives in paris", "--top", 2, "--model", answerer, "--json").stdout
+    ) == (json.loads(found.stdout))
     (tmp_path / "book.txt").write_text("john lives in paris\nmary works\n")
     assert "who?" in run("answer", "who?", "--context-file", tmp_path / "book.txt", "--model", answerer).stdout
     rows = [{"question": "who?", "context": "mary works"}, {"question": "where?", "context": "in paris"}]

@@ -63,10 +63,12 @@ def test_half_a_word_and_unicode(bert):
 
 
 def brute(passage, logits, longest, best):
-    found = []
+    found, words = [], passage.words
     for sequence, lead, w in passage.places:
         for i in range(w.own_start, w.own_stop):
             for j in range(i, min(i + longest, w.stop)):
+                if (i and words[i - 1] == words[i]) or (j + 1 < len(words) and words[j + 1] == words[j]):
+                    continue  # a word would be cut
                 score = logits[sequence][lead + i - w.start, 0] + logits[sequence][lead + j - w.start, 1]
                 found.append((score, passage.offsets[i, 0], passage.offsets[j, 1]))
     return sorted(found, reverse=True)[:best]
@@ -80,8 +82,9 @@ def test_the_best_spans_are_those_of_a_search_through_all(n, size, longest, seed
     places = [Place(i, lead, w) for i, w in enumerate(windows(n, size, size // 2))]
     logits = [draw.normal(size=(lead + p.window.stop - p.window.start + 1, 2)).astype(np.float32) for p in places]
     offsets = np.stack((np.arange(n) * 5, np.arange(n) * 5 + 4), axis=1)
-    found = best_spans(Passage(offsets, places), logits, longest, 8)
-    expected = brute(Passage(offsets, places), logits, longest, 8)
+    passage = Passage(offsets, np.cumsum(draw.random(n) < 0.6), places)
+    found = best_spans(passage, logits, longest, 8)
+    expected = brute(passage, logits, longest, 8)
     assert found.scores.tolist() == pytest.approx([e[0] for e in expected])
     assert [tuple(s) for s in found.spans] == [(e[1], e[2]) for e in expected]
     assert found.null == pytest.approx(min(float(x[0].sum()) for x in logits))
@@ -97,7 +100,10 @@ def test_one_window_is_as_transformers_scores_it(bert):
         out = model(input_ids=torch.tensor([encoding.ids]), token_type_ids=torch.tensor([encoding.segments]))
     start, end = out.start_logits[0].numpy(), out.end_logits[0].numpy()
     inside = [i for i, s in enumerate(encoding.sequence) if s == 1]
-    pairs = [(start[i] + end[j], i, j) for i in inside for j in inside if i <= j < i + 30]
+    words = encoding.words
+    firsts = [i for i in inside if words[i - 1] != words[i]]
+    lasts = [j for j in inside if words[j + 1] != words[j]]
+    pairs = [(start[i] + end[j], i, j) for i in firsts for j in lasts if i <= j < i + 30]
     _, i, j = max(pairs)
     ((best,),) = answer.predict(loaded.network, tokenizer, task_of("answer", loaded.network), [(question, context)])
     assert (best.start, best.end) == (encoding.offsets[i][0], encoding.offsets[j][1])

@@ -178,14 +178,15 @@ def tag(
 
 @app.command(
     epilog=examples(
-        'everybert answer "Where does Matt live?" --context "Matt lives in Canada." --model ./squad',
+        'everybert answer "Where does Matt live?" "Matt lives in Canada and Sinan lives in California"',
         'everybert answer "Who wrote it?" --context-file book.txt --top 3 --model ./squad',
         "everybert answer questions.jsonl --out answers.jsonl --model ./squad",
     )
 )
 def answer(
     given: Annotated[
-        list[str] | None, typer.Argument(metavar="QUESTION|FILE", help="Questions, or a file of them with contexts.")
+        list[str] | None,
+        typer.Argument(metavar="QUESTION… CONTEXT|FILE", help="Questions, then their text; or a file of both."),
     ] = None,
     context: Annotated[str | None, typer.Option("--context", "-c", help="The text that holds the answer.")] = None,
     context_file: Annotated[Path | None, typer.Option(help="A file that holds the answer.")] = None,
@@ -210,8 +211,10 @@ def answer(
         from everybert.text.files import lines
 
         context = "\n".join(line for _, line in lines(context_file))
+    elif context is None and len(questions) > 1:
+        *questions, context = questions
     if not context:
-        raise EverybertError("there is no context; give --context TEXT or --context-file F")
+        raise EverybertError("there is no context; give it after the question, or as --context-file F")
     found = _load(model, device, dtype, adapter).answer(questions, context, top=top)
     if as_json:
         print_json([{"question": q, "answers": [asdict(a) for a in answers]} for q, answers in zip(questions, found)])

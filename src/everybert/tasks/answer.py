@@ -52,9 +52,10 @@ class Place(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """What leads from tokens back to a context: (m, 2) character offsets of its tokens, and its windows."""
+    """What leads from tokens back to a context: (m, 2) character offsets of its m tokens, their words, its windows."""
 
     offsets: np.ndarray
+    words: np.ndarray
     places: list[Place]
 
 
@@ -208,16 +209,19 @@ def span_features(
             places.append(Place(len(sequences), before + len(kept), w))
             ids, segments = tokenizer.build(kept, context.ids[w.start : w.stop])
             sequences.append([Encoded(ids, segments, range(1 + len(kept)))])
-        back.append(Passage(np.asarray(context.offsets, dtype=np.int64).reshape(-1, 2), places))
+        words = np.array([-1 if w is None else w for w in context.words], dtype=np.int64)
+        back.append(Passage(np.asarray(context.offsets, dtype=np.int64).reshape(-1, 2), words, places))
     features = lay(sequences, config, reading, back)
     return replace(features, cut_E=np.array([cut]) if cut else None)
 
 
 def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, best: int) -> Candidates:
-    """All spans of at most `longest` tokens that begin in a token their window owns, and of them the best.
+    """All spans of whole words, of at most `longest` tokens, that begin in a token their window owns; the best of them.
 
     This is the official post-processing without its shortcut of looking at the 20 best starts and ends alone.
     """
+    change = np.diff(passage.words) != 0
+    first_m, last_m = np.append(True, change), np.append(change, True)
     spans: list[np.ndarray] = []
     scores: list[np.ndarray] = []
     null = float("inf")
@@ -227,7 +231,9 @@ def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, bes
         if w.own_stop == w.own_start:
             continue
         own = np.arange(w.own_start - w.start, w.own_stop - w.start)
-        ends = np.append(end_n[lead : lead + w.stop - w.start], np.full(longest - 1, -np.inf))
+        own = own[first_m[w.start + own]]
+        here = np.where(last_m[w.start : w.stop], end_n[lead : lead + w.stop - w.start], -np.inf)
+        ends = np.append(here, np.full(longest - 1, -np.inf))
         total = np.lib.stride_tricks.sliding_window_view(ends, longest)[own] + start_n[lead + own][:, None]
         flat = total.ravel()
         top = np.argpartition(-flat, best)[:best] if len(flat) > best else np.arange(len(flat))
