@@ -254,27 +254,35 @@ def write_likeness(documents: Iterator[str], teacher: Path, out: Path, count: in
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+MEASURED = ("SST-2", "CoLA", "MRPC", "RTE", "STS-B", "UPOS", "SQuAD")
+EPOCHS = {"SST-2": 3, "RTE": 8, "UPOS": 4, "SQuAD": 4}
+
+
 def scores(args: argparse.Namespace) -> None:
-    """Dev scores of the int8 trunk (and of the fp32 one with --also-fp32), full and lora; W/scores.json keeps them."""
-    clock, kept = Clock(args.minutes), args.work / "scores.json"
-    done: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
+    """Dev scores of the int8 trunk (and of the fp32 one with --also-fp32), full and lora; W/scores keeps each run.
+
+    Several processes may share the work, each with sets of its own (--only).
+    """
+    clock, kept = Clock(args.minutes), args.work / "scores"
+    kept.mkdir(exist_ok=True)
     trunks = {"int8": args.work / "trunk", **({"fp32": args.work / "run" / "model"} if args.also_fp32 else {})}
     for label, folder in trunks.items():
         tokenizer = Tokenizer.load(folder)
-        for name in ("SST-2", "CoLA", "MRPC", "RTE", "STS-B", "UPOS", "SQuAD"):
+        for name in args.only.split(",") if args.only else MEASURED:
             data = None
-            for mode in ("full", "lora"):
+            for mode in args.modes.split(","):
                 for seed in range(args.seeds):
-                    key = f"{label} {name} {mode} {seed}"
-                    if key in done or clock.over():
+                    one = kept / f"{label} {name} {mode} {seed}.json"
+                    if one.exists() or clock.over():
                         continue
                     data = data or open_set(name, folder, tokenizer, args.tasks)
-                    epochs = 1 if args.tiny else {"SST-2": 3, "RTE": 8, "UPOS": 4, "SQuAD": 4}.get(name, 6)
-                    run = run_once(data, Settings(mode=mode, epochs=epochs), seed, quiet=True)
-                    done[key] = {"score": 100 * run.metric, "metric": run.task.metric, "seconds": round(run.seconds, 1)}
-                    kept.write_text(json.dumps(done, indent=1), "utf-8")
-                    print(key, done[key], flush=True)
-    table(done)
+                    run = run_once(
+                        data, Settings(mode=mode, epochs=1 if args.tiny else EPOCHS.get(name, 6)), seed, quiet=True
+                    )
+                    found = {"score": 100 * run.metric, "metric": run.task.metric, "seconds": round(run.seconds, 1)}
+                    one.write_text(json.dumps(found), "utf-8")
+                    print(one.stem, found, flush=True)
+    table({path.stem: json.loads(path.read_text("utf-8")) for path in sorted(kept.glob("*.json"))})
 
 
 def open_set(name: str, folder: Path, tokenizer: Tokenizer, tasks: Path) -> Any:
@@ -357,7 +365,8 @@ def main() -> None:
     parser.add_argument("--recipe", type=Path, default=HERE / "everybert-small.toml")
     parser.add_argument("--out", type=Path, help="box: the folder to write")
     parser.add_argument("--card", type=Path, help="box: its README")
-    parser.add_argument("--only", help="adapters: these, with commas")
+    parser.add_argument("--only", help="adapters, scores: these, with commas")
+    parser.add_argument("--modes", default="full,lora", help="scores: these, with commas")
     parser.add_argument("--cheap", type=int, default=60_000, help="labels made from text for qa and similarity")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int)
