@@ -7,6 +7,7 @@ Comments before a block say what the test does differently (readers do not see t
 
     <!-- test: pretrain += --steps 2 -->       words added to every `everybert pretrain` of the block
     <!-- test: numbers = free -->              decimals of the output may differ (random weights, timings)
+    <!-- test: tier = slow -->                 run by `make test-slow`; `make test` checks its commands
     <!-- test: skip = why -->                  not run; `SKIPS` in test_pages.py bounds how many there are
 
 Commands other than `everybert` and `curl` are checked here, and run by test_commands.py.
@@ -97,12 +98,18 @@ class Run:
     """A page being run."""
 
     page: Path
+    whole: bool = True
+    """Slow blocks too."""
     server: Any = None
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__page__"})
 
     def block(self, block: Block) -> str:
         """Run a block; what it printed."""
         if "skip" in block.directives:
+            return ""
+        if is_slow(block) and not self.whole:
+            for words in commands(block.text):
+                check(words)
             return ""
         if block.language == "python":
             return self.python(block)
@@ -140,6 +147,13 @@ class Run:
     def addressed(self, text: str) -> str:
         """The text with the address of the page's own server."""
         return text.replace("http://127.0.0.1:8000", self.server.url) if self.server else text
+
+
+def is_slow(block: Block) -> bool:
+    """Whether it waits for `make test-slow`; only commands may."""
+    slow = block.directives.get("tier") == "slow"
+    assert not slow or (block.language in SHELLS and block.output is None), f"line {block.line}: no code may be slow"
+    return slow
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -223,11 +237,11 @@ def _unit(number: str) -> float:
     return 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
 
 
-def run(page: Path, folder: Path, rewrite: bool = False) -> list[str]:
+def run(page: Path, folder: Path, rewrite: bool = False, whole: bool = True) -> list[str]:
     """Run a page in a folder; what differs from what it shows. `rewrite` puts what was printed into the page."""
     text = page.read_text("utf-8")
     lines, wrong, edits = text.splitlines(), [], []
-    state = Run(page)
+    state = Run(page, whole)
     before, columns = Path.cwd(), os.environ.get("COLUMNS")
     os.chdir(folder)
     os.environ["COLUMNS"] = "100"

@@ -88,6 +88,31 @@ def write_data(folder: Path) -> None:
         (folder / f"{name}.conll").write_text("".join(map(_conll, pairs)), encoding="utf-8")
     pairs = [{"text": a, "pair": b, "label": 1} for a, b in pairwise(texts)]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs), encoding="utf-8")
+    _write_benchmarks(folder)
+
+
+TREE = [("The", "DET", 2, "det"), ("dog", "NOUN", 3, "nsubj"), ("saw", "VERB", 0, "root"), ("cats", "NOUN", 3, "obj")]
+
+
+def _write_benchmarks(folder: Path) -> None:
+    """A few rows in the layouts of GLUE, SQuAD, BLiMP and UD, and a parquet file."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = "".join(f"a {word} film\t{label}\n" for word, label in [("good", 1), ("bad", 0)] * 8)
+    (folder / "glue_data/SST-2").mkdir(parents=True)
+    for name in ("train", "dev"):
+        (folder / f"glue_data/SST-2/{name}.tsv").write_text("sentence\tlabel\n" + rows, encoding="utf-8")
+    context = "Ada lives in Lima."
+    asked = {"id": "1", "question": "Where does Ada live?", "answers": [{"text": "Lima", "answer_start": 13}]}
+    squad = {"version": "1.1", "data": [{"title": "Ada", "paragraphs": [{"context": context, "qas": [asked]}]}]}
+    (folder / "dev-v1.1.json").write_text(json.dumps(squad), encoding="utf-8")
+    (folder / "blimp").mkdir()
+    pair = {"sentence_good": "the dog sleeps", "sentence_bad": "the dog sleep", "UID": "verb", "linguistics_term": "s"}
+    (folder / "blimp/verb.jsonl").write_text(json.dumps(pair) + "\n", encoding="utf-8")
+    lines = [f"{i}\t{w}\t{w}\t{tag}\t_\t_\t{head}\t{rel}\t_\t_" for i, (w, tag, head, rel) in enumerate(TREE, 1)]
+    (folder / "treebank.conllu").write_text(("\n".join(lines) + "\n\n") * 3, encoding="utf-8")
+    parquet.write_table(pa.table({"text": ["The dog sleeps.", "The cat runs."] * 4}), folder / "rows.parquet")
 
 
 def _conll(names: tuple[str, str]) -> str:

@@ -33,11 +33,20 @@ def models(tmp_path_factory: pytest.TempPathFactory):
 RUN = [p for p in PAGES if any(b.language in ("python", *pages.SHELLS) for b in pages.blocks(p.read_text("utf-8")))]
 
 
+SLOW = [p for p in PAGES if any(map(pages.is_slow, pages.blocks(p.read_text("utf-8"))))]
+
+
 @pytest.mark.parametrize("page", RUN, ids=name_of)
-def test_a_page_runs_and_prints_what_it_shows(page: Path, models: None, tmp_path: Path):
+def test_a_page_runs_and_prints_what_it_shows(page: Path, models: None, tmp_path: Path, whole: bool = False):
     world.write_data(tmp_path)
-    wrong = pages.run(page, tmp_path)
+    wrong = pages.run(page, tmp_path, whole=whole)
     assert not wrong, "\n\n".join(wrong) + "\nIf that is as it should be: make docs-outputs"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SLOW, ids=name_of)
+def test_a_page_runs_with_its_slow_commands(page: Path, models: None, tmp_path: Path):
+    test_a_page_runs_and_prints_what_it_shows(page, models, tmp_path, whole=True)
 
 
 @pytest.mark.parametrize("page", pages.pages(), ids=name_of)
