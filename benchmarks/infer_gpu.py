@@ -92,7 +92,7 @@ def from_strings(folder: Path, model: Model, texts: list[str], few: list[str], d
     }
 
 
-def from_ids(folder: Path, model: Model, ids: list[list[int]], compiled: bool, device: str) -> dict:
+def from_ids(folder: Path, model: Model, ids: list[list[int]], compiled: bool, budgets: list[int], device: str) -> dict:
     """{what: how}: every sequence once."""
     from transformers import AutoModel
 
@@ -111,15 +111,20 @@ def from_ids(folder: Path, model: Model, ids: list[list[int]], compiled: bool, d
 
         return run
 
+    def everybert(budget: int) -> Callable[[], None]:
+        size = max(1, budget // LENGTH)
+        batches = [Ragged.of(ids[i : i + size]) for i in range(0, len(ids), size)]
+
+        def run() -> None:
+            for batch in batches:
+                replay.forward(encoder, batch)
+
+        return run
+
     size = max(1, BUDGET_GPU // LENGTH)
     batches = [Ragged.of(ids[i : i + size]) for i in range(0, len(ids), size)]
-
-    def forward() -> None:
-        for batch in batches:
-            replay.forward(encoder, batch)
-
     ways = {f"transformers, batch {size}": transformers(size) for size in (64, 256)}
-    ways["everybert, forward"] = forward
+    ways |= {f"everybert, forward, {budget:,} tokens a batch": everybert(budget) for budget in budgets}
     ways["everybert, vectors"] = lambda: list(pooled_runs(model.network, [ids], ("mean",), 1, 1, 512))
     if compiled:
         fast = torch.compile(encoder, dynamic=False)
@@ -164,6 +169,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="a text file to draw texts from; default: made up")
     parser.add_argument("--count", type=int, default=24_000, help="texts; a twelfth for sentence-transformers")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--budgets", default=str(BUDGET_GPU), help="from ids: tokens a batch, with commas")
     parser.add_argument("--compile", action="store_true", help="measure torch.compile too")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few texts, to rehearse")
     options = parser.parse_args()
@@ -190,7 +196,8 @@ def main() -> None:
         rows = 16 if options.tiny else 8192
         middle = [[draw.randrange(5, tokenizer.size) for _ in range(LENGTH - 2)] for _ in range(rows)]
         ids = [[cls, *part, sep] for part in middle]
-        ways = from_ids(folder, model, ids, options.compile, options.device)
+        budgets = [int(n) for n in options.budgets.split(",")]
+        ways = from_ids(folder, model, ids, options.compile, budgets, options.device)
         seconds = measure(ways, options.rounds, options.device)
         given = {what: len(ids) * LENGTH / found for what, found in seconds.items()}
         table(f"from ids, length {LENGTH}", given, max(v for k, v in given.items() if k.startswith("transformers")))

@@ -1,0 +1,125 @@
+"""The model card of everybert-small: what it is, what it was made from, and its scores, from what the runs left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from everybert.tasks.metrics import interval
+
+HEAD = """---
+language: en
+license: apache-2.0
+library_name: everybert
+pipeline_tag: fill-mask
+tags:
+- bert
+- megatron-bert
+- fill-mask
+- sentence-similarity
+---
+
+# everybert-small
+
+A BERT for English that comes with the library: six pre-norm layers of width 512 (megatron-bert's layout), an uncased
+WordPiece vocabulary of 30,000, masked-word and next-sentence heads, 34.9M parameters in int8 (a byte a weight, one
+scale a row), and adapters for eight tasks on the one trunk. Trained from nothing on one H200 by this project's code.
+
+```python
+import everybert
+
+model = everybert.load("everybert-small")
+print(model.fill("Istanbul is a great [MASK] to visit"))
+print(model.classify("rich veins of funny stuff in this movie"))
+print(model.classify(("A soccer game with multiple males playing.", "Some men are playing a sport.")))
+print(model.tag("John Smith lives in New York"))
+print(model.answer("Where does Matt live?", "Matt lives in Canada and Sinan lives in California"))
+```
+"""
+
+SOURCES = """
+## Text it was trained on
+
+83M words of English in 133,000 documents, of which half a percent was held out (whole documents). None of it is part of
+this folder.
+
+| source | share of the words | licence |
+|---|---|---|
+| English Wikipedia: featured articles, core articles 2014 and 2021, new articles 2018 | 58 % | CC BY-SA 3.0 |
+| Simple English Wikipedia | 20 % | CC BY-SA |
+| public-domain books (238, each cut at 400 kB) | 11 % | public domain (US) |
+| OpenStax textbooks | 7 % | CC BY 4.0 |
+| Wikinews, MedQuAD | 5 % with those below | CC BY 2.5, CC BY |
+| task dialogues, children's stories, World Factbook | | CC BY-SA, CC BY, public domain |
+
+Adapters: SST-2, CoLA, MRPC, STS-B (GLUE), SICK and SNLI's dev and test sets, UD English EWT, WNUT-17, wikigold, the
+Broad Twitter Corpus, questions of SQuAD 1.1's dev set, questions made from the text above, and likenesses that
+all-MiniLM-L6-v2 (Apache-2.0) gave to its sentences.
+"""
+
+LIMITS = """
+## What it is not for
+
+It is small and has seen little text, most of it encyclopaedic: it knows few facts, and its fillings repeat the biases
+of its sources. Labels are guesses with a probability; people must decide where decisions matter. English only, lower
+case only, at most 512 tokens at a time (longer texts are read in windows).
+"""
+
+
+def write_card(work: Path, out: Path, jobs: dict[str, Any]) -> None:
+    """README.md beside the weights."""
+    parts = [HEAD, training(work / "run" / "log.jsonl"), SOURCES, scores(work / "scores"), adapters(work, jobs), LIMITS]
+    out.write_text("\n".join(part.strip("\n") + "\n" for part in parts if part), "utf-8")
+
+
+def training(log: Path) -> str:
+    """How long, on how much, and what it came to."""
+    rows = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    last = [row for row in rows if "tokens" in row][-1]
+    end = [row for row in rows if "heldout_loss" in row][-1]
+    lines = [
+        "## Training",
+        "",
+        "![loss](loss.png)",
+        "",
+        f"{last['step']:,} steps, {last['tokens'] / 1e9:.2f}B tokens seen, {last['seconds'] / 60:.1f} minutes on one "
+        "NVIDIA H200, the start and the evaluations included. `recipes/everybert-small.toml` is the recipe and "
+        "`recipes/everybert_small.py` runs all of it again.",
+        "",
+        "| held-out documents, 15 % masked, pairs as in training | |",
+        "|---|---|",
+        f"| masked words right | {100 * end['accuracy']:.1f} % |",
+        f"| loss, perplexity of masked words | {end['heldout_loss']:.3f}, {end['perplexity']:.2f} |",
+        f"| next sentence right | {100 * end['pair_accuracy']:.1f} % |",
+    ]
+    return "\n".join(lines)
+
+
+def scores(folder: Path) -> str:
+    """Full fine-tuning and adapters, means over the seeds."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for path in sorted(folder.glob("int8 *.json")):
+        _, name, mode, _ = path.stem.split()
+        found.setdefault((name, mode), []).append(json.loads(path.read_text("utf-8"))["score"])
+    if not found:
+        return ""
+    lines = ["## Fine-tuned (dev sets, the trunk as shipped)", "", "| set | full | lora |", "|---|---|---|"]
+    for name in dict.fromkeys(name for name, _ in found):
+        cells = [str(interval(found[name, mode])) if (name, mode) in found else "–" for mode in ("full", "lora")]
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} |")
+    return "\n".join(lines)
+
+
+def adapters(work: Path, jobs: dict[str, Any]) -> str:
+    """What each adapter reached on its held-out data."""
+    lines = ["## Adapters", "", "| adapter | task | used by itself for | score |", "|---|---|---|---|"]
+    for name, job in jobs.items():
+        report = work / "adapters" / name / "finetune.json"
+        if report.exists():
+            said = json.loads(report.read_text("utf-8"))
+            value = said["scores"][said["metric"]]
+            half = "" if value["half"] is None else f" ± {100 * value['half']:.1f}"
+            score = f"{said['metric']} {100 * value['mean']:.1f}{half} ({value['runs']} runs)"
+            lines.append(f"| {name} | {job.task} | {', '.join(job.default) or '–'} | {score} |")
+    return "\n".join(lines)
