@@ -8,7 +8,7 @@ CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser)
 BROWSE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -n $(WORKERS) --dist loadgroup \
          -o addopts='-q --strict-markers --import-mode=importlib'
 
-.PHONY: help setup demo test test-slow test-browser test-oldest lint format clean docs docs-outputs
+.PHONY: help setup demo test test-slow test-browser test-oldest lint format audit clean docs docs-outputs
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -71,6 +71,10 @@ lint: $(STAMP)   ## style and types only
 format: $(STAMP) ## rewrite to the house style
 	$(BIN)/ruff check --fix src tests benchmarks docs recipes
 	$(BIN)/ruff format src tests benchmarks docs recipes
+
+audit: $(STAMP)  ## the pinned dependencies against the databases of known faults (asks PyPI); what cannot be looked up fails
+	test -x $(BIN)/pip-audit || $(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/pip-audit --strict --disable-pip --no-deps --progress-spinner off -r constraints.txt
 
 clean:           ## remove the environment and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
