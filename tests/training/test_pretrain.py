@@ -260,3 +260,18 @@ def test_every_recipe_trains_scaled_down(name, tmp_path_factory, tmp_path):
     assert not loaded.report.missing
     if name == "spanbert":
         assert any(line.get("boundary", 0) > 1 for line in logged(tmp_path / "run"))
+
+
+def test_a_table_of_positions_longer_than_any_example_is_noted(corpus, tmp_path, capsys):
+    recipe = tiny_recipe(steps=1)
+    longest = max(phase.length for phase in recipe.phases)
+    longer = tiny_recipe(steps=1, model__max_positions=2 * longest)
+    pretrain.pretrain(longer, corpus, tmp_path / "run", device="cpu")
+    assert f"set [model] max_positions = {longest}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", names())
+def test_our_recipes_train_every_position(name):
+    recipe = Recipe.load(name)
+    if recipe.model.init is None and recipe.distil is None:
+        assert pretrain.untrained_positions(recipe, recipe.config) is None

@@ -189,6 +189,13 @@ def check_length(recipe: Recipe, config: EncoderConfig, who: str) -> None:
         )
 
 
+def untrained_positions(recipe: Recipe, config: EncoderConfig) -> int | None:
+    """The first position that a fresh model has and no example reaches; None where all are trained."""
+    longest = max(phase.length for phase in recipe.phases)
+    fresh = recipe.model.init is None and config.positions == "learned"
+    return longest if fresh and longest < config.max_positions else None
+
+
 def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str, ...], quiet: bool) -> Result:
     """Train a network with a loss, from the start or the last checkpoint, and write the model."""
     recipe, out, world = setting.recipe, setting.out, setting.world
@@ -210,6 +217,11 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
             return Result(out, True, progress.step, progress.figures)
         if found is not None:
             logs.say(f"resuming {out} from step {progress.step:,}")
+        elif (unseen := untrained_positions(recipe, network.config)) is not None:
+            logs.say(
+                f"note: no example has more than {unseen} tokens, so the positions from {unseen} to "
+                f"{network.config.max_positions} stay random: set [model] max_positions = {unseen}, or train longer"
+            )
         job = make_job(setting, compute, optimizer, names, compiled)
         done = train(job, progress, logs)
         if done:
