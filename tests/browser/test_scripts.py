@@ -24,6 +24,7 @@ from everybert.inference.model import Model
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.text.tokenizer import Tokenizer
+from everybert.text.train_tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.browser
 FAMILY, FLAG, WAVE, HEART, PRIDE = "👩‍👩‍👧‍👦", "🇩🇪", "👋🏽", "❤️", "🏳️‍🌈"
@@ -57,7 +58,7 @@ BROKEN = """([token, label]) => {
 
 @pytest.fixture(scope="session")
 def written(served, tmp_path_factory):
-    """Two small random models that know these words, beside the others: `scripts` in WordPiece, `pieces` in Unigram."""
+    """Small random models that know these words, beside the others: in WordPiece, Unigram and bytes."""
     root = tmp_path_factory.mktemp("scripts")
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     words = [*special, *ARABIC, *HEBREW, "##ين", "##ים", "cat", ",", ".", FLAG, WAVE, HEART]
@@ -70,6 +71,7 @@ def written(served, tmp_path_factory):
     backend = Backend(kinds.Unigram([*vocabulary, *((name, -2.0) for name in names)], unk_id=3))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     shelf["pieces"] = Tokenizer(backend, {"cls_token": "<s>", "sep_token": "</s>"})
+    shelf["bytes"], _ = train_tokenizer([TEXT.replace(",", "")] * 50, kind="bpe", size=400)
     models = {}
     for name, tokenizer in shelf.items():
         torch.manual_seed(3)
@@ -198,6 +200,18 @@ def test_drawn_as_the_browser_writes(open_page, written, scheme):
         if token in ("##ين", "שלום"):
             turned = by_browser(page, token[::-1], label["size"], override="bidi-override")
             assert alike(drawn, turned) < 0.8, "the other way round"
+
+
+def test_bytes_are_drawn_as_the_letters_they_are(open_page, written, shots):
+    """A byte-level vocabulary spells Arabic in signs for bytes; pieces of whole letters are shown as those letters."""
+    found = written["bytes"].attention(TEXT)
+    assert "ĠÙĤØ·Ø©" in found.tokens and f"Ġ{ARABIC[2]}" in found.labels
+    page = open_page(at("attention", "bytes", text=TEXT))
+    said = spoken(page, "Lines")
+    assert [label["text"] for label in said] == [label for label in found.labels for _ in "lr"]
+    assert {"مرحبا", "Ġשלום", "Ġقطة", f"Ġ{FLAG}", "Ġcat"} <= set(found.labels)
+    assert {label["way"] for label in said if re.search("[א-ת]|[ا-ي]", label["text"])} == {"rtl"}
+    page.screenshot(path=shots / "scripts-bytes.png", full_page=True)
 
 
 def test_matrix(open_page, written, shots):

@@ -317,6 +317,16 @@ def test_special_tokens_and_template_missing_from_tokenizer_json_are_added(bert,
     assert Tokenizer.load(tmp_path).encode("a [MASK]", "b").ids == bert.encode("a [MASK]", "b").ids
 
 
+def test_byte_level_pieces_are_spelt_in_letters(ours):
+    tokenizer, _ = train_tokenizer(["cat مرحبا שלום 👩‍👧\n"] * 20, "bpe", 330)
+    tokens = tokenizer.encode("cat مرحبا שלום 👩‍👧 ق").tokens
+    spelt = tokenizer.spelt(tokens)
+    assert spelt[:5] == ["<s>", "cat", "Ġمرحبا", "Ġשלום", "Ġ👩‍👧"] and "Ġمرحبا" not in tokens
+    assert spelt[5:-1] == tokens[5:-1] and len(tokens) > 6, "half a letter stays as the vocabulary has it"
+    assert tokenizer.spelt(["Ċ", "Ġ", "ĠĠ", "<mask>"]) == ["Ċ", "Ġ", "ĠĠ", "<mask>"], "spaces stay visible"
+    assert ours["bert"].spelt(["Ã©", "##s"]) == ["Ã©", "##s"]
+
+
 def test_byte_level_offsets_leave_out_the_space(ours):
     """ModernBERT's tokenizer.json has a plain template, with which the crate counts the space into a word."""
     backend = Backend.from_str(ours["roberta"]._backend.to_str())

@@ -54,7 +54,9 @@ def trace(model: Model, text: str, pair: str | None = None, **options: Any) -> T
 def attention(model: Model, text: str, pair: str | None = None) -> Attention:
     """See Model.attention."""
     encoding = one_window(model, text, pair)
-    return run_attention(model.network, encoding, global_tokens(model, encoding))
+    return run_attention(
+        model.network, encoding, global_tokens(model, encoding), model.tokenizer.spelt(encoding.tokens)
+    )
 
 
 def global_tokens(model: Model, encoding: Encoding, task: str | None = None) -> list[int] | None:

@@ -36,6 +36,8 @@ class Attention:
     segments: list[int] = field(default_factory=list, repr=False)
     texts: list[int | None] = field(default_factory=list, repr=False)
     """Which text a token came from, 0 or 1; None for special tokens."""
+    labels: list[str] = field(default_factory=list, repr=False)
+    """The tokens as pictures show them: in letters, where the vocabulary spells bytes."""
 
     def html(self, title: str = "Attention") -> str:
         """A page of its own that asks for nothing else: all heads as thumbnails, one large, as lines or a matrix."""
@@ -74,8 +76,13 @@ def quantised(weights: np.ndarray) -> np.ndarray:
 
 
 @torch.inference_mode()
-def attention(network: Network, encoding: Encoding, global_tokens: Sequence[int] | None = None) -> Attention:
-    """Run one text and keep every head's weights; `global_tokens` are Longformer's."""
+def attention(
+    network: Network,
+    encoding: Encoding,
+    global_tokens: Sequence[int] | None = None,
+    labels: Sequence[str] | None = None,
+) -> Attention:
+    """Run one text and keep every head's weights; `global_tokens` are Longformer's, `labels` what pictures show."""
     layers, heads, n = len(network.config.layer_order), network.config.heads, len(encoding)
     room = layers * heads * n * n * 4
     if room > LIMIT:
@@ -95,4 +102,5 @@ def attention(network: Network, encoding: Encoding, global_tokens: Sequence[int]
     batch = Ragged.of([encoding.ids], [encoding.segments], chosen, device)
     network.encoder.check(batch)
     network.encoder(batch, watch=watch)
-    return Attention(encoding.tokens, weights, encoding.offsets, encoding.segments, encoding.sequence)
+    labels = list(labels or encoding.tokens)
+    return Attention(encoding.tokens, weights, encoding.offsets, encoding.segments, encoding.sequence, labels)

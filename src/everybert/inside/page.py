@@ -40,7 +40,7 @@ def attention_page(attention: Attention, title: str) -> str:
     values = quantised(attention.weights) if fine else np.rint(attention.weights * 255).astype(np.uint8)
     small = attention.thumbnails()
     data = {
-        "tokens": attention.tokens,
+        "tokens": attention.labels or attention.tokens,
         "texts": attention.texts or [0] * len(attention.tokens),
         "layers": layers,
         "heads": heads,

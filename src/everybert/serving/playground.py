@@ -249,7 +249,7 @@ def _attention(kept: Kept, served: Served, given: TextIn) -> dict[str, Any]:
         found = served.model.attention(given.text, given.pair or None)
         weights = quantised(found.weights)
         return {
-            "tokens": found.tokens,
+            "tokens": found.labels,
             "texts": found.texts,
             "small": found.thumbnails(),
             "weights": weights,

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, processors
+from tokenizers import decoders, models, processors
 
 from everybert.errors import EverybertError
 from everybert.text import formats, pipelines
@@ -234,6 +234,13 @@ class Tokenizer:
         if token is None:
             raise EverybertError(f"no token has id {id}: the vocabulary's ids run from 0 to {self.size - 1}")
         return token
+
+    def spelt(self, tokens: Sequence[str]) -> list[str]:
+        """Pieces as people read them: byte-level BPE's bytes as the letters they are, where a piece has them whole."""
+        if not isinstance(self._backend.decoder, decoders.ByteLevel):
+            return list(tokens)
+        read = [re.sub("^ ", "Ġ", self._backend.decoder.decode([token])) for token in tokens]
+        return [token if re.search(r"\ufffd|\s", text) else text for token, text in zip(tokens, read)]
 
     def continues_word(self) -> np.ndarray:
         """(V,) bool: the piece continues a word (## in WordPiece; no space marker in BPE and Unigram)."""

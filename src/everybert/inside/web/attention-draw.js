@@ -11,8 +11,8 @@ const graphemes = new Intl.Segmenter("en", { granularity: "grapheme" }); // a fa
 const ruler = document.createElement("canvas").getContext("2d");
 const RIGHT_TO_LEFT = /^[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
 
-/** A token's own direction, its first letter's, as dir="auto" has it: "##" and "▁" stand where its reading begins. */
-const direction = (string) => (RIGHT_TO_LEFT.test(string.match(/\p{L}/u)?.[0] ?? "") ? "rtl" : "ltr");
+/** A token's own direction, its first letter's: "##", "▁" and "Ġ" (a space, to byte-level BPE) stand where its reading begins. */
+export const direction = (string) => (RIGHT_TO_LEFT.test(string.replace(/^Ġ/, "").match(/\p{L}/u)?.[0] ?? "") ? "rtl" : "ltr");
 
 /** Pixels of a label, at its widest (bold). */
 function wide(string, size) {

@@ -4,7 +4,7 @@
 // A source is {tokens, texts, layers, heads, size, thumbnails, head(layer, head), link(from, to)}: `texts` says which
 // text a token is from (null for special tokens); `thumbnails` are uint8 (layers, heads, size, size); `head` promises
 // n × n weights as uint16 of 65535ths; `link` promises one link's weight in every head.
-import { canvasPen, drawLines, drawMatrix, linesLayout, matrixLayout, numbers, strongest, svgPen, tone, visible, weightPicture } from "./attention-draw.js";
+import { canvasPen, direction, drawLines, drawMatrix, linesLayout, matrixLayout, numbers, strongest, svgPen, tone, visible, weightPicture } from "./attention-draw.js";
 
 const STAGE = 560; // the tallest the stage grows before it scrolls
 
@@ -301,7 +301,7 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
   }
 
   /** A token within a sentence; one that reads from the right leaves the sentence's order alone. */
-  const name = (i) => ["“", make("bdi", {}, source.tokens[i]), "”"];
+  const name = (i) => ["“", make("bdi", { dir: direction(source.tokens[i]) }, source.tokens[i]), "”"];
 
   /** Say in which heads one link is strongest. */
   async function rank(from, to) {
