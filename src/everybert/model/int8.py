@@ -44,7 +44,7 @@ def quantise_rows(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantise_rows(rows_OI: Tensor, scale_O: Tensor) -> Tensor:
     """The matrix in fp32."""
-    return rows_OI.float() * scale_O[:, None]
+    return rows_OI.float().mul_(scale_O[:, None])
 
 
 def supported() -> bool:
