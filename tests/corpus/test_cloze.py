@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everybert.corpus.cloze import LONGEST, cloze_questions, passages, spans, write_cloze
+from everybert.corpus.cloze import LONGEST, clause, cloze_questions, passages, spans, write_cloze
 from everybert.errors import EverybertError
 from everybert.tasks.questions import read
+from everybert.text.sentences import split_sentences
 
 TEXT = (
     "Ada Lovelace was born in London in 1815, and she loved machines from the first. Her mother taught her numbers. "
@@ -19,12 +20,31 @@ TEXT = (
 
 
 def test_questions_point_at_their_answers():
-    found = list(cloze_questions([TEXT], each=5))
+    found = list(cloze_questions([TEXT], each=5, kept=0.0))
     assert {c.answer for c in found} == {"Ada Lovelace", "Charles Babbage"}
     for c in found:
         assert c.context[c.start : c.start + len(c.answer)] == c.answer
         assert c.answer not in c.question
         assert re.match(r".*\b(who|what|which)\b.*\?$", c.question, re.IGNORECASE)
+
+
+def test_a_passage_may_keep_the_sentence_that_is_asked():
+    found = list(cloze_questions([TEXT], each=9, kept=1.0))
+    assert {"London", "1815", "1833"} <= {c.answer for c in found}
+    sentences = split_sentences(TEXT)
+    for c in found:
+        assert c.context == TEXT and c.context[c.start : c.start + len(c.answer)] == c.answer
+        assert c.answer not in c.question
+        own = next(s for s in sentences if c.start < TEXT.index(s) + len(s))
+        asked = set(re.findall(r"\w+", c.question.lower())) - {"who", "what", "which", "when", "year", "in"}
+        assert asked <= set(re.findall(r"\w+", own.lower())) and c.question.rstrip("?") not in own
+
+
+def test_clauses_hold_their_span():
+    whole = "In 1833, when it was cold outside, she met Charles Babbage at a party."
+    part, at, span = clause(whole, whole.index("Charles"), "Charles Babbage")
+    assert part == "she met Charles Babbage at a party." and part[at : at + len(span)] == span
+    assert clause(whole, 3, "1833") == (whole, 3, "1833")  # a clause that says nothing else
 
 
 def test_spans_are_names_and_numbers():

@@ -1,7 +1,8 @@
 """Questions without annotators: a sentence with a name or number taken out, asked of the sentences around it.
 
-Span selection as a pre-training task (Glass et al. 2020), the blank turned into a wh-word as in unsupervised question
-answering (Lewis et al. 2019). The answer must stand in the passage that is left, so that it can be pointed at.
+Span selection as a pre-training task (Glass et al. 2020): the sentence is asked of the passage without it, so the
+answer must stand there once more. Or, as in unsupervised question answering (Lewis et al. 2019), the passage keeps the
+sentence, and a clause of it is asked with words dropped and swapped. Either way the blank becomes a wh-word.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ _STARTERS = re.compile(
     "|For|From|With|But|And|Or|If|There|Since|During|His|Her|Its|Their|I|We|You|One|Some|Many|Most|Other"
     "|Another|Both|By|To|Of"
 )
+_WH = re.compile("how|many|much|what|when|which|who|year|month|number")
 LONGEST, SHORTEST = 1200, 200
 """Characters of a passage."""
+DROPPED, SWAPPED = 0.15, 0.1
+"""Shares of the words of a question whose sentence the passage keeps."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,15 @@ class Cloze:
         return {"id": f"cloze-{number}", "question": self.question, "context": self.context, "answers": answers}
 
 
-def cloze_questions(documents: Iterable[str], seed: int = 0, each: int = 2) -> Iterator[Cloze]:
-    """Up to `each` questions a passage, the passages in order; the same for the same seed and documents."""
+def cloze_questions(documents: Iterable[str], seed: int = 0, each: int = 2, kept: float = 0.5) -> Iterator[Cloze]:
+    """Up to `each` questions a passage, the passages in order; the same for the same seed and documents.
+
+    In a share `kept` of the cases, the passage keeps the sentence that the question is made of.
+    """
     for number, document in enumerate(documents):
         chance = random.Random(f"{seed} {number}")
         for sentences in passages(document):
-            yield from _of_passage(sentences, chance, each)
+            yield from _of_passage(sentences, chance, each, kept)
 
 
 def passages(document: str) -> Iterator[list[str]]:
@@ -68,22 +75,51 @@ def passages(document: str) -> Iterator[list[str]]:
             yield run
 
 
-def _of_passage(sentences: list[str], chance: random.Random, each: int) -> Iterator[Cloze]:
+def _of_passage(sentences: list[str], chance: random.Random, each: int, kept: float) -> Iterator[Cloze]:
     if len(sentences) < 3 or sum(map(len, sentences)) < SHORTEST:
         return
     found = [(i, span) for i, sentence in enumerate(sentences) for span in spans(sentence)]
     chance.shuffle(found)
     asked: set[str] = set()
     for i, (at, span) in found:
-        context = " ".join(s for j, s in enumerate(sentences) if j != i)
-        elsewhere = re.search(rf"(?<!\w){re.escape(span)}(?!\w)", context)
         again = sentences[i].count(span) > 1  # it would stand in its own question
-        if elsewhere is None or again or span in asked or len(sentences[i]) < 30:
+        if again or span in asked or len(sentences[i]) < 30:
             continue
+        if chance.random() < kept:
+            start = sum(len(s) + 1 for s in sentences[:i]) + at
+            cloze = Cloze(
+                noised(ask(*clause(sentences[i], at, span), chance), chance), " ".join(sentences), span, start
+            )
+        else:
+            context = " ".join(s for j, s in enumerate(sentences) if j != i)
+            elsewhere = re.search(rf"(?<!\w){re.escape(span)}(?!\w)", context)
+            if elsewhere is None:
+                continue
+            cloze = Cloze(ask(sentences[i], at, span, chance), context, span, elsewhere.start())
         asked.add(span)
-        yield Cloze(ask(sentences[i], at, span, chance), context, span, elsewhere.start())
+        yield cloze
         if len(asked) == each:
             return
+
+
+def clause(sentence: str, at: int, span: str) -> tuple[str, int, str]:
+    """The part of a sentence between commas that holds the span, if it says enough: (clause, place in it, span)."""
+    begin = max((m.end() for m in re.finditer(r"[,;:]\s", sentence[:at])), default=0)
+    stop = re.search(r"[,;:]\s", sentence[at + len(span) :])
+    end = len(sentence) if stop is None else at + len(span) + stop.start()
+    if len(sentence[begin:end].split()) - len(span.split()) < 4:
+        return sentence, at, span
+    return sentence[begin:end], at - begin, span
+
+
+def noised(question: str, chance: random.Random) -> str:
+    """The question with some words missing and some neighbours swapped: no copy of the sentence it was."""
+    words = question.rstrip("?").split()
+    left = [w for w in words if _WH.fullmatch(w.lower()) or chance.random() >= DROPPED] or words
+    for i in range(1, len(left) - 1):
+        if chance.random() < SWAPPED:
+            left[i], left[i + 1] = left[i + 1], left[i]
+    return " ".join(left) + "?"
 
 
 def spans(sentence: str) -> list[tuple[int, str]]:
