@@ -274,7 +274,7 @@ def scores(args: argparse.Namespace) -> None:
         for name in args.only.split(",") if args.only else MEASURED:
             data = None
             for mode in args.modes.split(","):
-                for seed in range(args.seeds):
+                for seed in range(args.first_seed, args.first_seed + args.seeds):
                     one = kept / f"{label} {name} {mode} {seed}.json"
                     if one.exists() or clock.over():
                         continue
@@ -377,6 +377,7 @@ def main() -> None:
     parser.add_argument("--modes", default="full,lora", help="scores: these, with commas")
     parser.add_argument("--cheap", type=int, default=60_000, help="labels made from text for qa and similarity")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0, help="scores: several processes can share the seeds")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin nothing new after so many")
     parser.add_argument("--also-fp32", action="store_true", help="scores: of the trunk before int8, too")
