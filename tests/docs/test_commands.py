@@ -70,7 +70,8 @@ def test_every_command_is_of_a_kind_that_is_run():
     assert every <= HEADS, every - HEADS
     for target in machines.mentioned("make [a-z-]+"):
         assert target.split()[1] in MAKE or target in ELSEWHERE, target
-    scripts = {path.name for path in (pages.ROOT / "benchmarks").glob("*.py")} - {"pretraining_data.py"}  # a module
+    modules = {"pretraining_data.py", "sentences.py"}
+    scripts = {path.name for path in (pages.ROOT / "benchmarks").glob("*.py")} - modules
     assert scripts == set(BENCHMARKS), scripts ^ set(BENCHMARKS)
 
 
@@ -140,6 +141,13 @@ def test_make(project: Path, target: str):
     assert expected.get(target, "") in said
     if target.startswith("test"):
         assert re.search(r"\d+ passed", said) and "failed" not in said
+
+
+@pytest.mark.slow
+def test_the_slow_tier_is_found_whole(project: Path):
+    """Files of one name lie in several folders: pytest must import them so that they do not clash."""
+    said = machines.run(["make", "test-slow"], project, PYTEST_ADDOPTS="--collect-only")
+    assert "errors" not in said and re.search(r"\d+/\d+ tests collected", said)
 
 
 # ── pip ──────────────────────────────────────────────────────────────────────────────────────────────────────
