@@ -17,7 +17,7 @@ from everybert.inference.model import Model
 from everybert.serving.limits import CALL, Call
 from everybert.serving.scheduler import Ticket, Trunk
 
-LETTERS = 4
+LETTERS = 5
 """Of a token, about: a request's tokens are guessed until it is tokenized."""
 
 
@@ -30,8 +30,8 @@ class Direct:
     model: Model
 
     def takes(self, texts: Sequence[str]) -> bool:
-        """Whether these texts, about, fit into one batch; more would keep the thread from others for too long."""
-        return guess(texts) <= self.trunk.budget
+        """Whether these texts make a batch or two; more would keep the thread from others for too long."""
+        return guess(texts) <= 2 * self.trunk.budget
 
 
 def guess(texts: Sequence[str]) -> int:
