@@ -5,8 +5,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser)
-BROWSE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -n $(WORKERS) --dist loadgroup \
-         -o addopts='-q --strict-markers --import-mode=importlib'
+EVERY  = -o addopts='-q --strict-markers --import-mode=importlib'
+BROWSE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -n $(WORKERS) --dist loadgroup $(EVERY)
 
 .PHONY: help setup demo test test-slow test-browser test-oldest lint format audit clean docs docs-outputs
 
@@ -35,7 +35,7 @@ test: $(STAMP)   ## style, types and the fast tests (what CI runs), in Chromium 
 	  echo "Left out: the playground's browser tests, for want of Chromium (Debian: apt-get install chromium; then: make test-browser)"; fi
 
 test-slow: $(STAMP)  ## soak and big tests too
-	$(BIN)/python -m pytest -m 'slow and not gpu and not browser' -o addopts=-q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not gpu and not browser' $(EVERY)
 
 test-browser:    ## the playground in headless Chromium, every test; pictures in build/screenshots
 	@test -x $(BIN)/python || { echo "test-browser: there is no $(VENV) yet; run: make setup"; exit 2; }
