@@ -261,6 +261,26 @@ def in_order(page, where: str, words: list[str]) -> bool:
     return all(a[1] <= b[0] + 1 for a, b in pairwise(boxes))
 
 
+def test_other_panels_keep_their_order(open_page, written, shots):
+    """A word that reads from the right turns neither the numbers behind it, nor lists, nor commands."""
+    text = TEXT.replace("cat", "[MASK]")
+    page = open_page(at("steps", "scripts", text=text, step="12"))
+    numbers = page.locator(".values").first.inner_text().split()
+    assert numbers[0] == "مرحبا:" and numbers[1] != numbers[2]
+    assert in_order(page, ".values >> nth=0", ["مرحبا", *numbers[1:5]])
+    page = open_page(at("context", "scripts", word="قطة", texts=f"{TEXT}\nقطة cat"))
+    near = written["scripts"].neighbours("قطة", [TEXT, "قطة cat"], top=6).nearest[0][0]
+    assert in_order(page, "td >> nth=0", [found.word for found in near])
+    assert in_order(page, ".same pre >> nth=0", ["neighbours", '"قطة"', f'"{TEXT}"', '"قطة cat"', "--model"])
+    page.screenshot(path=shots / "scripts-context.png", full_page=True)
+    page = open_page(at("similar", "scripts", texts=f"{TEXT}\nقطة שלום"))
+    assert in_order(page, ".same pre >> nth=0", ["embed", f'"{TEXT}"', '"قطة שלום"', "--normalize"])
+    page = open_page(at("fill", "scripts", text=text, were='["cat"]'))
+    assert in_order(page, ".word.blank", ["cat", "?"]) and "“cat” stood here" in page.locator(".original").inner_text()
+    page = open_page(at("fill", "scripts", text=text))
+    assert page.locator(".original").count() == 0, "what stood there is not known"
+
+
 @pytest.mark.parametrize(
     ("view", "size"),
     [

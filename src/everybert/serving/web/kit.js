@@ -108,12 +108,15 @@ const quoted = (text) => `"${String(text).replace(/["\\$`]/g, "\\$&")}"`;
 const python = (text) => JSON.stringify(text);
 export const shell = { quoted, python };
 
+/** Code whose quoted texts keep to themselves: one that reads from the right does not carry its neighbours along. */
+const isolated = (text) => text.split(/("(?:[^"\\]|\\.)*")/).map((part, i) => (i % 2 ? h("bdi", {}, part) : part));
+
 /** Lines of code with a button that copies them. */
 const code = (name, text) =>
   h(
     "div",
     { class: "code" },
-    h("pre", { tabindex: 0, role: "region", "aria-label": name }, text),
+    h("pre", { tabindex: 0, role: "region", "aria-label": name }, isolated(text)),
     h("button", { type: "button", class: "quiet-button", "aria-label": `Copy: ${name}`, onclick: (event) => copy(event.currentTarget, text) }, "Copy"),
   );
 

@@ -33,7 +33,7 @@ export default function context(root, context) {
       if (count > 1) {
         const value = data.similarity[last][0][1];
         out.append(
-          h("p", {}, `In the static table “${data.word}” is one vector (cosine ${minus(data.similarity[0][0][1])}); after the last layer it is ${count}, ${count > 2 ? "the first two " : ""}with a cosine of ${minus(value)}.`),
+          h("p", {}, "In the static table “", h("bdi", {}, data.word), `” is one vector (cosine ${minus(data.similarity[0][0][1])}); after the last layer it is ${count}, ${count > 2 ? "the first two " : ""}with a cosine of ${minus(value)}.`),
           h("figure", { class: "card" }, chart(data), h("figcaption", { class: "caption" }, "Cosine between the word’s vectors, from the static table to the last layer.")),
         );
       }
@@ -52,7 +52,7 @@ export default function context(root, context) {
               h(
                 "tbody",
                 {},
-                data.levels.map((level, l) => h("tr", {}, h("th", { scope: "row" }, level), data.nearest[l].map((near) => h("td", {}, near.map((n, i) => [i ? ", " : "", h("span", { title: n.cosine.toFixed(3) }, n.word)]))))),
+                data.levels.map((level, l) => h("tr", {}, h("th", { scope: "row" }, level), data.nearest[l].map((near) => h("td", {}, near.map((n, i) => [i ? ", " : "", h("bdi", { title: n.cosine.toFixed(3) }, n.word)]))))),
               ),
             ),
           ),

@@ -22,7 +22,7 @@ export default function fill(root, context) {
 
   let originals = [];
   try {
-    originals = JSON.parse(context.params.get("were") ?? "null") ?? EXAMPLES[0][2];
+    originals = JSON.parse(context.params.get("were") ?? "null") ?? (context.params.has("text") ? [] : EXAMPLES[0][2]);
   } catch {
     originals = [];
   }
@@ -84,7 +84,7 @@ export default function fill(root, context) {
   });
 
   const was = ({ word, pieces, score, rank }) =>
-    score === null ? `“${word}” stood here: ${pieces.length} pieces (${pieces.join(" ")}), which one blank cannot hold.` : `“${word}” stood here: ${percent(score)}, ${rank === 1 ? "the first guess" : `guess number ${rank.toLocaleString("en")}`}.`;
+    ["“", h("bdi", {}, word), score === null ? `” stood here: ${pieces.length} pieces (${pieces.join(" ")}), which one blank cannot hold.` : `” stood here: ${percent(score)}, ${rank === 1 ? "the first guess" : `guess number ${rank.toLocaleString("en")}`}.`];
   const tail = (words) => words.split(" ").slice(-3).join(" ");
   const head = (words) => words.split(" ").slice(0, 3).join(" ");
 
@@ -94,7 +94,7 @@ export default function fill(root, context) {
       if (part.blank) {
         const mine = ++number;
         const name = originals[mine];
-        return h("button", { type: "button", class: "word blank", "aria-label": name ? `Blank ${mine + 1}: restore ${name}` : `Blank ${mine + 1}`, onclick: () => restore(mine) }, name ? `___ ${name}?` : "___");
+        return h("button", { type: "button", class: "word blank", "aria-label": name ? `Blank ${mine + 1}: restore ${name}` : `Blank ${mine + 1}`, onclick: () => restore(mine) }, name ? ["___ ", h("bdi", {}, `${name}?`)] : "___");
       }
       if (!part.word) return part.text;
       return h("button", { type: "button", class: "word", "aria-label": `Blank out ${part.text}`, onclick: () => blank(field, index) }, part.text);

@@ -37,12 +37,12 @@ export default function similar(root, context) {
               "tbody",
               {},
               cosine.map((row, i) =>
-                h("tr", {}, h("th", { scope: "row", dir: "auto", title: texts[i] }, `${i + 1}  ${texts[i]}`), row.map((v, j) => h("td", { title: `${i + 1} and ${j + 1}: ${v.toFixed(4)}`, style: { background: i === j ? "var(--sunken)" : `color-mix(in srgb, var(--accent) ${shade(v) * 0.55}%, transparent)` } }, n <= 16 ? (i === j ? "1" : v.toFixed(2).replace("-", "−")) : ""))),
+                h("tr", {}, h("th", { scope: "row", title: texts[i] }, `${i + 1}  `, h("bdi", {}, texts[i])), row.map((v, j) => h("td", { title: `${i + 1} and ${j + 1}: ${v.toFixed(4)}`, style: { background: i === j ? "var(--sunken)" : `color-mix(in srgb, var(--accent) ${shade(v) * 0.55}%, transparent)` } }, n <= 16 ? (i === j ? "1" : v.toFixed(2).replace("-", "−")) : ""))),
               ),
             ),
           ),
         ),
-        h("section", {}, h("h2", {}, "Closest"), h("div", { class: "card", style: { "margin-top": ".6rem" } }, bars(pairs.slice(0, 5).map(([i, j, v]) => ({ name: [h("span", {}, `${i + 1}  ${texts[i]}`), h("span", {}, `${j + 1}  ${texts[j]}`)], value: Math.max(0, v), shown: v.toFixed(3).replace("-", "−") })), { kind: "two" }))),
+        h("section", {}, h("h2", {}, "Closest"), h("div", { class: "card", style: { "margin-top": ".6rem" } }, bars(pairs.slice(0, 5).map(([i, j, v]) => ({ name: [i, j].map((k) => h("span", {}, `${k + 1}  `, h("bdi", {}, texts[k]))), value: Math.max(0, v), shown: v.toFixed(3).replace("-", "−") })), { kind: "two" }))),
       );
     },
     code: ({ texts }) => [`embed ${lines(texts).map(shell.quoted).join(" ")} --normalize --out vectors.npy`, `vectors = model.embed([${lines(texts).map(shell.python).join(", ")}], normalize=True)\nvectors @ vectors.T`],

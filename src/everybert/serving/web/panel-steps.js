@@ -90,11 +90,11 @@ function drawn(part, data, state, again) {
     h(
       "div",
       { class: "strip" },
-      h("div", { class: "names" }, names.map((name, i) => h("button", { type: "button", "aria-pressed": i === row, "aria-label": `Show the numbers of ${name}`, onclick: () => ((state.token = i), again()) }, name))),
+      h("div", { class: "names" }, names.map((name, i) => h("button", { type: "button", "aria-pressed": i === row, dir: "auto", "aria-label": `Show the numbers of ${name}`, onclick: () => ((state.token = i), again()) }, name))),
       strip(values, rows, width, part.kind === "matrix"),
     ),
     part.name.endsWith("feed_forward.active") ? bend(floats(data.parts[0].data).subarray(row * width, (row + 1) * width), own) : null,
-    h("p", { class: "values" }, `${names[row]}: ${shown.join("  ")}${width > 8 ? " …" : ""}`, h("span", { class: "quiet" }, `   mean ${mean.toFixed(3).replace("-", "−")}, deviation ${deviation.toFixed(3)}`)),
+    h("p", { class: "values" }, h("bdi", {}, names[row]), `: ${shown.join("  ")}${width > 8 ? " …" : ""}`, h("span", { class: "quiet" }, `   mean ${mean.toFixed(3).replace("-", "−")}, deviation ${deviation.toFixed(3)}`)),
   );
 }
 
@@ -161,12 +161,12 @@ function numbers(values, n, tokens) {
     h(
       "table",
       { class: "grid-numbers heat" },
-      h("thead", {}, h("tr", {}, h("td", {}), tokens.map((token) => h("th", { scope: "col" }, token)))),
+      h("thead", {}, h("tr", {}, h("td", {}), tokens.map((token) => h("th", { scope: "col" }, h("bdi", {}, token))))),
       h(
         "tbody",
         {},
         range(n).map((i) =>
-          h("tr", {}, h("th", { scope: "row" }, tokens[i]), range(n).map((j) => {
+          h("tr", {}, h("th", { scope: "row" }, h("bdi", {}, tokens[i])), range(n).map((j) => {
             const x = values[i * n + j];
             const hue = x >= 0 ? "accent" : "second";
             return h("td", { style: { background: `color-mix(in srgb, var(--${hue}) ${Math.round((40 * Math.min(1, Math.abs(x) / top)))}%, transparent)` } }, x < -1e8 ? "−∞" : x.toFixed(weights ? 3 : 2).replace("-", "−"));
@@ -181,5 +181,5 @@ const vocabulary = (part, data) =>
   h(
     "div",
     { style: { display: "grid", gap: "1rem", "grid-template-columns": "repeat(auto-fill, minmax(15rem, 1fr))" } },
-    data.tokens.map((token, i) => h("div", { class: "card" }, h("h3", { class: "small mono", dir: "auto" }, `${i}  ${token}`), bars(part.top[i].map(([name, value]) => ({ name, value }))))),
+    data.tokens.map((token, i) => h("div", { class: "card" }, h("h3", { class: "small mono" }, `${i}  `, h("bdi", {}, token)), bars(part.top[i].map(([name, value]) => ({ name, value }))))),
   );
