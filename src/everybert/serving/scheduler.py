@@ -2,8 +2,9 @@
 
 A request's thread calls the model as anyone would. Where the model calls its encoder, a `SharedEncoder` puts the
 sequences in a queue and waits; a thread of the scheduler takes what has gathered, up to a budget of tokens, as one
-ragged batch. So every task is served by the code that Python and the command line use. On the CPU each core has a
-thread and a batch of its own, as in the engine; on an accelerator there is one thread.
+ragged batch. So every task is served by the code that Python and the command line use. Embedding, which is asked for
+most, goes without a request's thread (texts.py). On the CPU each core has a thread and a batch of its own, as in the
+engine; on an accelerator there is one thread.
 
 Legend: T tokens in the batch, H hidden.
 """
@@ -123,11 +124,10 @@ class Scheduler:
         self._speed = 0.0  # tokens a second of a thread, lately
         self._threads: list[threading.Thread] = []
 
-    def start(self, threads: int, torch_threads: int = 1) -> None:
+    def start(self, threads: int) -> None:
         """Begin to serve."""
         self._threads = [
-            threading.Thread(target=self._work, args=(torch_threads,), name=f"everybert-scheduler-{i}", daemon=True)
-            for i in range(threads)
+            threading.Thread(target=self._work, name=f"everybert-scheduler-{i}", daemon=True) for i in range(threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -196,8 +196,8 @@ class Scheduler:
 
     # ── the scheduler's own threads ──────────────────────────────────────────────────────────────────────────
 
-    def _work(self, torch_threads: int) -> None:
-        torch.set_num_threads(torch_threads)  # of this thread: the requests' threads have one each
+    def _work(self) -> None:
+        torch.set_num_threads(1)  # of this thread: the other cores have threads of their own
         while tickets := self._take():
             try:
                 self._serve(tickets)
