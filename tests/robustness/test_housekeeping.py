@@ -76,7 +76,7 @@ def test_lower_bounds_are_the_oldest_that_are_tested():
     tested = {name.lower().replace("_", "-"): version for name, version in said.items()}
     extras = PROJECT["project"]["optional-dependencies"]
     for line in [*PROJECT["project"]["dependencies"], *extras["train"], *extras["serve"], *extras["viz"]]:
-        name, bound = re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\w.]+)", line).groups()
+        name, bound = re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\w.]+)(?:;.*)?", line).groups()
         if name == "torch":
             continue  # one build is at hand
         assert tested[name] == bound or tested[name].startswith(bound + "."), line
