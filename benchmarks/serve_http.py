@@ -37,6 +37,10 @@ SHORT = "How do I bake bread without yeast?"
 """A short text, as people type into a search box."""
 
 
+IDLE = 2.0
+"""Seconds after which a connection is not used again."""
+
+
 class Process:
     """A child that answers lines with lines, and the processor seconds it has used."""
 
@@ -143,20 +147,25 @@ async def saturate(port: int, requests: list[bytes], clients: int, mark: Callabl
 
 async def at_rate(port: int, request: bytes, rate: float, seconds: float) -> list[float]:
     """Latencies of requests due at random moments (Poisson), so many a second."""
-    free = [await Connection(port).open() for _ in range(256)]
-    draw, latencies, jobs = random.Random(0), [], []
+    free: list[tuple[Connection, float]] = []  # with the time of the last use: a server closes what is idle for long
+    draw, latencies, jobs, busy = random.Random(0), [], [], 0
 
     async def one(due: float) -> None:
-        connection = free.pop()
+        nonlocal busy
+        busy += 1
+        while free and free[-1][1] < time.perf_counter() - IDLE:
+            free.pop()[0].writer.close()
+        connection = free.pop()[0] if free else await Connection(port).open()
         await connection.send(request)
         latencies.append(time.perf_counter() - due)
-        free.append(connection)
+        free.append((connection, time.perf_counter()))
+        busy -= 1
 
     due = start = time.perf_counter()
     while due < start + seconds:
         due += draw.expovariate(rate)
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        if not free:
+        if busy > 256:
             raise SystemExit("more than 256 requests at once: the rate is not half of what the server can bear")
         jobs.append(asyncio.create_task(one(due)))
     await asyncio.gather(*jobs)
