@@ -116,6 +116,29 @@ def test_waiting_requests_share_a_batch_up_to_the_budget():
     assert [sum(lengths) for _, lengths in echo.batches] == [1, 14, 14, 14, 14, 7]
 
 
+def test_small_batches_gather_rather_than_run_side_by_side():
+    """Beside a batch of few tokens the second thread waits until there is enough for another."""
+    echo = Echo()
+    echo.gate.clear()
+    scheduler, trunk = start(echo, budget=1024, threads=2)
+    small = [ragged(7, first=100 * i) for i in range(3)]
+    with ThreadPoolExecutor(6) as pool:
+        busy(pool, scheduler, trunk)
+        jobs = [pool.submit(scheduler.run, Sequences(trunk, None, None, batch)) for batch in small]
+        until(lambda: scheduler.waiting == 21)
+        time.sleep(0.05)
+        assert trunk.running == trunk.small == 1
+        jobs.append(pool.submit(scheduler.run, Sequences(trunk, None, None, ragged(60, first=900))))
+        until(lambda: trunk.running == 2 and scheduler.waiting == 0)
+        assert trunk.small == 1
+        echo.gate.set()
+        for job, batch in zip(jobs, [*small, ragged(60, first=900)]):
+            check(job.result(10), batch)
+    scheduler.close()
+    assert sorted(sum(lengths) for _, lengths in echo.batches) == [1, 81]
+    assert trunk.running == trunk.small == 0
+
+
 def test_a_text_longer_than_the_budget_runs_alone():
     echo = Echo()
     scheduler, trunk = start(echo, budget=8)

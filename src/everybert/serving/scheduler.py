@@ -33,6 +33,9 @@ from everybert.model.ragged import Ragged
 from everybert.serving.limits import CALL, Call, Refusal
 from everybert.serving.metrics import Metrics
 
+FEW = 64
+"""Tokens of a batch below which the CPU takes about as long for one as for all: the time of reading the weights."""
+
 
 @dataclass(eq=False)
 class Trunk:
@@ -44,6 +47,8 @@ class Trunk:
     budget: int
     running: int = 0
     """Batches that are being computed now, all under the same adapter."""
+    small: int = 0
+    """Of them, those of few tokens."""
     adapter: str | None = None
     """The adapter in use."""
 
@@ -70,6 +75,8 @@ class Ticket(ABC):
     arrived: float = field(default_factory=time.monotonic, init=False)
     held: bool = field(default=False, init=False)
     """A thread of the scheduler has chosen it, and waits for others to go with it."""
+    few: bool = field(default=False, init=False)
+    """It leads a batch of few tokens."""
     alone: ClassVar[bool] = False
     """Whether nothing may share its batch."""
 
@@ -204,6 +211,7 @@ class Scheduler:
             finally:
                 with self._wake:
                     tickets[0].trunk.running -= 1
+                    tickets[0].trunk.small -= tickets[0].few
                     self._wake.notify_all()
 
     def _take(self) -> list[Ticket]:
@@ -223,6 +231,8 @@ class Scheduler:
                     room -= ticket.tokens
             for ticket in taken[1:]:
                 self._queue.remove(ticket)
+            first.few = sum(ticket.tokens for ticket in taken) < FEW
+            first.trunk.small += first.few
         self.metrics.waiting.set(self.waiting)
         return taken
 
@@ -233,10 +243,14 @@ class Scheduler:
         for ticket in self._queue:
             if ticket.held or ticket.trunk in blocked:
                 continue
-            if ticket.trunk.free_for(ticket.adapter):
+            if ticket.trunk.free_for(ticket.adapter) and not self._gathers(ticket):
                 return ticket
             blocked.add(ticket.trunk)
         return None
+
+    def _gathers(self, ticket: Ticket) -> bool:
+        """Whether it is too little for a second batch beside a small one: what comes meanwhile will go with it."""
+        return ticket.trunk.small > 0 and sum(t.tokens for t in self._queue if t is ticket or t.fits(ticket)) < FEW
 
     def _drop_unwanted(self) -> None:
         for ticket in tuple(self._queue):
