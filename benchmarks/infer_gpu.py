@@ -111,9 +111,12 @@ def from_ids(folder: Path, model: Model, ids: list[list[int]], compiled: bool, b
 
         return run
 
-    def everybert(budget: int) -> Callable[[], None]:
+    def cut(budget: int) -> list[Ragged]:
         size = max(1, budget // LENGTH)
-        batches = [Ragged.of(ids[i : i + size]) for i in range(0, len(ids), size)]
+        return [Ragged.of(ids[i : i + size]) for i in range(0, len(ids), size)]
+
+    def everybert(budget: int) -> Callable[[], None]:
+        batches = cut(budget)
 
         def run() -> None:
             for batch in batches:
@@ -121,13 +124,11 @@ def from_ids(folder: Path, model: Model, ids: list[list[int]], compiled: bool, b
 
         return run
 
-    size = max(1, BUDGET_GPU // LENGTH)
-    batches = [Ragged.of(ids[i : i + size]) for i in range(0, len(ids), size)]
     ways = {f"transformers, batch {size}": transformers(size) for size in (64, 256)}
     ways |= {f"everybert, forward, {budget:,} tokens a batch": everybert(budget) for budget in budgets}
     ways["everybert, vectors"] = lambda: list(pooled_runs(model.network, [ids], ("mean",), 1, 1, 512))
     if compiled:
-        fast = torch.compile(encoder, dynamic=False)
+        fast, batches = torch.compile(encoder, dynamic=False), cut(BUDGET_GPU)
 
         @torch.inference_mode()
         def compiled_forward() -> None:

@@ -282,7 +282,9 @@ def scores(args: argparse.Namespace) -> None:
                     epochs = 1 if args.tiny else EPOCHS.get(name, 6)
                     run = run_once(data, Settings(mode=mode, epochs=epochs, lora=LORA), seed, quiet=True)
                     found = {"score": 100 * run.metric, "metric": run.task.metric, "seconds": round(run.seconds, 1)}
-                    one.write_text(json.dumps(found), "utf-8")
+                    draft = one.with_suffix(".part")  # whole or absent, whenever the run is stopped
+                    draft.write_text(json.dumps(found), "utf-8")
+                    draft.replace(one)
                     print(one.stem, found, flush=True)
     table({path.stem: json.loads(path.read_text("utf-8")) for path in sorted(kept.glob("*.json"))})
 
