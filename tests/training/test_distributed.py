@@ -28,9 +28,9 @@ CLOSE = 2e-6
 
 
 def command(*words, seconds=500):
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "PYTHONFAULTHANDLER": "1"}
     result = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=env, timeout=seconds)
-    assert result.returncode == 0, result.stderr[-4000:]
+    assert result.returncode == 0, result.stderr[-20000:]
     return result.stdout
 
 

@@ -29,6 +29,8 @@ PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the others: to start, and to do their part of a step, an evaluation or a save."""
 WORDS = 2048
 """Bytes of a message that ranks exchange."""
+LINGER = 0.3
+"""Seconds that a rank stays after its last exchange: see `leave`."""
 
 
 @dataclass(frozen=True)
@@ -184,9 +186,15 @@ def meet(store: dist.Store, rank: int, size: int) -> dist.Store:
 
 
 def leave() -> None:
-    """Part from the other ranks."""
+    """Part from the other ranks.
+
+    A thread of gloo lets go of the last tensor some time after the exchange is done, and needs Python for it. When
+    Python is being taken down by then, the process is aborted ("terminate called without an active exception").
+    FSDP keeps the group, so that destroying it does not wait for its threads: we do.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+        time.sleep(LINGER)
 
 
 def local(tensor: Tensor) -> Tensor:
