@@ -42,6 +42,7 @@ from everybert.text.sentences import split_sentences
 from everybert.text.task_files import read_conll
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.train_tokenizer import train_tokenizer
+from everybert.training.evaluate import score_corpus
 from everybert.training.finetune import finetune, prepare_data, run_once
 from everybert.training.pretrain import pretrain
 from everybert.training.tuning import Settings
@@ -75,10 +76,16 @@ def trunk(args: argparse.Namespace) -> None:
 
 
 def shrink(args: argparse.Namespace) -> None:
-    """W/trunk: the model in int8. All that follows is trained and scored on it."""
-    import everybert
-
-    everybert.load(args.work / "run" / "model", device="cpu").save(args.work / "trunk", int8=True)
+    """W/trunk: the model in int8, and W/heldout.json: before and after. All that follows uses it."""
+    folders = {"fp32": args.work / "run" / "model", "int8": args.work / "trunk"}
+    if not folders["int8"].exists():
+        load(folders["fp32"], device="cpu").save(folders["int8"], int8=True)
+    found: dict[str, Any] = {}
+    for label, folder in folders.items():
+        model = load(folder)
+        for kind, length in (("pairs", model.window), ("full", model.window), ("full", 128)):
+            found[f"{label} {kind} {length}"] = score_corpus(model, args.work / "corpus", kind, length)
+    (args.work / "heldout.json").write_text(json.dumps(found, indent=1), "utf-8")
 
 
 # ── labelled data, as its makers publish it ──────────────────────────────────────────────────────────────────

@@ -69,15 +69,14 @@ case only, at most 512 tokens at a time (longer texts are read in windows).
 
 def write_card(work: Path, out: Path, jobs: dict[str, Any]) -> None:
     """README.md beside the weights."""
-    parts = [HEAD, training(work / "run" / "log.jsonl"), SOURCES, scores(work / "scores"), adapters(work, jobs), LIMITS]
+    parts = [HEAD, training(work), SOURCES, scores(work / "scores"), adapters(work, jobs), LIMITS]
     out.write_text("\n".join(part.strip("\n") + "\n" for part in parts if part), "utf-8")
 
 
-def training(log: Path) -> str:
+def training(work: Path) -> str:
     """How long, on how much, and what it came to."""
-    rows = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    rows = [json.loads(line) for line in (work / "run" / "log.jsonl").read_text("utf-8").splitlines()]
     last = [row for row in rows if "tokens" in row][-1]
-    end = [row for row in rows if "heldout_loss" in row][-1]
     lines = [
         "## Training",
         "",
@@ -87,12 +86,17 @@ def training(log: Path) -> str:
         "NVIDIA H200, the start and the evaluations included. `recipes/everybert-small.toml` is the recipe and "
         "`recipes/everybert_small.py` runs all of it again.",
         "",
-        "| held-out documents, 15 % masked, pairs as in training | |",
-        "|---|---|",
-        f"| masked words right | {100 * end['accuracy']:.1f} % |",
-        f"| loss, perplexity of masked words | {end['heldout_loss']:.3f}, {end['perplexity']:.2f} |",
-        f"| next sentence right | {100 * end['pair_accuracy']:.1f} % |",
+        "Documents that were held out, 15 % of the tokens masked (*full* is running text; of BERT's *pairs* half are "
+        "two texts that have nothing to do with each other):",
+        "",
+        "| weights | examples | tokens | masked tokens right | perplexity | next sentence right |",
+        "|---|---|---|---|---|---|",
     ]
+    for name, said in json.loads((work / "heldout.json").read_text("utf-8")).items():
+        weights, kind, length = name.split()
+        pairs = f"{said['pair_accuracy']:.1%}" if "pair_accuracy" in said else "–"
+        cells = (weights, kind, length, f"{said['accuracy']:.1%}", f"{said['perplexity']:.2f}", pairs)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -1,16 +1,22 @@
 """Held-out figures against their definitions, one masked word and one token at a time."""
 
+import json
 import math
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+import everybert
+from everybert.cli.corpus import app
 from everybert.corpus.examples import ExampleConfig
 from everybert.corpus.layout import Layout
 from everybert.corpus.shards import Corpus
+from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
+from everybert.store.huggingface import save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import evaluate
 
@@ -83,3 +89,22 @@ def test_a_sample_of_sentences(heldout):
     found = evaluate.sample_sentences(corpus, layout, most=10, longest=8)
     assert len(found) == 10
     assert all(s[0] == layout.cls_id and s[-1] == layout.sep_id and 3 <= len(s) <= 8 for s in found)
+
+
+def test_a_corpus_is_scored(network, corpus, heldout, tmp_path):
+    opened, layout = heldout
+    tokenizer = Tokenizer.load(opened.tokenizer_path)
+    save_network(network, tmp_path, tokenizer=tokenizer)
+    model = everybert.load(tmp_path, device="cpu")
+    found = evaluate.score_corpus(model, corpus, "pairs", length=32)
+    packs = evaluate.heldout_packs(opened, layout, ExampleConfig(length=32), capacity=16_384, most=100)
+    assert found.items() >= evaluate.evaluate_packs(model.network, packs).items()
+    assert found["masked"] == pytest.approx(0.15 * found["tokens"], rel=0.15)
+    assert "pair_accuracy" not in (full := evaluate.score_corpus(model, corpus, tokens=1))
+    assert full["length"] == 64 and full["tokens"] <= 16_384
+    with pytest.raises(EverybertError, match="more than the model's 64 positions"):
+        evaluate.score_corpus(model, corpus, length=65)
+    shown = CliRunner().invoke(app, ["score", str(corpus), "--model", str(tmp_path), "--tokens", "1"])
+    assert f"{full['accuracy']:.1%} of {full['masked']:,}" in shown.output
+    as_json = CliRunner().invoke(app, ["score", str(corpus), "--model", str(tmp_path), "--tokens", "1", "--json"])
+    assert json.loads(as_json.stdout) == full

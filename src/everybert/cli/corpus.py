@@ -104,6 +104,41 @@ def info(
     _show(summarise(corpus), as_json)
 
 
+@app.command(
+    epilog=examples(
+        "everybert corpus score corpus --model run/model",
+        "everybert corpus score corpus --model run/model --examples pairs --length 128 --json",
+    )
+)
+def score(
+    corpus: Annotated[Path, typer.Argument(help="Corpus folder, made with the model's own tokenizer.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="A folder, a bundled model, or a hub id (org/name).")],
+    kind: Annotated[
+        Literal["full", "document", "pairs", "order"],
+        typer.Option("--examples", help="Running text, running text of one document, or pairs as BERT's or ALBERT's."),
+    ] = "full",
+    length: Annotated[int | None, typer.Option(help="Tokens an example; at most 512 unless given.", min=8)] = None,
+    tokens: Annotated[int, typer.Option(help="Read so many tokens at most.", min=1)] = 1_000_000,
+    split: Annotated[Literal["heldout", "train"], typer.Option(help="Which documents.")] = "heldout",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU is taken where there is one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Score a pre-trained model on documents kept from training: 15 % of the tokens are masked, always the same."""
+    from everybert.inference.model import load
+    from everybert.training.evaluate import score_corpus
+
+    found = score_corpus(load(model, device=device), corpus, kind, length, tokens, split)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    table = Table("", "", title=f"{split} text, {kind}, at most {found['length']} tokens", show_header=False)
+    table.add_row("masked tokens right", f"{found['accuracy']:.1%} of {found['masked']:,}")
+    table.add_row("loss, perplexity", f"{found['heldout_loss']:.3f}, {found['perplexity']:.2f}")
+    if "pair_accuracy" in found:
+        table.add_row("pairs right", f"{found['pair_accuracy']:.1%}")
+    Console().print(table)
+
+
 def _languages(named: list[str]) -> dict[str, list[Path]]:
     languages: dict[str, list[Path]] = {}
     for text in named:

@@ -12,12 +12,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from everybert.corpus.examples import ExampleConfig
+from everybert.corpus.examples import ExampleConfig, Kind
 from everybert.corpus.layout import Layout
 from everybert.corpus.masking import MaskingConfig
 from everybert.corpus.packs import PackStream
@@ -27,8 +29,37 @@ from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.training.data import to_item
 
+if TYPE_CHECKING:
+    from everybert.inference.model import Model
+
 SLICE = 4096
 """Masked positions whose logits are held at once."""
+
+
+def score_corpus(
+    model: Model,
+    corpus: str | Path,
+    kind: Kind = "full",
+    length: int | None = None,
+    tokens: int = 1_000_000,
+    split: str = "heldout",
+) -> dict[str, float]:
+    """Masked words (and next sentences, with kind="pairs") of a corpus' split that a model gets right.
+
+    Examples are made as in pre-training: the choice of them matters, since half of the pairs are two texts that have
+    nothing to do with each other, and a masked word in a long text has more to be known by.
+    """
+    opened = Corpus.open(corpus, split)
+    opened.check_tokenizer(model.tokenizer.digest)
+    longest = model.config.max_positions if model.config.positions != "rotary" else (length or 512)
+    length = min(512, longest) if length is None else length
+    if length > longest:
+        raise EverybertError(f"length {length} is more than the model's {longest} positions: give at most those")
+    examples = ExampleConfig(kind=kind, length=length)
+    packs = heldout_packs(opened, Layout.of(model.tokenizer), examples, max(16_384, length), -(-tokens // 16_384))
+    seen = sum(len(pack.tokens_T) for pack in packs)
+    masked = sum(len(pack.extra["mask_index"]) for pack in packs)
+    return {**evaluate_packs(model.network, packs), "length": length, "tokens": seen, "masked": masked}
 
 
 def heldout_packs(corpus: Corpus, layout: Layout, examples: ExampleConfig, capacity: int, most: int) -> list[Ragged]:
