@@ -10,9 +10,10 @@ are as clients send them: 32 texts at a time, in TEI's form and OpenAI's (number
 asks for), and single texts. Saturated: every connection always has a request under way, from before the clock starts
 until after it stops; it stops when as many requests were answered as make up all the texts.
 
-Latency is that of one short text a request, sent at random moments (Poisson, whatever the server does) at half the
-rate at which 64 connections saturate the server with the same request, from the moment it was due until its answer
-is read; it is compared to the median time of `model.embed` of that text by itself, with all threads.
+Latency is that of one short text a request, sent at random moments (Poisson, whatever the server does), from the
+moment it was due until its answer is read, at two rates: half of what the model does one text after another, and half
+of what 64 connections get out of the server, which runs their texts together. It is compared to the median time of
+`model.embed` of that text by itself, with all threads, asked for at the same moments: caches are cold after a pause.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import cycle
 from pathlib import Path
 
@@ -70,7 +71,7 @@ class Process:
 
 
 def engine(model_folder: str, texts_file: str) -> None:
-    """The engine's process: "all" embeds every text, a number embeds one short text for so many seconds."""
+    """The engine's process: "all" embeds every text, "R S" one short text R times a second for S seconds, as it can."""
     import everybert
 
     model, texts = everybert.load(model_folder, device="cpu"), json.loads(Path(texts_file).read_text())
@@ -82,12 +83,25 @@ def engine(model_folder: str, texts_file: str) -> None:
             model.embed(texts)
             print(time.perf_counter() - start, flush=True)
         else:
-            times, until = [], time.perf_counter() + float(line)
-            while time.perf_counter() < until:
-                start = time.perf_counter()
+            rate, seconds = map(float, line.split())
+            times = []
+            for due in moments(rate, seconds):
+                time.sleep(max(0.0, due - time.perf_counter()))
+                began = time.perf_counter()
                 model.embed([SHORT])
-                times.append(time.perf_counter() - start)
+                times.append(time.perf_counter() - began)
+                if began > start + seconds:  # more is asked for than it can do
+                    break
             print(statistics.median(times), flush=True)
+
+
+def moments(rate: float, seconds: float) -> Iterator[float]:
+    """When requests are due, from now on: Poisson, so many a second."""
+    draw, due = random.Random(0), time.perf_counter()
+    end = due + seconds
+    while due < end:
+        due += draw.expovariate(rate)
+        yield due
 
 
 # ── the client: bare HTTP/1.1 over asyncio, as light as can be ───────────────────────────────────────────────
@@ -148,7 +162,8 @@ async def saturate(port: int, requests: list[bytes], clients: int, mark: Callabl
 async def at_rate(port: int, request: bytes, rate: float, seconds: float) -> list[float]:
     """Latencies of requests due at random moments (Poisson), so many a second."""
     free: list[tuple[Connection, float]] = []  # with the time of the last use: a server closes what is idle for long
-    draw, latencies, jobs, busy = random.Random(0), [], [], 0
+    latencies: list[float] = []
+    jobs, busy = [], 0
 
     async def one(due: float) -> None:
         nonlocal busy
@@ -161,12 +176,10 @@ async def at_rate(port: int, request: bytes, rate: float, seconds: float) -> lis
         free.append((connection, time.perf_counter()))
         busy -= 1
 
-    due = start = time.perf_counter()
-    while due < start + seconds:
-        due += draw.expovariate(rate)
+    for due in moments(rate, seconds):
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         if busy > 256:
-            raise SystemExit("more than 256 requests at once: the rate is not half of what the server can bear")
+            raise SystemExit("more than 256 requests at once: the rate is more than the server can bear")
         jobs.append(asyncio.create_task(one(due)))
     await asyncio.gather(*jobs)
     return latencies
@@ -238,18 +251,21 @@ def main() -> None:
         found = rounds_of(run, port, texts, options.rounds, mark)
         request = message("/embed", {"inputs": SHORT})
         rate = 1000 / asyncio.run(saturate(port, [request] * 1000, 64, mark))[0]
-        alone = run.ask("3")
-        latencies = sorted(asyncio.run(at_rate(port, request, rate / 2, options.seconds)))
+        latency = {}
+        alone = run.ask("1e9 3")
+        for name, load in (("one after another", 0.5 / alone), ("64 connections", rate / 2)):
+            own = run.ask(f"{load} {options.seconds / 2}")
+            latency[name] = load, own, sorted(asyncio.run(at_rate(port, request, load, options.seconds)))
     finally:
         place.unlink()
         for process in (server, run):
             process.child.terminate()
             process.child.wait(30)
-    report(found, tokens, len(texts), rate, alone, latencies, options.json)
+    report(found, tokens, len(texts), latency, options.json)
 
 
-def report(found: dict, tokens: int, count: int, rate: float, alone: float, latencies: list, as_json: bool) -> None:
-    """The table, the latencies, and one line of JSON."""
+def report(found: dict, tokens: int, count: int, latency: dict, as_json: bool) -> None:
+    """The tables, and one line of JSON."""
     median = {name: [statistics.median(part) for part in zip(*rows)] for name, rows in found.items()}
     base, base_cpu, _ = median["engine"]
     print(f"{count} texts, {tokens:,} tokens; median of {len(found['engine'])} rounds\n")
@@ -258,14 +274,18 @@ def report(found: dict, tokens: int, count: int, rate: float, alone: float, late
     for name, (seconds, worker, client) in median.items():
         shares = f"{base / seconds:.0%} | {worker:.2f} | {client:.2f} | {base_cpu / worker:.0%}"
         print(f"| {name} | {tokens / seconds:,.0f} | {shares} |")
-    p50, p99 = (latencies[int(len(latencies) * q)] for q in (0.5, 0.99))
-    print(f"\none short text by itself: {alone * 1e3:.2f} ms; the server bears {rate:.0f} such requests a second")
-    print(f"at half of that, {len(latencies)} requests: p50 {p50 * 1e3:.2f} ms, p99 {p99 * 1e3:.2f} ms", end="")
-    print(f" = {p99 / alone:.2f} × the model's own time")
+    print("\n| half of | requests/s | requests | model alone, ms | p50, ms | p99, ms | p99 / model alone |")
+    print("|---|---|---|---|---|---|---|")
+    said = {}
+    for name, (load, own, times) in latency.items():
+        p50, p99 = (times[int(len(times) * q)] for q in (0.5, 0.99))
+        said[name] = {"rate": load, "alone": own, "p50": p50, "p99": p99}
+        figures = f"{own * 1e3:.1f} | {p50 * 1e3:.1f} | {p99 * 1e3:.1f} | {p99 / own:.2f}"
+        print(f"| {name} | {load:.0f} | {len(times)} | {figures} |")
     if as_json:
         ratios = {name: base / rows[0] for name, rows in median.items()}
         cpu = {name: base_cpu / rows[1] for name, rows in median.items()}
-        print(json.dumps({"of_engine": ratios, "of_engine_cpu": cpu, "p50": p50, "p99": p99, "alone": alone}))
+        print(json.dumps({"of_engine": ratios, "of_engine_cpu": cpu, "latency": said}))
 
 
 if __name__ == "__main__":
