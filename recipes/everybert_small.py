@@ -5,6 +5,8 @@
     python recipes/everybert_small.py adapters --work W --tasks DIR --text part-0.txt --teacher MINILM
     python recipes/everybert_small.py scores   --work W --tasks DIR              # full and lora, three seeds each
     python recipes/everybert_small.py box      --work W --out src/everybert/models/everybert-small
+    python recipes/everybert_small.py student  --work W                          # half the layers, taught by the trunk
+    python recipes/everybert_small.py scores   --work W --tasks DIR --trunks fp32,student
 
 DIR holds glue/, squad/, ud_ewt/, ner/, sick/, snli_dev_test/ and blimp/ as their makers publish them. `--minutes`
 starts nothing new after so many minutes; `--tiny` rehearses every step on a CPU in a minute, with a toy trunk.
@@ -42,6 +44,7 @@ from everybert.text.sentences import split_sentences
 from everybert.text.task_files import read_conll
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.train_tokenizer import train_tokenizer
+from everybert.training.distil import distil
 from everybert.training.evaluate import score_corpus
 from everybert.training.finetune import finetune, prepare_data, run_once
 from everybert.training.pretrain import pretrain
@@ -51,6 +54,7 @@ HERE = Path(__file__).parent
 TINY = {"model__layers": 2, "model__hidden_size": 64, "model__heads": 2, "model__intermediate_size": 128}
 TINY |= {"model__max_positions": 128, "batch__tokens": 2048, "batch__pack": 2048, "schedule__warmup": 10}
 TINY |= {"budget": "15s", "run__workers": 0, "phase": [{"share": 1.0, "length": 128, "rate": [0.3, 0.15]}]}
+TINY_STUDENT = {**TINY, "model__layers": 1}
 ENTITIES = {"person": "PER", "location": "LOC", "corporation": "ORG", "group": "ORG"}
 ENTITIES |= {"product": "MISC", "creative-work": "MISC", "PER": "PER", "LOC": "LOC", "ORG": "ORG", "MISC": "MISC"}
 LORA = LoraConfig(rank=8, alpha=16.0)
@@ -86,6 +90,14 @@ def shrink(args: argparse.Namespace) -> None:
         for kind, length in (("pairs", model.window), ("full", model.window), ("full", 128)):
             found[f"{label} {kind} {length}"] = score_corpus(model, args.work / "corpus", kind, length)
     (args.work / "heldout.json").write_text(json.dumps(found, indent=1), "utf-8")
+
+
+def student(args: argparse.Namespace) -> None:
+    """W/student/model: half of the trunk's layers, taught by it."""
+    recipe = HERE / "everybert-small-student.toml"
+    more: dict[str, Any] = dict(TINY_STUDENT) if args.tiny else {}
+    result = distil(args.work / "run" / "model", args.work / "corpus", args.work / "student", recipe=recipe, **more)
+    print(json.dumps({"finished": result.finished, "step": result.step, **result.figures}), flush=True)
 
 
 # ── labelled data, as its makers publish it ──────────────────────────────────────────────────────────────────
@@ -264,19 +276,20 @@ def write_likeness(documents: Iterator[str], teacher: Path, out: Path, count: in
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+TRUNKS = {"int8": "trunk", "fp32": "run/model", "student": "student/model"}
 MEASURED = ("SST-2", "CoLA", "MRPC", "RTE", "STS-B", "UPOS", "SQuAD")
 EPOCHS = {"SST-2": 3, "RTE": 8, "UPOS": 4, "SQuAD": 4}
 
 
 def scores(args: argparse.Namespace) -> None:
-    """Dev scores of the int8 trunk (and of the fp32 one with --also-fp32), full and lora; W/scores keeps each run.
+    """Dev scores of the int8 trunk, or of others (--trunks), full and lora; W/scores keeps each run.
 
     Several processes may share the work, each with sets of its own (--only).
     """
     clock, kept = Clock(args.minutes), args.work / "scores"
     kept.mkdir(exist_ok=True)
-    trunks = {"int8": args.work / "trunk", **({"fp32": args.work / "run" / "model"} if args.also_fp32 else {})}
-    for label, folder in trunks.items():
+    for label in args.trunks.split(","):
+        folder = args.work / TRUNKS[label]
         tokenizer = Tokenizer.load(folder)
         for name in args.only.split(",") if args.only else MEASURED:
             data = None
@@ -374,7 +387,7 @@ class Clock:
 def main() -> None:
     """Read the command line and do one step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    steps = {"trunk": trunk, "shrink": shrink, "adapters": adapters, "scores": scores, "box": box}
+    steps = {"trunk": trunk, "shrink": shrink, "adapters": adapters, "scores": scores, "box": box, "student": student}
     parser.add_argument("step", choices=steps)
     parser.add_argument("--work", type=Path, required=True, help="where all steps leave what they make")
     parser.add_argument("--text", type=Path, nargs="*", help="plain text, blank lines between documents")
@@ -389,7 +402,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0, help="scores: several processes can share the seeds")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin nothing new after so many")
-    parser.add_argument("--also-fp32", action="store_true", help="scores: of the trunk before int8, too")
+    parser.add_argument("--trunks", default="int8", help=f"scores: of these, with commas: {', '.join(TRUNKS)}")
     parser.add_argument("--tiny", action="store_true", help="rehearse on a CPU")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
