@@ -29,36 +29,27 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from small_card import write_card
+from small_scores import LORA, TRUNKS, scores
+from small_sets import entailment, entities, glue_set, squad, treebank
 
 from everybert.corpus.build import build_corpus
 from everybert.corpus.cloze import write_cloze
-from everybert.evaluation.glue import TASKS as GLUE
-from everybert.evaluation.glue import find_file, find_tasks, label_order
 from everybert.inference.model import load
-from everybert.model.adapters import LoraConfig
 from everybert.plots import draw_curves
 from everybert.store.folder import MANIFEST, atomic_folder
-from everybert.tasks.metrics import interval
 from everybert.text.readers import read_documents
 from everybert.text.sentences import split_sentences
-from everybert.text.task_files import read_conll
-from everybert.text.tokenizer import Tokenizer
 from everybert.text.train_tokenizer import train_tokenizer
 from everybert.training.distil import distil
 from everybert.training.evaluate import score_corpus
-from everybert.training.finetune import finetune, prepare_data, run_once
+from everybert.training.finetune import finetune
 from everybert.training.pretrain import pretrain
-from everybert.training.tuning import Settings
 
 HERE = Path(__file__).parent
 TINY = {"model__layers": 2, "model__hidden_size": 64, "model__heads": 2, "model__intermediate_size": 128}
 TINY |= {"model__max_positions": 128, "batch__tokens": 2048, "batch__pack": 2048, "schedule__warmup": 10}
 TINY |= {"budget": "15s", "run__workers": 0, "phase": [{"share": 1.0, "length": 128, "rate": [0.3, 0.15]}]}
 TINY_STUDENT = {**TINY, "model__layers": 1}
-ENTITIES = {"person": "PER", "location": "LOC", "corporation": "ORG", "group": "ORG"}
-ENTITIES |= {"product": "MISC", "creative-work": "MISC", "PER": "PER", "LOC": "LOC", "ORG": "ORG", "MISC": "MISC"}
-LORA = LoraConfig(rank=8, alpha=16.0)
-Rows = list[tuple[Any, ...]]
 
 
 # ── the trunk ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -116,73 +107,6 @@ class Job:
     """Trained on this first (cheap labels made from text), then on the data."""
 
 
-def glue_set(name: str) -> Callable[[Path], tuple[Any, Any]]:
-    """Train and dev of a GLUE task."""
-
-    def files(tasks: Path) -> tuple[Any, Any]:
-        folder = find_tasks(tasks / "glue")[name]
-        return find_file(folder, "train"), find_file(folder, "dev")
-
-    return files
-
-
-def entailment(tasks: Path) -> tuple[Rows, Rows]:
-    """SICK and SNLI's dev and test sets, three ways; a tenth is held out."""
-    rows: Rows = []
-    for line in (tasks / "sick" / "SICK.txt").read_text("utf-8").splitlines()[1:]:
-        _, a, b, _, label = line.split("\t")[:5]
-        rows.append((a, b, label.lower()))
-    for part in ("dev", "test"):
-        texts = [
-            (tasks / "snli_dev_test" / f"{k}.{part}").read_text("utf-8").splitlines() for k in ("s1", "s2", "labels")
-        ]
-        rows += [row for row in zip(*texts) if row[2] in ("entailment", "neutral", "contradiction")]
-    return held_out(rows)
-
-
-def entities(tasks: Path) -> tuple[Rows, Rows]:
-    """Wikigold, WNUT-17 and the Broad Twitter Corpus under one set of names: PER, LOC, ORG, MISC."""
-    folder = tasks / "ner"
-    files = [folder / "wikigold" / "wikigold.conll.txt", folder / "wnut17" / "wnut17train.conll"]
-    files += [folder / "wnut17" / "emerging.dev.conll", *sorted((folder / "btc").glob("*.conll"))]
-    rows: Rows = []
-    for file in files:
-        for sentence in read_conll(file):
-            words, tags = [columns[0] for columns in sentence], [columns[-1] for columns in sentence]
-            rows.append((words, bio(tags)))
-    return held_out(rows)
-
-
-def bio(tags: list[str]) -> list[str]:
-    """IOB1 or BIO tags of any of the sets as BIO tags of ours."""
-    out, before = [], "O"
-    for tag in tags:
-        mark, _, kind = tag.partition("-")
-        kind = ENTITIES.get(kind, "")
-        if mark not in "BI" or not kind:
-            out.append("O")
-        else:
-            out.append(f"{'I' if mark == 'I' and before == kind else 'B'}-{kind}")
-        before = out[-1][2:]
-    return out
-
-
-def held_out(rows: Rows) -> tuple[Rows, Rows]:
-    """Nine tenths and one tenth, drawn once."""
-    random.Random(0).shuffle(rows)
-    return rows[len(rows) // 10 :], rows[: len(rows) // 10]
-
-
-def treebank(tasks: Path) -> tuple[Any, Any]:
-    """UD English EWT."""
-    return tuple(next(iter(sorted((tasks / "ud_ewt").glob(f"*{part}*.conllu")))) for part in ("train", "dev"))  # type: ignore[return-value]
-
-
-def squad(tasks: Path) -> tuple[Any, Any]:
-    """SQuAD 1.1's questions."""
-    return tasks / "squad" / "v1.1-train.json", tasks / "squad" / "v1.1-dev.json"
-
-
 JOBS = {
     "sentiment": Job("classify", ["classify"], glue_set("SST-2"), {"labels": ["negative", "positive"]}, {"epochs": 3}),
     "entailment": Job("classify", ["classify pair"], entailment, {}, {"epochs": 4}),
@@ -219,10 +143,10 @@ def read_job(name: str, tasks: Path) -> tuple[Any, Any]:
 
 def adapters(args: argparse.Namespace) -> None:
     """Each adapter of the box, the best of the seeds by its dev score."""
-    clock = Clock(args.minutes)
+    end = time.monotonic() + 60 * args.minutes
     for name, job in JOBS.items():
         out = args.work / "adapters" / name
-        if out.exists() or clock.over() or (args.only and name not in args.only.split(",")):
+        if out.exists() or time.monotonic() > end or (args.only and name not in args.only.split(",")):
             continue
         start = warm(name, job.warm, args) if job.warm else None
         train, dev = read_job(name, args.tasks)
@@ -273,67 +197,6 @@ def write_likeness(documents: Iterator[str], teacher: Path, out: Path, count: in
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-# ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-TRUNKS = {"int8": "trunk", "fp32": "run/model", "student": "student/model"}
-MEASURED = ("SST-2", "CoLA", "MRPC", "RTE", "STS-B", "UPOS", "SQuAD")
-EPOCHS = {"SST-2": 3, "RTE": 8, "UPOS": 4, "SQuAD": 4}
-
-
-def scores(args: argparse.Namespace) -> None:
-    """Dev scores of the int8 trunk, or of others (--trunks), full and lora; W/scores keeps each run.
-
-    Several processes may share the work, each with sets of its own (--only).
-    """
-    clock, kept = Clock(args.minutes), args.work / "scores"
-    kept.mkdir(exist_ok=True)
-    for label in args.trunks.split(","):
-        folder = args.work / TRUNKS[label]
-        tokenizer = Tokenizer.load(folder)
-        for name in args.only.split(",") if args.only else MEASURED:
-            data = None
-            for mode in args.modes.split(","):
-                for seed in range(args.first_seed, args.first_seed + args.seeds):
-                    one = kept / f"{label} {name} {mode} {seed}.json"
-                    if one.exists() or clock.over():
-                        continue
-                    data = data or open_set(name, folder, tokenizer, args.tasks)
-                    epochs = 1 if args.tiny else EPOCHS.get(name, 6)
-                    run = run_once(data, Settings(mode=mode, epochs=epochs, lora=LORA), seed, quiet=True)
-                    found = {"score": 100 * run.metric, "metric": run.task.metric, "seconds": round(run.seconds, 1)}
-                    draft = one.with_suffix(".part")  # whole or absent, whenever the run is stopped
-                    draft.write_text(json.dumps(found), "utf-8")
-                    draft.replace(one)
-                    print(one.stem, found, flush=True)
-    table({path.stem: json.loads(path.read_text("utf-8")) for path in sorted(kept.glob("*.json"))})
-
-
-def open_set(name: str, folder: Path, tokenizer: Tokenizer, tasks: Path) -> Any:
-    """Train and dev of a measured set, ready for runs."""
-    if name == "UPOS":
-        named, options = {"label": "upos"}, {"metric": "accuracy"}
-        return prepare_data("tag", folder, tokenizer, *treebank(tasks), columns=named, options=options)
-    if name == "SQuAD":
-        return prepare_data("answer", folder, tokenizer, *squad(tasks))
-    task, (train, dev) = GLUE[name], glue_set(name)(tasks)
-    options = {"metric": task.metric}
-    if order := label_order(task, train):
-        options["labels"] = order  # type: ignore[assignment]
-    return prepare_data(task.task, folder, tokenizer, train, dev, skip_bad=True, options=options)
-
-
-def table(done: dict[str, Any]) -> None:
-    """Means over the seeds, as Markdown."""
-    print("\n| trunk | task | full | lora |\n|---|---|---|---|")
-    for label, name in dict.fromkeys(tuple(key.split()[:2]) for key in done):
-        cells = []
-        for mode in ("full", "lora"):
-            found = [v["score"] for k, v in done.items() if k.split()[:3] == [label, name, mode]]
-            cells.append(str(interval(found)) if found else "–")
-        print(f"| {label} | {name} | {' | '.join(cells)} |")
-
-
 # ── the box ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -373,17 +236,6 @@ def curve(log: Path, out: Path) -> None:
     draw_curves({key: points for key, points in curves.items() if points}, out, "everybert-small")
 
 
-class Clock:
-    """Whether there is time to begin something new."""
-
-    def __init__(self, minutes: float) -> None:
-        self.end = time.monotonic() + 60 * minutes
-
-    def over(self) -> bool:
-        """Whether the time is up."""
-        return time.monotonic() > self.end
-
-
 def main() -> None:
     """Read the command line and do one step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -398,6 +250,7 @@ def main() -> None:
     parser.add_argument("--only", help="adapters, scores: these, with commas")
     parser.add_argument("--modes", default="full,lora", help="scores: these, with commas")
     parser.add_argument("--cheap", type=int, default=60_000, help="labels made from text for qa and similarity")
+    parser.add_argument("--lr", type=float, help="scores: another rate than the library's own")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0, help="scores: several processes can share the seeds")
     parser.add_argument("--workers", type=int)

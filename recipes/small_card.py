@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from everybert.tasks.metrics import interval
+from small_scores import table
 
 HEAD = """---
 language: en
@@ -102,17 +102,9 @@ def training(work: Path) -> str:
 
 def scores(folder: Path) -> str:
     """Full fine-tuning and adapters, means over the seeds."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for path in sorted(folder.glob("int8 *.json")):
-        _, name, mode, _ = path.stem.split()
-        found.setdefault((name, mode), []).append(json.loads(path.read_text("utf-8"))["score"])
-    if not found:
-        return ""
+    rows = {name: cells for (label, name), cells in table(folder).items() if label == "int8"}
     lines = ["## Fine-tuned (dev sets, the trunk as shipped)", "", "| set | full | lora |", "|---|---|---|"]
-    for name in dict.fromkeys(name for name, _ in found):
-        cells = [str(interval(found[name, mode])) if (name, mode) in found else "–" for mode in ("full", "lora")]
-        lines.append(f"| {name} | {cells[0]} | {cells[1]} |")
-    return "\n".join(lines)
+    return "\n".join(lines + [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]) if rows else ""
 
 
 def adapters(work: Path, jobs: dict[str, Any]) -> str:

@@ -1,0 +1,91 @@
+"""Dev scores of everybert-small, of what it was before int8, and of its student: one file a run, and a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from small_sets import glue_set, squad, treebank
+
+from everybert.evaluation.glue import TASKS as GLUE
+from everybert.evaluation.glue import label_order
+from everybert.model.adapters import LoraConfig
+from everybert.tasks.metrics import Interval, interval
+from everybert.text.tokenizer import Tokenizer
+from everybert.training.finetune import prepare_data, run_once
+from everybert.training.tuning import Settings
+
+LORA = LoraConfig(rank=8, alpha=16.0)
+TRUNKS = {"int8": "trunk", "fp32": "run/model", "student": "student/model"}
+MODES = ("full", "lora")
+MEASURED = ("SST-2", "CoLA", "MRPC", "RTE", "STS-B", "UPOS", "SQuAD")
+EPOCHS = {"SST-2": 3, "RTE": 8, "UPOS": 4, "SQuAD": 4}
+
+
+def scores(args: argparse.Namespace) -> None:
+    """Dev scores of the int8 trunk, or of others (--trunks), full and lora; W/scores keeps each run.
+
+    Several processes may share the work, each with sets of its own (--only). Rates other than the library's own (--lr)
+    are tried beside it; the best counts, as in the BERT paper's grid.
+    """
+    end, kept = time.monotonic() + 60 * args.minutes, args.work / "scores"
+    kept.mkdir(exist_ok=True)
+    for label in args.trunks.split(","):
+        folder = args.work / TRUNKS[label]
+        tokenizer = Tokenizer.load(folder)
+        for name in args.only.split(",") if args.only else MEASURED:
+            data = None
+            for mode in args.modes.split(","):
+                for seed in range(args.first_seed, args.first_seed + args.seeds):
+                    rate = f"@{args.lr:g}" if args.lr else ""
+                    one = kept / f"{label} {name} {mode}{rate} {seed}.json"
+                    if one.exists() or time.monotonic() > end:
+                        continue
+                    data = data or open_set(name, folder, tokenizer, args.tasks)
+                    epochs = 1 if args.tiny else EPOCHS.get(name, 6)
+                    run = run_once(data, Settings(mode=mode, epochs=epochs, lora=LORA, lr=args.lr), seed, quiet=True)
+                    found = {"score": 100 * run.metric, "metric": run.task.metric, "seconds": round(run.seconds, 1)}
+                    draft = one.with_suffix(".part")  # whole or absent, whenever the run is stopped
+                    draft.write_text(json.dumps(found), "utf-8")
+                    draft.replace(one)
+                    print(one.stem, found, flush=True)
+    print(f"\n| trunk | set | {' | '.join(MODES)} |\n|---|---|---|---|")
+    for (label, name), cells in table(kept).items():
+        print(f"| {label} | {name} | {' | '.join(cells)} |")
+
+
+def open_set(name: str, folder: Path, tokenizer: Tokenizer, tasks: Path) -> Any:
+    """Train and dev of a measured set, ready for runs."""
+    if name == "UPOS":
+        named, options = {"label": "upos"}, {"metric": "accuracy"}
+        return prepare_data("tag", folder, tokenizer, *treebank(tasks), columns=named, options=options)
+    if name == "SQuAD":
+        return prepare_data("answer", folder, tokenizer, *squad(tasks))
+    task, (train, dev) = GLUE[name], glue_set(name)(tasks)
+    options = {"metric": task.metric}
+    if order := label_order(task, train):
+        options["labels"] = order  # type: ignore[assignment]
+    return prepare_data(task.task, folder, tokenizer, train, dev, skip_bad=True, options=options)
+
+
+def table(folder: Path) -> dict[tuple[str, str], list[str]]:
+    """{(trunk, set): cells of full and lora}: means over the seeds, at the best rate of those run most often."""
+    runs: dict[tuple[str, str], dict[str, dict[str, list[float]]]] = {}
+    for path in sorted(folder.glob("*.json")):
+        label, name, mode, _ = path.stem.split()
+        kind, _, rate = mode.partition("@")
+        rates = runs.setdefault((label, name), {}).setdefault(kind, {})
+        rates.setdefault(rate, []).append(json.loads(path.read_text("utf-8"))["score"])
+    return {key: [cell(modes.get(kind, {})) for kind in MODES] for key, modes in runs.items()}
+
+
+def cell(rates: dict[str, list[float]]) -> str:
+    """The best of the rates with the most runs."""
+    if not rates:
+        return "–"
+    found: dict[str, Interval] = {rate: interval(values) for rate, values in rates.items()}
+    rate, best = max(found.items(), key=lambda item: (item[1].runs, item[1].mean))
+    return f"{best}" + (f", lr {rate}" if rate else "")
