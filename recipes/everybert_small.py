@@ -165,20 +165,33 @@ def adapters(args: argparse.Namespace) -> None:
 
 def warm(name: str, kind: str, args: argparse.Namespace) -> Path:
     """An adapter trained on labels that text gives for nothing."""
-    out, made = args.work / "warm" / name, args.work / f"{kind}.jsonl"
+    out = args.work / "warm" / name
     out.parent.mkdir(exist_ok=True)
-    if out.exists():
-        return out
-    count = 200 if args.tiny else args.cheap
-    if not made.exists():
-        documents = read_documents(args.text)
-        if kind == "cloze":
-            write_cloze(documents, made, count)
-        else:
-            write_likeness(documents, args.teacher, made, count)
-    settings = {"mode": "lora", "lora": LORA, "epochs": 1, "batch_size": 64, "quiet": True}
-    finetune(args.work / "trunk", JOBS[name].task, made, None, out, **settings)
+    if not out.exists():
+        settings: dict[str, Any] = {"mode": "lora", "lora": LORA, "epochs": 1, "batch_size": 64, "quiet": True}
+        finetune(args.work / "trunk", JOBS[name].task, make_labels(kind, args), None, out, **settings)
     return out
+
+
+def labels(args: argparse.Namespace) -> None:
+    """W/cloze.jsonl and W/likeness.jsonl: they need no trunk, so another process can make them while it is trained."""
+    for job in JOBS.values():
+        if job.warm:
+            make_labels(job.warm, args)
+
+
+def make_labels(kind: str, args: argparse.Namespace) -> Path:
+    """A file of questions cut from text, or of likenesses that the teacher gives to its sentences."""
+    made = args.work / f"{kind}.jsonl"
+    if not made.exists():
+        documents, count = read_documents(args.text), 200 if args.tiny else args.cheap
+        draft = made.with_suffix(".part")
+        if kind == "cloze":
+            write_cloze(documents, draft, count)
+        else:
+            write_likeness(documents, args.teacher, draft, count)
+        draft.replace(made)
+    return made
 
 
 def write_likeness(documents: Iterator[str], teacher: Path, out: Path, count: int) -> None:
@@ -239,7 +252,8 @@ def curve(log: Path, out: Path) -> None:
 def main() -> None:
     """Read the command line and do one step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    steps = {"trunk": trunk, "shrink": shrink, "adapters": adapters, "scores": scores, "box": box, "student": student}
+    steps = {"trunk": trunk, "labels": labels, "shrink": shrink, "adapters": adapters, "scores": scores, "box": box}
+    steps["student"] = student
     parser.add_argument("step", choices=steps)
     parser.add_argument("--work", type=Path, required=True, help="where all steps leave what they make")
     parser.add_argument("--text", type=Path, nargs="*", help="plain text, blank lines between documents")
