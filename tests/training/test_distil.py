@@ -24,6 +24,7 @@ from everybert.training.distil import (
     word_divergence,
 )
 from everybert.training.pretrain import pretrain
+from everybert.training.recipe import Recipe, names
 from everybert.training.settings import DistilSettings
 
 
@@ -147,6 +148,15 @@ def test_a_distilled_student_is_a_distilbert_that_transformers_reads(teacher, co
     assert load_network(result.model).config.segments == 0
     with pytest.raises(EverybertError, match="another teacher"):
         distil(result.model, corpus, out, student=student, recipe=lesson(copy=False), device="cpu", quiet=True)
+
+
+@pytest.mark.parametrize("name", [n for n in names() if Recipe.load(n).distil])
+def test_every_recipe_teaches_scaled_down(teacher, corpus, tmp_path, name):
+    shape = {"layers": 1, "hidden_size": 32, "heads": 2, "intermediate_size": 64, "max_positions": 64}
+    changes = {f"model__{key}": value for key, value in shape.items()}
+    changes |= {"batch__tokens": 512, "batch__pack": 512, "batch__length": 64, "run__workers": 0, "schedule__warmup": 1}
+    result = distil(teacher, corpus, tmp_path / "run", recipe=name, device="cpu", quiet=True, steps=4, **changes)
+    assert result.finished and 3 < result.figures["heldout_loss"] < 6
 
 
 def test_a_narrower_student_learns_states_and_relations(teacher, corpus, tmp_path):
