@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from grammar import write_corpus
 from typer.testing import CliRunner
 
 import everybert
@@ -108,3 +109,13 @@ def test_a_corpus_is_scored(network, corpus, heldout, tmp_path):
     assert f"{full['accuracy']:.1%} of {full['masked']:,}" in shown.output
     as_json = CliRunner().invoke(app, ["score", str(corpus), "--model", str(tmp_path), "--tokens", "1", "--json"])
     assert json.loads(as_json.stdout) == full
+
+
+def test_text_too_small_for_pairs_is_told(network, tmp_path):
+    small = write_corpus(tmp_path / "c", documents=4, heldout=1)
+    opened = Corpus.open(small, "heldout")
+    save_network(network, tmp_path, tokenizer=Tokenizer.load(opened.tokenizer_path))
+    model = everybert.load(tmp_path, device="cpu")
+    assert evaluate.score_corpus(model, small)["masked"] > 0
+    with pytest.raises(EverybertError, match="one document"):  # never running text in their place
+        evaluate.score_corpus(model, small, "pairs")

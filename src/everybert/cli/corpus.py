@@ -1,14 +1,16 @@
 """`everybert corpus`: text to token shards, and what a corpus holds."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
-from everybert.cli.common import examples
+from everybert.cli.common import Device, ModelName, examples, load
 from everybert.errors import EverybertError
 
 app = typer.Typer(help="Build a pre-training corpus from text, and look at one.", no_args_is_help=True)
@@ -112,7 +114,7 @@ def info(
 )
 def score(
     corpus: Annotated[Path, typer.Argument(help="Corpus folder, made with the model's own tokenizer.")],
-    model: Annotated[str, typer.Option("--model", "-m", help="A folder, a bundled model, or a hub id (org/name).")],
+    model: ModelName,
     kind: Annotated[
         Literal["full", "document", "pairs", "order"],
         typer.Option("--examples", help="Running text, running text of one document, or pairs as BERT's or ALBERT's."),
@@ -120,14 +122,14 @@ def score(
     length: Annotated[int | None, typer.Option(help="Tokens an example; at most 512 unless given.", min=8)] = None,
     tokens: Annotated[int, typer.Option(help="Read so many tokens at most.", min=1)] = 1_000_000,
     split: Annotated[Literal["heldout", "train"], typer.Option(help="Which documents.")] = "heldout",
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU is taken where there is one.")] = None,
+    device: Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Score a pre-trained model on documents kept from training: 15 % of the tokens are masked, always the same."""
-    from everybert.inference.model import load
     from everybert.training.evaluate import score_corpus
 
-    found = score_corpus(load(model, device=device), corpus, kind, length, tokens, split)
+    bar = partial(track, description="masking", console=Console(stderr=True), transient=True)
+    found = score_corpus(load(model, device), corpus, kind, length, tokens, split, bar)
     if as_json:
         typer.echo(json.dumps(found))
         return

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from everybert.errors import EverybertError
 from everybert.inference.engine import BUDGET_CPU, BUDGET_GPU, Inputs, encode
 from everybert.inference.model import load
+from everybert.model.device import pick_device
 from everybert.model.ragged import Ragged
 from everybert.store.hub import resolve
 
@@ -114,7 +115,7 @@ def bench(
     """
     if against not in (None, "transformers"):
         raise EverybertError(f"a model can be measured against transformers, not {against!r}")
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = pick_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     ways, notes, window, vocabulary = _ways(name, dtypes, where, against)

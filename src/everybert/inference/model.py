@@ -26,6 +26,7 @@ from everybert.inside.attribution import Attribution
 from everybert.inside.neighbours import Neighbours
 from everybert.inside.trace import Trace
 from everybert.model.config import EncoderConfig
+from everybert.model.device import pick_device
 from everybert.model.heads import Network
 from everybert.model.int8 import to_int8
 from everybert.model.ragged import Ragged
@@ -60,7 +61,7 @@ def load(
         model.use(model.add_adapter(folder))
         return model
     int8 = dtype in ("int8", torch.int8)
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() and not int8 else "cpu"))
+    device = pick_device(device, gpu=not int8)
     if int8 and device.type != "cpu":
         raise EverybertError(f"int8 is computed on the CPU, not on {device}; give device=cpu, or another dtype")
     found = load_network(

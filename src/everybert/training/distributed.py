@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from everybert.errors import EverybertError
+from everybert.model.device import pick_device
 
 FLAT = 1 << 26
 """Most numbers in one all-reduce (256 MB): large enough to fill the links, small enough to spare the memory."""
@@ -144,7 +145,7 @@ class World:
 
     def device(self, asked: str | None) -> torch.device:
         """Where this rank computes: what was asked for, else its own GPU, else the CPU."""
-        found = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+        found = pick_device(asked)
         if found.type == "cuda" and found.index is None:
             count = torch.cuda.device_count()
             if self.local >= count:

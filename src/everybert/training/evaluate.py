@@ -9,7 +9,7 @@ Legend: M masked positions, V vocabulary, B sequences.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 SLICE = 4096
 """Masked positions whose logits are held at once."""
+PACK = 16_384
+"""Tokens of a batch that a corpus is scored by."""
 
 
 def score_corpus(
@@ -43,11 +45,13 @@ def score_corpus(
     length: int | None = None,
     tokens: int = 1_000_000,
     split: str = "heldout",
+    progress: Callable[[Sequence[Ragged]], Iterable[Ragged]] = iter,
 ) -> dict[str, float]:
     """Masked words (and next sentences, with kind="pairs") of a corpus' split that a model gets right.
 
     Examples are made as in pre-training: the choice of them matters, since half of the pairs are two texts that have
-    nothing to do with each other, and a masked word in a long text has more to be known by.
+    nothing to do with each other, and a masked word in a long text has more to be known by. `progress` may show how
+    far the batches have come.
     """
     opened = Corpus.open(corpus, split)
     opened.check_tokenizer(model.tokenizer.digest)
@@ -56,24 +60,29 @@ def score_corpus(
     if length > longest:
         raise EverybertError(f"length {length} is more than the model's {longest} positions: give at most those")
     examples = ExampleConfig(kind=kind, length=length)
-    packs = heldout_packs(opened, Layout.of(model.tokenizer), examples, max(16_384, length), -(-tokens // 16_384))
+    packs = masked_packs(opened, Layout.of(model.tokenizer), examples, max(PACK, length), -(-tokens // PACK))
     seen = sum(len(pack.tokens_T) for pack in packs)
     masked = sum(len(pack.extra["mask_index"]) for pack in packs)
-    return {**evaluate_packs(model.network, packs), "length": length, "tokens": seen, "masked": masked}
+    return {**evaluate_packs(model.network, progress(packs)), "length": length, "tokens": seen, "masked": masked}
 
 
 def heldout_packs(corpus: Corpus, layout: Layout, examples: ExampleConfig, capacity: int, most: int) -> list[Ragged]:
-    """Up to `most` packs of held-out text under fixed masks; plain sentences where it is too small for pairs."""
+    """`masked_packs`; of plain sentences where the text is too small for pairs."""
     try:
-        stream = PackStream(corpus, layout, examples, MaskingConfig(), seed=0, capacity=capacity)
+        return masked_packs(corpus, layout, examples, capacity, most)
     except EverybertError:
-        stream = PackStream(corpus, layout, replace(examples, kind="full"), MaskingConfig(), seed=0, capacity=capacity)
+        return masked_packs(corpus, layout, replace(examples, kind="full"), capacity, most)
+
+
+def masked_packs(corpus: Corpus, layout: Layout, examples: ExampleConfig, capacity: int, most: int) -> list[Ragged]:
+    """Up to `most` packs of a split under fixed masks."""
+    stream = PackStream(corpus, layout, examples, MaskingConfig(), seed=0, capacity=capacity)
     packs = islice(stream.packs(epochs=1), most)
     return [to_item(pack, n, stream, fill=False).batch for n, pack in enumerate(packs)]
 
 
 @torch.no_grad()
-def evaluate_packs(network: Network, packs: Sequence[Ragged]) -> dict[str, float]:
+def evaluate_packs(network: Network, packs: Iterable[Ragged]) -> dict[str, float]:
     """Held-out loss, accuracy and perplexity of masked tokens, and NSP (or sentence-order) accuracy where pairs are."""
     device = network.encoder.embeddings.token.weight.device
     was_training = network.training
