@@ -61,9 +61,9 @@ def load(
         model.use(model.add_adapter(folder))
         return model
     int8 = dtype in ("int8", torch.int8)
-    device = pick_device(device, gpu=not int8)
-    if int8 and device.type != "cpu":
+    if int8 and device is not None and not str(device).startswith("cpu"):
         raise EverybertError(f"int8 is computed on the CPU, not on {device}; give device=cpu, or another dtype")
+    device = pick_device(device, gpu=not int8)
     found = load_network(
         folder, device=device, dtype=torch.float32 if int8 else _dtype(dtype), allow_pickle=allow_pickle
     )
