@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,7 +30,7 @@ TEXTS = [
     "a",
     "",
 ]
-CLIENT = httpx.Client(timeout=30, verify=False)  # no TLS here, and its certificates take a while to read
+CLIENT = httpx.Client(timeout=60, verify=False)  # no TLS here, and its certificates take a while to read
 
 
 def make_folders(root: Path) -> dict[str, Path]:
@@ -59,21 +59,25 @@ def running(
         service.shelf.add(name, load(folder, device="cpu"), (adapters or {}).get(name))
     protocol = type("TimedProtocol", (Protocol,), {"seconds": service.limits.body_seconds})
     config = uvicorn.Config(
-        create_app(service, key), host="127.0.0.1", port=port, http=protocol, ws="none", log_level="warning"
+        create_app(service, key),
+        host="127.0.0.1",
+        port=port,
+        http=protocol,
+        ws="none",
+        log_level="warning",
+        timeout_keep_alive=60,  # longer than a test: no request meets a connection that is being closed
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 60
-    while not server.started:
-        assert thread.is_alive() and time.monotonic() < deadline, "the server did not start"
-        time.sleep(0.01)
+    until(lambda: server.started or not thread.is_alive())
+    assert thread.is_alive(), "the server did not start"
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}", service
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive(), "the server did not stop"
 
 
@@ -96,16 +100,39 @@ def post_all(url: str, requests: list[tuple[str, object]], clients: int = 16) ->
 def connect(url: str) -> socket.socket:
     """A bare connection."""
     host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what another thread or process is about to do; fails rather than wait for ever."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.005)
 
 
 def slow_down(service: Service, name: str, seconds: float) -> None:
     """Let every batch of a model take at least so long."""
+    _before(service, name, lambda: time.sleep(seconds))
+
+
+@contextmanager
+def held(service: Service, name: str) -> Iterator[threading.Event]:
+    """Let every batch of a model wait until the event is set, or the block is left: no test need race the clock."""
+    opened = threading.Event()
+    _before(service, name, lambda: opened.wait(120))
+    try:
+        yield opened
+    finally:
+        opened.set()
+
+
+def _before(service: Service, name: str, wait: Callable[[], object]) -> None:
     encoder = service.shelf.entries[name].model.network.encoder._real[0].encoder  # type: ignore[union-attr]
     forward = encoder.forward
 
-    def slowly(*args: object, **more: object) -> object:
-        time.sleep(seconds)
+    def later(*args: object, **more: object) -> object:
+        wait()
         return forward(*args, **more)
 
-    encoder.forward = slowly  # type: ignore[method-assign]
+    encoder.forward = later  # type: ignore[method-assign]

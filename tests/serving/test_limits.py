@@ -13,7 +13,7 @@ from server import CLIENT, connect, post
 
 from everybert.serving.limits import Limits
 
-SMALL = Limits(body=20_000, inputs=4, text_tokens=500, request_tokens=1000, body_seconds=0.5)
+SMALL = Limits(body=20_000, inputs=4, text_tokens=500, request_tokens=1000, body_seconds=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_a_body_that_does_not_come_is_408(tight):
         client.sendall(f'{head}content-length: 100\r\n\r\n{{"inputs": '.encode())
         start = time.monotonic()
         assert client.recv(4096).startswith(b"HTTP/1.1 408")
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 9  # by default it would be ten
 
 
 def test_a_connection_that_says_nothing_is_closed(tight):
@@ -140,15 +140,13 @@ def test_a_connection_that_says_nothing_is_closed(tight):
         for client in (silent, slow):
             with contextlib.suppress(ConnectionResetError):
                 assert client.recv(100) == b""
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 9  # by default it would be ten
 
 
 def test_a_request_over_its_time_is_503(folders):
+    """The answer comes while the model is still at it, and nobody works for the request afterwards."""
     with own.running({"words": folders["words"]}, Limits(seconds=0.3)) as (url, service):
-        own.slow_down(service, "words", 1.0)
-        start = time.monotonic()
-        answer = post(url, "/embed", {"inputs": "a"})
-        assert answer.status_code == 503 and "retry-after" in answer.headers
-        assert time.monotonic() - start < 0.9
-        time.sleep(1.0)
-        assert service.scheduler.waiting == 0
+        with own.held(service, "words"):
+            answer = post(url, "/embed", {"inputs": "a"})
+            assert answer.status_code == 503 and "retry-after" in answer.headers
+        own.until(lambda: service.scheduler.waiting == 0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from server import until
 
 from everybert.model.ragged import Ragged
 from everybert.serving.limits import Call, Limits, Refusal
@@ -53,14 +54,6 @@ def start(echo, budget=64, wait=0.0, threads=1):
     scheduler.start(threads)
     trunk = Trunk("echo", echo, echo.use, budget)
     return scheduler, trunk
-
-
-def until(condition):
-    """Wait for what another thread is about to do; fails rather than wait for ever."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 def busy(pool, scheduler, trunk):
@@ -111,7 +104,7 @@ def test_waiting_requests_share_a_batch_up_to_the_budget():
         until(lambda: scheduler.waiting == 9 * 7)
         echo.gate.set()
         for job, batch in zip(jobs, batches):
-            check(job.result(10), batch)
+            check(job.result(60), batch)
     scheduler.close()
     assert [sum(lengths) for _, lengths in echo.batches] == [1, 14, 14, 14, 14, 7]
 
@@ -133,7 +126,7 @@ def test_small_batches_gather_rather_than_run_side_by_side():
         assert trunk.small == 1
         echo.gate.set()
         for job, batch in zip(jobs, [*small, ragged(60, first=900)]):
-            check(job.result(10), batch)
+            check(job.result(60), batch)
     scheduler.close()
     assert sorted(sum(lengths) for _, lengths in echo.batches) == [1, 81]
     assert trunk.running == trunk.small == 0
@@ -157,9 +150,9 @@ def test_one_bad_request_does_not_spoil_its_neighbours():
         until(lambda: scheduler.waiting == 4 * 3 + 1)
         echo.gate.set()
         for i, job in enumerate(good):
-            assert job.result(10)[:, 0].tolist() == [i] * 3
+            assert job.result(60)[:, 0].tolist() == [i] * 3
         with pytest.raises(RuntimeError, match="bad token"):
-            bad.result(10)
+            bad.result(60)
     assert scheduler.alive
     scheduler.close()
 
@@ -173,7 +166,7 @@ def test_adapters_never_share_a_batch_and_none_starves():
         batches = [ragged(1 + i % 5, first=1000 * (i % 3)) for i in range(150)]
         jobs = [pool.submit(encoders[i % 3], batch) for i, batch in enumerate(batches)]
         for job, batch in zip(jobs, batches):
-            check(job.result(10), batch)
+            check(job.result(60), batch)
     scheduler.close()
     assert {adapter for adapter, _ in echo.batches} == {None, "one", "two"}
 
@@ -189,7 +182,7 @@ def test_those_who_look_inside_have_their_batch_alone():
         jobs.append(pool.submit(SharedEncoder(trunk, None, scheduler), ragged(5), states))
         until(lambda: scheduler.waiting == 9)
         echo.gate.set()
-        [job.result(10) for job in jobs]
+        [job.result(60) for job in jobs]
     scheduler.close()
     assert len(states) == 1 and (None, (5,)) in echo.batches
 
@@ -205,28 +198,28 @@ def test_nobody_works_for_those_who_left():
         time.sleep(0.1)
         call.gone = True
         echo.gate.set()
-        first.result(10)
+        first.result(60)
         for job in jobs:
             with pytest.raises(Refusal, match="no answer within"):
-                job.result(10)
+                job.result(60)
     scheduler.close()
     assert echo.batches == [(None, (1,))]
 
 
 def test_a_batch_waits_a_moment_for_requests_on_their_way():
     echo = Echo()
-    scheduler, trunk = start(echo, wait=2.0)
+    scheduler, trunk = start(echo, wait=40.0)
     start_time = time.monotonic()
     one, two = Call(Limits()), Call(Limits())
     with ThreadPoolExecutor(2) as pool, scheduler.expecting(one), scheduler.expecting(two):
         first = pool.submit(scheduler.run, Sequences(trunk, None, one, ragged(3)))
         time.sleep(0.1)
         second = pool.submit(scheduler.run, Sequences(trunk, None, two, ragged(4)))
-        first.result(10), second.result(10)
-        assert echo.batches == [(None, (4, 3))] and time.monotonic() - start_time < 1.5
+        first.result(60), second.result(60)
+        assert echo.batches == [(None, (4, 3))] and time.monotonic() - start_time < 30
         alone = time.monotonic()  # both have had their turn, and may work on: nobody waits for them
         scheduler.run(Sequences(trunk, None, Call(Limits()), ragged(3)))
-        assert time.monotonic() - alone < 1.0
+        assert time.monotonic() - alone < 30
     scheduler.close()
 
 
@@ -241,7 +234,7 @@ def test_closing_serves_what_waits_and_takes_no_more():
         closing = pool.submit(scheduler.close)
         until(lambda: scheduler._closing)
         echo.gate.set()
-        closing.result(10)
-        assert [int(job.result(10)[0, 0]) for job in jobs] == list(range(8))
+        closing.result(60)
+        assert [int(job.result(60)[0, 0]) for job in jobs] == list(range(8))
     with pytest.raises(Refusal, match="shutting down"):
         scheduler.run(Sequences(trunk, None, None, ragged(1)))

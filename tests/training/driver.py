@@ -63,6 +63,15 @@ def ending(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def until_step(step: int, pid: int, out: str) -> None:
+    """Wait until a training has logged that step, or ended."""
+    log = pathlib.Path(out, "log.jsonl")
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if log.exists() and f'"step": {step}' in log.read_text():
+            break
+        time.sleep(0.001)
+
+
 def main(corpus: str, out: str) -> dict:
     rng = random.Random(0)
     began = time.monotonic()
@@ -70,11 +79,8 @@ def main(corpus: str, out: str) -> dict:
     whole = time.monotonic() - began
 
     # 17 steps, then SIGKILL: the log tells when.
-    pid, log = child(corpus, f"{out}/seventeen", run__log_every=1), pathlib.Path(out, "seventeen/log.jsonl")
-    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if log.exists() and '"step": 17' in log.read_text():
-            break
-        time.sleep(0.001)
+    pid = child(corpus, f"{out}/seventeen", run__log_every=1)
+    until_step(17, pid, f"{out}/seventeen")
     os.kill(pid, signal.SIGKILL)
     found["seventeen"] = [ending(pid), ending(child(corpus, f"{out}/seventeen", run__log_every=1))]
 
@@ -95,10 +101,10 @@ def main(corpus: str, out: str) -> dict:
     found["writes"] = [codes, ending(child(corpus, f"{out}/writes"))]
 
     # SIGTERM: saves, leaves with 0, resumes.
-    pid = child(corpus, f"{out}/term")
-    time.sleep(0.5 * whole)
+    pid = child(corpus, f"{out}/term", run__log_every=1)
+    until_step(20, pid, f"{out}/term")
     os.kill(pid, signal.SIGTERM)
-    found["term"] = [ending(pid), ending(child(corpus, f"{out}/term"))]
+    found["term"] = [ending(pid), ending(child(corpus, f"{out}/term", run__log_every=1))]
     return found
 
 
