@@ -210,6 +210,7 @@ def test_sigterm_under_load_answers_every_request_it_took(folders, tmp_path):
             before = len(answered)
             process.send_signal(signal.SIGTERM)
             await that(lambda: refused(url))
+            await asyncio.sleep(0.5)  # a server that does not wait for them has ended by now
             assert len(answered) == before
             shut.unlink()
             _, running = await asyncio.wait(clients, timeout=60)
