@@ -118,7 +118,10 @@ def slow_down(service: Service, name: str, seconds: float) -> None:
 
 @contextmanager
 def held(service: Service, name: str) -> Iterator[threading.Event]:
-    """Let every batch of a model wait until the event is set, or the block is left: no test need race the clock."""
+    """Let every batch of a model wait until the event is set, or the block is left: no test need race the clock.
+
+    For a service with inline=0: the event loop must go on meanwhile.
+    """
     opened = threading.Event()
     _before(service, name, lambda: opened.wait(120))
     try:

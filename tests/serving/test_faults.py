@@ -34,7 +34,7 @@ def count(service: Service, status: int) -> float:
 
 def test_overload_is_429_and_passes(folders):
     """Eight times what fits: eight are answered, the rest are told when to come again; then all is as before."""
-    limits = Limits(queue=8, threads=4)
+    limits = Limits(queue=8, threads=4, inline=0)
     with own.running({"words": folders["words"]}, limits) as (url, service), ThreadPoolExecutor(1) as pool:
         expected = post(url, "/embed", {"inputs": TEXTS}).json()
         with own.held(service, "words"):
@@ -61,7 +61,7 @@ def test_bytes_in_the_queue_are_bounded(folders):
 
 def test_clients_that_leave_are_not_worked_for(folders):
     """Twenty clients leave while the model is busy with another: it does that one's work, and the next one's."""
-    with own.running({"words": folders["words"]}) as (url, service), ThreadPoolExecutor(1) as pool:
+    with own.running({"words": folders["words"]}, Limits(inline=0)) as (url, service), ThreadPoolExecutor(1) as pool:
         done, queue = service.metrics.batch_tokens._sum, service.scheduler._queue
         trunk = service.shelf.entries["words"].model.network.encoder._real[0]
         warm = done.get()
@@ -161,7 +161,7 @@ from everybert.serving.limits import Limits
 from everybert.serving.service import Service
 from everybert.inference.model import load
 
-service = Service(Limits(threads=8))
+service = Service(Limits(threads=8, inline=0))
 service.shelf.add("words", load({folder!r}, device="cpu"))
 own._before(service, "words", lambda: own.until(lambda: not Path({shut!r}).exists()))
 serve(create_app(service), "127.0.0.1", 0, lambda port: print(port, flush=True))

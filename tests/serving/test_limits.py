@@ -145,7 +145,7 @@ def test_a_connection_that_says_nothing_is_closed(tight):
 
 def test_a_request_over_its_time_is_503(folders):
     """The answer comes while the model is still at it, and nobody works for the request afterwards."""
-    with own.running({"words": folders["words"]}, Limits(seconds=0.3)) as (url, service):
+    with own.running({"words": folders["words"]}, Limits(seconds=0.3, inline=0)) as (url, service):
         with own.held(service, "words"):
             answer = post(url, "/embed", {"inputs": "a"})
             assert answer.status_code == 503 and "retry-after" in answer.headers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,8 @@ from server import until
 from everybert.model.ragged import Ragged
 from everybert.serving.limits import Call, Limits, Refusal
 from everybert.serving.metrics import Metrics
-from everybert.serving.scheduler import Scheduler, Sequences, SharedEncoder, Trunk, merge
+from everybert.serving.scheduler import BRIEF, Scheduler, Trunk
+from everybert.serving.sequences import Sequences, SharedEncoder, merge
 
 
 class Echo(torch.nn.Module):
@@ -49,9 +51,9 @@ class Echo(torch.nn.Module):
         return x_TH
 
 
-def start(echo, budget=64, wait=0.0, threads=1):
+def start(echo, budget=64, wait=0.0, threads=1, inline=0):
     scheduler = Scheduler(Metrics(), wait)
-    scheduler.start(threads)
+    scheduler.start(threads, inline)
     trunk = Trunk("echo", echo, echo.use, budget)
     return scheduler, trunk
 
@@ -221,6 +223,67 @@ def test_a_batch_waits_a_moment_for_requests_on_their_way():
         scheduler.run(Sequences(trunk, None, Call(Limits()), ragged(3)))
         assert time.monotonic() - alone < 30
     scheduler.close()
+
+
+def offered(scheduler, tickets):
+    """Offer them on an event loop, all in one pass; the threads that computed their batches."""
+    where = []
+    forward = tickets[0].trunk.encoder.forward
+    tickets[0].trunk.encoder.forward = lambda *a, **k: (where.append(threading.current_thread()), forward(*a, **k))[1]
+
+    async def go():
+        for ticket in tickets:
+            scheduler.offer(ticket)
+        await asyncio.gather(*(asyncio.wrap_future(ticket.future) for ticket in tickets))
+
+    asyncio.run(go())
+    for ticket in tickets:
+        check(ticket.future.result(60), ticket.batch)
+    return where
+
+
+def test_what_is_brief_is_computed_by_the_event_loop():
+    """What came at the same moment is one batch, in the loop's own thread."""
+    echo = Echo()
+    scheduler, trunk = start(echo, inline=20)
+    tickets = [Sequences(trunk, None, None, ragged(n, first=100 * n)) for n in (4, 3, 2)]
+    assert offered(scheduler, tickets) == [threading.current_thread()]
+    assert echo.batches == [(None, (4, 3, 2))]
+    assert trunk.running == trunk.small == scheduler._running == 0 and trunk.seconds < BRIEF
+    scheduler.close()
+
+
+@pytest.mark.parametrize("why", ["never", "many tokens", "a slow model", "a busy machine"])
+def test_what_is_not_brief_is_left_to_the_threads(why):
+    echo, other = Echo(), Echo()
+    scheduler, trunk = start(echo, inline=0 if why == "never" else 20, threads=2)
+    if why == "a slow model":
+        trunk.seconds = 2 * BRIEF
+    tickets = [Sequences(trunk, None, None, ragged(21 if why == "many tokens" else 4))]
+    with ThreadPoolExecutor(1) as pool:
+        if why == "a busy machine":  # with a batch of another model
+            other.gate.clear()
+            busy(pool, scheduler, Trunk("other", other, other.use, 64))
+        (thread,) = offered(scheduler, tickets)
+        other.gate.set()
+    assert thread in scheduler._threads
+    scheduler.close()
+
+
+def test_a_model_is_as_slow_as_its_small_batches_are_lately():
+    """A moment's stop of the machine does not make it slow; being slow does, and one fast batch ends that."""
+    scheduler, trunk = start(Echo(), inline=20)
+    scheduler.run(Sequences(trunk, None, None, ragged(2)))
+    assert trunk.seconds > 0, "small batches are timed, whoever runs them"
+    scheduler.close()
+    trunk.seconds = 0.01
+    trunk.took(0.15)
+    assert trunk.seconds < BRIEF
+    for _ in range(8):
+        trunk.took(0.15)
+    assert trunk.seconds > BRIEF
+    trunk.took(0.02)
+    assert trunk.seconds == 0.02
 
 
 def test_closing_serves_what_waits_and_takes_no_more():

@@ -1,16 +1,14 @@
 """A few threads run the models; the requests of many threads share their batches.
 
-A request's thread calls the model as anyone would. Where the model calls its encoder, a `SharedEncoder` puts the
-sequences in a queue and waits; a thread of the scheduler takes what has gathered, up to a budget of tokens, as one
-ragged batch. So every task is served by the code that Python and the command line use. Embedding, which is asked for
-most, goes without a request's thread (texts.py). On the CPU each core has a thread and a batch of its own, as in the
-engine; on an accelerator there is one thread.
-
-Legend: T tokens in the batch, H hidden.
+What waits is a ticket: sequences that a request's thread needs hidden states of (sequences.py), or texts to embed,
+which are asked for most and go without such a thread (texts.py). A thread of the scheduler takes what has gathered, up
+to a budget of tokens, as one ragged batch. On the CPU each core has a thread and a batch of its own, as in the engine;
+on an accelerator there is one thread. What is brief, and finds the CPU idle, the event loop computes by itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
@@ -21,20 +19,20 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
 
-from everybert.inference import replay
 from everybert.model.encoder import Encoder
-from everybert.model.ragged import Ragged
-from everybert.serving.limits import CALL, Call, Refusal
+from everybert.serving.limits import Call, Refusal
 from everybert.serving.metrics import Metrics
 
 FEW = 64
 """Tokens of a batch below which the CPU takes about as long for one as for all: the time of reading the weights."""
+BRIEF = 0.05
+"""Seconds for which the event loop may compute: nobody else is heard meanwhile."""
+PASSES = 2
+"""Passes of the event loop before it computes, so that requests which came at the same moment go together."""
 
 
 @dataclass(eq=False)
@@ -51,6 +49,8 @@ class Trunk:
     """Of them, those of few tokens."""
     adapter: str | None = None
     """The adapter in use."""
+    seconds: float = 0.0
+    """What a batch of few tokens takes, lately."""
 
     def free_for(self, adapter: str | None) -> bool:
         """Whether a batch under that adapter may run now."""
@@ -62,6 +62,10 @@ class Trunk:
         if self.adapter != adapter:
             self.use(adapter)
             self.adapter = adapter
+
+    def took(self, seconds: float) -> None:
+        """A small batch took so long. Faster is believed at once, slower by and by: machines stop for a moment."""
+        self.seconds = min(seconds, 0.8 * self.seconds + 0.2 * seconds) if self.seconds else seconds
 
 
 @dataclass(eq=False)
@@ -95,29 +99,6 @@ class Ticket(ABC):
         return one_kind and not self.alone and not other.alone
 
 
-@dataclass(eq=False)
-class Sequences(Ticket):
-    """Sequences whose hidden states (T, H) a request's thread waits for."""
-
-    batch: Ragged
-    inside: dict[str, Any] = field(default_factory=dict)
-    """`states` and `watch` of those who look inside: their batch is theirs alone."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of its sequences."""
-        return len(self.batch.tokens_T)
-
-    @property
-    def alone(self) -> bool:  # type: ignore[override]
-        """Whether it looks inside, or brings embeddings of its own: then nothing shares its batch."""
-        return bool(self.inside) or "token_TE" in self.batch.extra
-
-    def run(self, tickets: Sequence[Sequences]) -> list[Tensor]:
-        """Their hidden states."""
-        return _forward(tickets)
-
-
 class Scheduler:
     """The queue before the models, and the thread that serves it."""
 
@@ -128,11 +109,15 @@ class Scheduler:
         self._queue: deque[Ticket] = deque()
         self._wake = threading.Condition()  # its lock is re-entrant
         self._closing = False
+        self._running = 0  # batches
+        self._inline = 0  # tokens that the event loop may compute by itself
+        self._due = False  # it will look what there is
         self._speed = 0.0  # tokens a second of a thread, lately
         self._threads: list[threading.Thread] = []
 
-    def start(self, threads: int) -> None:
-        """Begin to serve."""
+    def start(self, threads: int, inline: int = 0) -> None:
+        """Begin to serve, with so many threads; the event loop itself computes batches of at most `inline` tokens."""
+        self._inline = inline
         self._threads = [
             threading.Thread(target=self._work, name=f"everybert-scheduler-{i}", daemon=True) for i in range(threads)
         ]
@@ -179,8 +164,8 @@ class Scheduler:
                 self._coming.remove(call)
                 self._wake.notify_all()
 
-    def put(self, ticket: Ticket) -> None:
-        """Let a ticket wait for its turn."""
+    def put(self, ticket: Ticket, wake: bool = True) -> None:
+        """Let a ticket wait for its turn; `wake` the threads for it."""
         if ticket.call is not None:
             ticket.call.check()
         with self._wake:
@@ -188,7 +173,39 @@ class Scheduler:
                 raise Refusal(503, "the server is shutting down; try another", {"Retry-After": "5"})
             self._queue.append(ticket)
             self._here(ticket.call)
-            self._wake.notify_all()
+            if wake:
+                self._wake.notify_all()
+
+    def offer(self, ticket: Ticket) -> None:
+        """As put, on the event loop, which computes by itself what is brief when nothing else runs.
+
+        So no thread must be woken, none competes for Python's lock, and a short text has all cores. Requests that come
+        meanwhile wait in their sockets, and are the next batch.
+        """
+        self.put(ticket, wake=not self._inline)
+        if self._inline and not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._turn, PASSES)
+
+    def _turn(self, passes: int) -> None:
+        """The event loop's turn, after some more passes."""
+        if passes:
+            asyncio.get_running_loop().call_soon(self._turn, passes - 1)
+            return
+        self._due = False
+        with self._wake:
+            first = self._first()
+            if first is None or not self._is_brief(first):
+                self._wake.notify_all()  # it is for the threads
+                return
+            first.trunk.begin(first.adapter)
+            tickets = self._chosen(first)
+        self._run(tickets)
+
+    def _is_brief(self, first: Ticket) -> bool:
+        """Whether all that waits is soon computed."""
+        few = sum(ticket.tokens for ticket in self._queue) <= self._inline
+        return few and self._running == 0 and first.trunk.seconds < BRIEF
 
     def run(self, ticket: Ticket) -> Any:
         """Wait for what a ticket gives; called in a request's thread."""
@@ -206,13 +223,7 @@ class Scheduler:
     def _work(self) -> None:
         torch.set_num_threads(1)  # of this thread: the other cores have threads of their own
         while tickets := self._take():
-            try:
-                self._serve(tickets)
-            finally:
-                with self._wake:
-                    tickets[0].trunk.running -= 1
-                    tickets[0].trunk.small -= tickets[0].few
-                    self._wake.notify_all()
+            self._run(tickets)
 
     def _take(self) -> list[Ticket]:
         """The oldest ticket that can run, and those that fit with it, up to the budget; nothing when all is over."""
@@ -223,18 +234,35 @@ class Scheduler:
                 self._wake.wait()
             first.trunk.begin(first.adapter)
             self._gather(first)
-            taken, room = [first], first.trunk.budget - first.tokens
-            self._queue.remove(first)
-            for ticket in tuple(self._queue):
-                if ticket.tokens <= room and not ticket.held and ticket.fits(first):
-                    taken.append(ticket)
-                    room -= ticket.tokens
-            for ticket in taken[1:]:
-                self._queue.remove(ticket)
-            first.few = sum(ticket.tokens for ticket in taken) < FEW
-            first.trunk.small += first.few
+            return self._chosen(first)
+
+    def _chosen(self, first: Ticket) -> list[Ticket]:
+        """That ticket and those that fit with it, up to the budget, out of the queue; its trunk has begun."""
+        taken, room = [first], first.trunk.budget - first.tokens
+        self._queue.remove(first)
+        for ticket in tuple(self._queue):
+            if ticket.tokens <= room and not ticket.held and ticket.fits(first):
+                taken.append(ticket)
+                room -= ticket.tokens
+        for ticket in taken[1:]:
+            self._queue.remove(ticket)
+        first.few = sum(ticket.tokens for ticket in taken) < FEW
+        first.trunk.small += first.few
+        self._running += 1
         self.metrics.waiting.set(self.waiting)
         return taken
+
+    def _run(self, tickets: list[Ticket]) -> None:
+        """Serve them, and leave their trunk to others."""
+        try:
+            self._serve(tickets)
+        finally:
+            with self._wake:
+                self._running -= 1
+                tickets[0].trunk.running -= 1
+                tickets[0].trunk.small -= tickets[0].few
+                if self._queue:
+                    self._wake.notify_all()
 
     def _first(self) -> Ticket | None:
         """The oldest ticket whose trunk is free for it; none overtakes an older one of its own trunk."""
@@ -286,80 +314,10 @@ class Scheduler:
         tokens, seconds = sum(t.tokens for t in tickets), time.monotonic() - start
         speed = tokens / max(seconds, 1e-6)
         self._speed = 0.9 * self._speed + 0.1 * speed if self._speed else speed
+        if tokens <= self._inline:
+            tickets[0].trunk.took(seconds)
         self.metrics.tokens.labels(tickets[0].trunk.name).inc(tokens)
         self.metrics.batch_tokens.observe(tokens)
         self.metrics.batch_seconds.observe(seconds)
         for ticket, result in zip(tickets, results):
             ticket.future.set_result(result)
-
-
-@torch.inference_mode()
-def _forward(tickets: Sequence[Sequences]) -> list[Tensor]:
-    """The hidden states of each ticket, computed as one batch."""
-    first = tickets[0]
-    if len(tickets) == 1:
-        given_TE = first.batch.extra.get("token_TE")
-        if given_TE is not None and given_TE.requires_grad:  # recorded; the request's own thread runs it backwards
-            with torch.inference_mode(False), torch.enable_grad():
-                return [first.trunk.encoder(first.batch, **first.inside)]
-        if first.inside:
-            return [first.trunk.encoder(first.batch, **first.inside)]
-        return [replay.forward(first.trunk.encoder, first.batch)]
-    batch, order = merge([ticket.batch for ticket in tickets])
-    pieces = batch.split(replay.forward(first.trunk.encoder, batch))
-    back: list[Any] = [None] * len(pieces)
-    for piece, at in zip(pieces, order):
-        back[at] = piece
-    ends = list(accumulate((len(t.batch) for t in tickets), initial=0))
-    return [torch.cat(back[a:b]) for a, b in pairwise(ends)]
-
-
-def merge(batches: Sequence[Ragged]) -> tuple[Ragged, list[int]]:
-    """Several batches as one, equal lengths together; and for each of its sequences, where it stood end to end."""
-    if len({batch.device for batch in batches}) > 1:  # most come from the host, and go to the device as one
-        device = next(batch.device for batch in batches if batch.device.type != "cpu")
-        batches = [replay.moved(batch, device) for batch in batches]
-    lengths = [n for batch in batches for n in batch.lengths]
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-
-    def lay(parts: list[Tensor]) -> Tensor:
-        pieces = torch.cat(parts).split(lengths)
-        return torch.cat([pieces[i] for i in order])
-
-    def of(name: str) -> Tensor | None:
-        found = [getattr(batch, name) for batch in batches]
-        if all(x is None for x in found):
-            return None
-        kind = torch.bool if name == "globals_T" else torch.int64
-        return lay([torch.zeros_like(b.tokens_T, dtype=kind) if x is None else x for b, x in zip(batches, found)])
-
-    tokens_T = lay([batch.tokens_T for batch in batches])
-    return Ragged.flat(tokens_T, [lengths[i] for i in order], of("segments_T"), of("globals_T")), order
-
-
-class SharedEncoder(nn.Module):
-    """Stands where a model's encoder does, in a view of the model that many threads may use at once."""
-
-    def __init__(self, trunk: Trunk, adapter: str | None, scheduler: Scheduler) -> None:
-        super().__init__()
-        self.config = trunk.encoder.config
-        self._real = (trunk,)  # in a tuple: not a part of this module, whose train() and eval() must not reach it
-        self._adapter = adapter
-        self._scheduler = scheduler
-
-    @property
-    def embeddings(self) -> nn.Module:
-        """The token table is the decoder's too, and says where the weights are."""
-        return self._real[0].encoder.embeddings
-
-    def check(self, batch: Ragged) -> None:
-        """As Encoder's."""
-        self._real[0].encoder.check(batch)
-
-    def forward(
-        self, batch: Ragged, states: list[Tensor] | None = None, watch: Callable[[str, Tensor], None] | None = None
-    ) -> Tensor:
-        """As Encoder's: (T) ids → (T, H)."""
-        inside: dict[str, Any] = {"states": states} if states is not None else {}
-        inside |= {"watch": watch} if watch is not None else {}
-        return self._scheduler.run(Sequences(self._real[0], self._adapter, CALL.get(), batch, inside))

@@ -41,7 +41,7 @@ class Service:
         sys.setswitchinterval(0.00005)
         cores = torch.get_num_threads()
         cpu = all(served.model.device.type == "cpu" for served in self.shelf.entries.values())
-        self.scheduler.start(cores if cpu else 1)
+        self.scheduler.start(cores if cpu else 1, self.limits.inline if cpu else 0)
         for served in self.shelf.entries.values():
             self.pool.submit(served.model.embed, ["warm up"]).result()
         self.ready = True
@@ -74,7 +74,7 @@ class Service:
         ticket = Texts(
             direct.trunk, direct.adapter, call, direct.model, texts, how, lambda found: _json(form(served, call, found))
         )
-        self.scheduler.put(ticket)
+        self.scheduler.offer(ticket)
         return await self._sent(call, asyncio.wrap_future(ticket.future))
 
     async def _sent(self, call: Call, future: asyncio.Future[bytes]) -> Response:

@@ -18,7 +18,8 @@ from everybert.inference.model import Model, load
 from everybert.model.encoder import Encoder
 from everybert.model.heads import Network
 from everybert.serving.limits import CountingTokenizer, Limits, Refusal
-from everybert.serving.scheduler import Scheduler, SharedEncoder, Trunk
+from everybert.serving.scheduler import Scheduler, Trunk
+from everybert.serving.sequences import SharedEncoder
 from everybert.serving.texts import Direct
 
 
