@@ -301,3 +301,15 @@ def test_closing_serves_what_waits_and_takes_no_more():
         assert [int(job.result(60)[0, 0]) for job in jobs] == list(range(8))
     with pytest.raises(Refusal, match="shutting down"):
         scheduler.run(Sequences(trunk, None, None, ragged(1)))
+
+
+@pytest.mark.parametrize("_", range(20))
+def test_closing_ends_every_thread_though_one_still_gathers(_):
+    """A thread that looks while another holds the last ticket must be told when that is done."""
+    scheduler, trunk = start(Echo(), wait=30.0, threads=2)
+    with ThreadPoolExecutor(2) as pool, scheduler.expecting(Call(Limits())):
+        job = pool.submit(scheduler.run, Sequences(trunk, None, None, ragged(3)))
+        until(lambda: trunk.running == 1)
+        pool.submit(scheduler.close).result(20)
+        job.result(20)
+    assert not scheduler.alive

@@ -100,7 +100,7 @@ class Ticket(ABC):
 
 
 class Scheduler:
-    """The queue before the models, and the thread that serves it."""
+    """The queue before the models, and the threads that serve it."""
 
     def __init__(self, metrics: Metrics, wait: float = 0.0) -> None:
         self.metrics = metrics
@@ -261,7 +261,7 @@ class Scheduler:
                 self._running -= 1
                 tickets[0].trunk.running -= 1
                 tickets[0].trunk.small -= tickets[0].few
-                if self._queue:
+                if self._queue or self._closing:
                     self._wake.notify_all()
 
     def _first(self) -> Ticket | None:
