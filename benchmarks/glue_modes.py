@@ -94,6 +94,8 @@ def main() -> None:
                     continue
                 data = data or open_task(name, args, tokenizer)
                 run = run_once(data, settings, seed, quiet=True)
+                if not run.finished:
+                    raise SystemExit("stopped: the run under way does not count; the same command goes on from here")
                 done[key] = {
                     "task": name,
                     "mode": mode,

@@ -74,6 +74,10 @@ def main() -> None:
                     data = prepare_data("classify", folder, Tokenizer.load(folder), some, args.dev, skip_bad=True)
                     epochs = EPOCHS.get(size, 10) * (3 if mode == "frozen" else 1)
                     run = run_once(data, Settings(mode=mode, epochs=epochs), seed, quiet=True)
+                    if not run.finished:
+                        raise SystemExit(
+                            "stopped: the run under way does not count; the same command goes on from here"
+                        )
                     done[key] = 100 * run.metric
                     args.results.write_text(json.dumps(done, indent=1), "utf-8")
                     print(key, f"{done[key]:.1f}", flush=True)

@@ -47,6 +47,10 @@ def scores(args: argparse.Namespace) -> None:
                     data = data or open_set(name, folder, tokenizer, args.tasks)
                     epochs = 1 if args.tiny else EPOCHS.get(name, 6)
                     run = run_once(data, Settings(mode=mode, epochs=epochs, lora=LORA, lr=args.lr), seed, quiet=True)
+                    if not run.finished:
+                        raise SystemExit(
+                            "stopped: the run under way does not count; the same command goes on from here"
+                        )
                     found = {"score": 100 * run.metric, "metric": run.task.metric, "seconds": round(run.seconds, 1)}
                     draft = one.with_suffix(".part")  # whole or absent, whenever the run is stopped
                     draft.write_text(json.dumps(found), "utf-8")
