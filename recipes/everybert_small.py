@@ -21,7 +21,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -72,9 +72,10 @@ def trunk(args: argparse.Namespace) -> None:
 
 def shrink(args: argparse.Namespace) -> None:
     """W/trunk: the model in int8, and W/heldout.json: before and after. All that follows uses it."""
-    folders = {"fp32": args.work / "run" / "model", "int8": args.work / "trunk"}
-    if not folders["int8"].exists():
-        load(folders["fp32"], device="cpu").save(folders["int8"], int8=True)
+    folders = {label: args.work / TRUNKS[label] for label in ("fp32", "int8")}
+    for label, folder in folders.items():
+        if not folder.exists():
+            release(args.work / "run" / "model", folder, int8=label == "int8")
     found: dict[str, Any] = {}
     for label, folder in folders.items():
         model = load(folder)
@@ -83,12 +84,21 @@ def shrink(args: argparse.Namespace) -> None:
     (args.work / "heldout.json").write_text(json.dumps(found, indent=1), "utf-8")
 
 
+def release(trained: Path, out: Path, int8: bool = False) -> None:
+    """The trained model as fine-tuning should find it: with BERT's dropout, which much text could do without."""
+    model = load(trained, device="cpu")
+    model.network.config = replace(model.network.config, dropout=0.1, attention_dropout=0.1)
+    model.save(out, int8=int8)
+
+
 def student(args: argparse.Namespace) -> None:
-    """W/student/model: half of the trunk's layers, taught by it."""
+    """W/taught: half of the trunk's layers, taught by it."""
     recipe = HERE / "everybert-small-student.toml"
     more: dict[str, Any] = dict(TINY_STUDENT) if args.tiny else {}
     result = distil(args.work / "run" / "model", args.work / "corpus", args.work / "student", recipe=recipe, **more)
     print(json.dumps({"finished": result.finished, "step": result.step, **result.figures}), flush=True)
+    if result.finished and not (args.work / TRUNKS["student"]).exists():
+        release(args.work / "student" / "model", args.work / TRUNKS["student"])
 
 
 # ── labelled data, as its makers publish it ──────────────────────────────────────────────────────────────────

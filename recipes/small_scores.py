@@ -8,21 +8,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from small_sets import glue_set, squad, treebank
+from small_sets import entailment, glue_set, squad, treebank
 
 from everybert.evaluation.glue import TASKS as GLUE
 from everybert.evaluation.glue import label_order
 from everybert.model.adapters import LoraConfig
 from everybert.tasks.metrics import Interval, interval
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.finetune import prepare_data, run_once
+from everybert.training.finetune import finetune, prepare_data, run_once
 from everybert.training.tuning import Settings
 
 LORA = LoraConfig(rank=8, alpha=16.0)
-TRUNKS = {"int8": "trunk", "fp32": "run/model", "student": "student/model"}
+TRUNKS = {"int8": "trunk", "fp32": "whole", "student": "taught"}
 MODES = ("full", "lora")
 MEASURED = ("SST-2", "CoLA", "MRPC", "RTE", "STS-B", "UPOS", "SQuAD")
-EPOCHS = {"SST-2": 3, "RTE": 8, "UPOS": 4, "SQuAD": 4}
+EPOCHS = {"SST-2": 3, "RTE": 8, "RTE+nli": 4, "UPOS": 4, "SQuAD": 4, "SQuAD+cloze": 4}
+"""SET+FIRST: fine-tuned in full on other labels first (`first_step`), as the adapters of the box are."""
 
 
 def scores(args: argparse.Namespace) -> None:
@@ -44,7 +45,7 @@ def scores(args: argparse.Namespace) -> None:
                     one = kept / f"{label} {name} {mode}{rate} {seed}.json"
                     if one.exists() or time.monotonic() > end:
                         continue
-                    data = data or open_set(name, folder, tokenizer, args.tasks)
+                    data = data or open_set(name, folder, tokenizer, args)
                     epochs = 1 if args.tiny else EPOCHS.get(name, 6)
                     run = run_once(data, Settings(mode=mode, epochs=epochs, lora=LORA, lr=args.lr), seed, quiet=True)
                     if not run.finished:
@@ -61,8 +62,10 @@ def scores(args: argparse.Namespace) -> None:
         print(f"| {label} | {name} | {' | '.join(cells)} |")
 
 
-def open_set(name: str, folder: Path, tokenizer: Tokenizer, tasks: Path) -> Any:
+def open_set(name: str, folder: Path, tokenizer: Tokenizer, args: argparse.Namespace) -> Any:
     """Train and dev of a measured set, ready for runs."""
+    name, _, first = name.partition("+")
+    folder, tasks = first_step(first, folder, args) if first else folder, args.tasks
     if name == "UPOS":
         named, options = {"label": "upos"}, {"metric": "accuracy"}
         return prepare_data("tag", folder, tokenizer, *treebank(tasks), columns=named, options=options)
@@ -73,6 +76,18 @@ def open_set(name: str, folder: Path, tokenizer: Tokenizer, tasks: Path) -> Any:
     if order := label_order(task, train):
         options["labels"] = order  # type: ignore[assignment]
     return prepare_data(task.task, folder, tokenizer, train, dev, skip_bad=True, options=options)
+
+
+def first_step(first: str, folder: Path, args: argparse.Namespace) -> Path:
+    """The model after labels that are many: questions cut from text (W/cloze.jsonl), or entailment of SICK and SNLI."""
+    out = args.work / "first" / f"{folder.name}-{first}"
+    if not out.exists():
+        out.parent.mkdir(exist_ok=True)
+        if first == "cloze":
+            finetune(folder, "answer", args.work / "cloze.jsonl", None, out, epochs=1, batch_size=64, quiet=True)
+        else:
+            finetune(folder, "classify", *entailment(args.tasks), out, epochs=2, batch_size=64, quiet=True)
+    return out
 
 
 def table(folder: Path) -> dict[tuple[str, str], list[str]]:
