@@ -114,6 +114,19 @@ def test_frozen_means_frozen(base):
     assert tuned.runs[0].trained == 2 * 32 + 2
 
 
+def test_frozen_features_are_computed_once_for_all_seeds(base, monkeypatch):
+    computed = []
+    cached = tuning._cached
+    monkeypatch.setattr(tuning, "_cached", lambda *given: computed.append(given) or cached(*given))
+    data = (sentiment(0, 32), sentiment(1, 16))
+    tuned = finetune(base, "classify", *data, mode="frozen", seeds=3, **FAST)
+    assert len(computed) == 2 and len(tuned.runs) == 3
+    alone = finetune(base, "classify", *data, mode="frozen", seed=2, **FAST)
+    (third,) = (run for run in tuned.runs if run.seed == 2)
+    head, own = (run.network.heads["classify"].state_dict() for run in (third, alone.runs[0]))
+    assert all(torch.equal(head[name], own[name]) for name in own)
+
+
 def test_an_adapter_is_small_and_leaves_the_trunk(base, tmp_path):
     finetune(base, "classify", sentiment(0, 32), sentiment(1, 16), tmp_path / "a", mode="lora", **FAST)
     files = {p.name for p in (tmp_path / "a").iterdir()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from everybert.tasks.regress import Regress
 from everybert.tasks.task import Task
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.distributed import World
-from everybert.training.tuning import ADAPTER, Run, Settings, plain_head, tune
+from everybert.training.tuning import ADAPTER, Kept, Run, Settings, plain_head, tune
 
 GRID: dict[str, Sequence[Any]] = {"lr": (5e-5, 3e-5, 2e-5), "batch_size": (16, 32), "epochs": (2, 3, 4)}
 """The BERT paper's grid (Devlin et al. 2019, A.3)."""
@@ -179,6 +179,8 @@ class Data:
     notes: tuple[str, ...]
     bad: tuple[str, ...] = ()
     """Rows of both sets that were left out under skip_bad."""
+    kept: Kept = field(default_factory=dict)
+    """Mode frozen: what the head reads, computed by the first run."""
 
     @property
     def digest(self) -> str:
@@ -268,7 +270,7 @@ def run_once(data: Data, settings: Settings, seed: int, quiet: bool = False) -> 
     network, loaded = load_base(data, seed)
     fresh = "pooler" in loaded.report.missing
     torch.manual_seed(seed)
-    return tune(network, data.task, data.train, data.dev, data.dev_examples, settings, seed, fresh, quiet)
+    return tune(network, data.task, data.train, data.dev, data.dev_examples, settings, seed, fresh, quiet, data.kept)
 
 
 def _search(

@@ -41,6 +41,8 @@ from everybert.training.step import Compute
 ADAPTER = "default"
 """What a freshly trained adapter is called until it is given a name."""
 ALONE = World()
+Kept = dict[tuple[str, str], tuple[Features, Features]]
+"""Frozen features of the training and the dev set, by which layers and which pooling they are of."""
 FILL = 256
 """On CUDA the tokens of a batch are rounded up to a multiple of this."""
 
@@ -154,9 +156,11 @@ def tune(
     seed: int = 0,
     fresh_pooler: bool = False,
     quiet: bool = False,
+    kept: Kept | None = None,
 ) -> Run:
     """Train one network on one task; the network must have the task's head, freshly initialised where it is new.
 
+    `kept` holds what frozen features were computed by runs before this one, on the same data and base.
     Under `torchrun` the ranks share each step's examples, and all end with the first rank's best weights.
     """
     world = World.join()
@@ -167,7 +171,11 @@ def tune(
     network.to(device)
     adapters = prepare(network, task, settings, fresh_pooler)
     if settings.mode == "frozen":
-        train_features, dev_features = (_cached(network, task, f) for f in (train_features, dev_features))
+        of = (settings.features, settings.pool)
+        kept = {} if kept is None or settings.reinit else kept  # renewed layers differ from seed to seed
+        if of not in kept:
+            kept[of] = (_cached(network, task, train_features), _cached(network, task, dev_features))
+        train_features, dev_features = kept[of]
     graphs = device.type == "cuda" and dtype != torch.float32 and not settings.compile
     compute = Compute(network, _loss(task), device, dtype, settings.compile, graphs)
     config = OptimizerConfig(eps=1e-8, weight_decay=settings.weight_decay, clip=settings.clip)
