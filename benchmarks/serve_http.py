@@ -268,11 +268,11 @@ def main() -> None:
         latency = {}
         alone = run.ask("1e9 3")
         for name, load in (("one after another", 0.5 / alone), ("64 connections", rate / 2)):
-            own, times = [], []
+            turns = []
             for _ in range(options.rounds):  # in turn: the machine is not equally fast at all times
-                own.append(run.ask(f"{load} {options.seconds / 2}"))
-                times += asyncio.run(at_rate(port, request, load, options.seconds))
-            latency[name] = load, statistics.median(own), sorted(times)
+                own = run.ask(f"{load} {options.seconds / 2}")
+                turns.append((own, asyncio.run(at_rate(port, request, load, options.seconds))))
+            latency[name] = load, turns
     finally:
         place.unlink()
         for process in (server, run):
@@ -294,7 +294,9 @@ def report(found: dict, tokens: int, count: int, latency: dict, as_json: bool) -
     print("\n| half of | requests/s | alone, ms | p50, ms | p99, ms | / alone | not stolen from | p99, ms | / alone |")
     print("|---|---|---|---|---|---|---|---|---|")
     said = {}
-    for name, (load, own, times) in latency.items():
+    for name, (load, turns) in latency.items():
+        own = statistics.median(alone for alone, _ in turns)
+        times = sorted(one for _, some in turns for one in some)
         whole = [seconds for seconds, ran in times if ran]
         p50, p99 = (times[int(len(times) * q)][0] for q in (0.5, 0.99))
         clean = whole[int(len(whole) * 0.99)]
@@ -302,6 +304,12 @@ def report(found: dict, tokens: int, count: int, latency: dict, as_json: bool) -
         figures = f"{own * 1e3:.1f} | {p50 * 1e3:.1f} | {p99 * 1e3:.1f} | {p99 / own:.2f}"
         rest = f"{len(whole) / len(times):.1%} | {clean * 1e3:.1f} | {clean / own:.2f}"
         print(f"| {name} | {load:.0f} | {figures} | {rest} |")
+    for name, (_, turns) in latency.items():
+        each = [(alone, sorted(seconds for seconds, ran in some if ran)) for alone, some in turns]
+        print(
+            f"{name}, the last column by round:",
+            *(f"{part[int(len(part) * 0.99)] / alone:.2f}" for alone, part in each),
+        )
     if as_json:
         ratios = {name: base / rows[0] for name, rows in median.items()}
         cpu = {name: base_cpu / rows[1] for name, rows in median.items()}

@@ -29,7 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from small_card import write_card
-from small_scores import LORA, TRUNKS, scores
+from small_scores import LORA, TRUNKS, scores, whole
 from small_sets import entailment, entities, glue_set, squad, treebank
 
 from everybert.corpus.build import build_corpus
@@ -170,7 +170,7 @@ def adapters(args: argparse.Namespace) -> None:
             args.work / "trunk", job.task, train, dev, out, seeds=args.seeds, options=options, skip_bad=True,
             columns=COLUMNS.get(name), **settings, **more,
         )  # fmt: skip
-        print(f"{name}: {tuned}", flush=True)
+        print(f"{name}: {whole(tuned)}", flush=True)
 
 
 def warm(name: str, kind: str, args: argparse.Namespace) -> Path:
@@ -179,7 +179,7 @@ def warm(name: str, kind: str, args: argparse.Namespace) -> Path:
     out.parent.mkdir(exist_ok=True)
     if not out.exists():
         settings: dict[str, Any] = {"mode": "lora", "lora": LORA, "epochs": 1, "batch_size": 64, "quiet": True}
-        finetune(args.work / "trunk", JOBS[name].task, make_labels(kind, args), None, out, **settings)
+        whole(finetune(args.work / "trunk", JOBS[name].task, make_labels(kind, args), None, out, **settings))
     return out
 
 
@@ -271,7 +271,7 @@ def main() -> None:
     parser.add_argument("--teacher", type=Path, help="all-MiniLM-L6-v2's folder")
     parser.add_argument("--recipe", type=Path, default=HERE / "everybert-small.toml")
     parser.add_argument("--out", type=Path, help="box: the folder to write")
-    parser.add_argument("--only", help="adapters, scores: these, with commas")
+    parser.add_argument("--only", help="adapters, scores: these, with commas; scores: also SQuAD+cloze, RTE+nli")
     parser.add_argument("--modes", default="full,lora", help="scores: these, with commas")
     parser.add_argument("--cheap", type=int, default=60_000, help="labels made from text for qa and similarity")
     parser.add_argument("--lr", type=float, help="scores: another rate than the library's own")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from everybert.evaluation.glue import label_order
 from everybert.model.adapters import LoraConfig
 from everybert.tasks.metrics import Interval, interval
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.finetune import finetune, prepare_data, run_once
+from everybert.training.finetune import Tuned, finetune, prepare_data, run_once
 from everybert.training.tuning import Settings
 
 LORA = LoraConfig(rank=8, alpha=16.0)
@@ -23,7 +24,9 @@ TRUNKS = {"int8": "trunk", "fp32": "whole", "student": "taught"}
 MODES = ("full", "lora")
 MEASURED = ("SST-2", "CoLA", "MRPC", "RTE", "STS-B", "UPOS", "SQuAD")
 EPOCHS = {"SST-2": 3, "RTE": 8, "RTE+nli": 4, "UPOS": 4, "SQuAD": 4, "SQuAD+cloze": 4}
-"""SET+FIRST: fine-tuned in full on other labels first (`first_step`), as the adapters of the box are."""
+FIRST = {"cloze": 1, "nli": 2}
+"""Epochs of a first step: SET+FIRST is fine-tuned in full on other labels before (`first_step`)."""
+STOPPED = "stopped: the run under way does not count; the same command goes on from here"
 
 
 def scores(args: argparse.Namespace) -> None:
@@ -49,9 +52,7 @@ def scores(args: argparse.Namespace) -> None:
                     epochs = 1 if args.tiny else EPOCHS.get(name, 6)
                     run = run_once(data, Settings(mode=mode, epochs=epochs, lora=LORA, lr=args.lr), seed, quiet=True)
                     if not run.finished:
-                        raise SystemExit(
-                            "stopped: the run under way does not count; the same command goes on from here"
-                        )
+                        raise SystemExit(STOPPED)
                     found = {"score": 100 * run.metric, "metric": run.task.metric, "seconds": round(run.seconds, 1)}
                     draft = one.with_suffix(".part")  # whole or absent, whenever the run is stopped
                     draft.write_text(json.dumps(found), "utf-8")
@@ -65,6 +66,8 @@ def scores(args: argparse.Namespace) -> None:
 def open_set(name: str, folder: Path, tokenizer: Tokenizer, args: argparse.Namespace) -> Any:
     """Train and dev of a measured set, ready for runs."""
     name, _, first = name.partition("+")
+    if first and first not in FIRST:
+        raise SystemExit(f"there is no first step {first!r}; there are {', '.join(FIRST)}")
     folder, tasks = first_step(first, folder, args) if first else folder, args.tasks
     if name == "UPOS":
         named, options = {"label": "upos"}, {"metric": "accuracy"}
@@ -83,11 +86,20 @@ def first_step(first: str, folder: Path, args: argparse.Namespace) -> Path:
     out = args.work / "first" / f"{folder.name}-{first}"
     if not out.exists():
         out.parent.mkdir(exist_ok=True)
+        settings: dict[str, Any] = {"epochs": 1 if args.tiny else FIRST[first], "batch_size": 64, "quiet": True}
         if first == "cloze":
-            finetune(folder, "answer", args.work / "cloze.jsonl", None, out, epochs=1, batch_size=64, quiet=True)
+            whole(finetune(folder, "answer", args.work / "cloze.jsonl", None, out, **settings))
         else:
-            finetune(folder, "classify", *entailment(args.tasks), out, epochs=2, batch_size=64, quiet=True)
+            whole(finetune(folder, "classify", *entailment(args.tasks), out, **settings))
     return out
+
+
+def whole(tuned: Tuned) -> Tuned:
+    """What was trained to its end; of a run that was stopped nothing is kept, as if it had not been begun."""
+    if not all(run.finished for run in tuned.runs):
+        shutil.rmtree(tuned.folder, ignore_errors=True)
+        raise SystemExit(STOPPED)
+    return tuned
 
 
 def table(folder: Path) -> dict[tuple[str, str], list[str]]:
