@@ -3,6 +3,7 @@
     python benchmarks/infer_gpu.py                                # made-up texts and a tokenizer trained on them
     python benchmarks/infer_gpu.py --tokenizer FOLDER --text FILE # real ones
     python benchmarks/infer_gpu.py --compile                      # also what torch.compile would give from ids
+    python benchmarks/infer_gpu.py --only ids                     # without sentence-transformers and strings
     python benchmarks/infer_gpu.py --device cpu --tiny            # rehearse every line on a small machine
 
 BERT-base with random weights, made here. Texts have natural lengths, about 80 tokens on average. All take turns for
@@ -171,6 +172,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=24_000, help="texts; a twelfth for sentence-transformers")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budgets", default=str(BUDGET_GPU), help="from ids: tokens a batch, with commas")
+    parser.add_argument("--only", choices=["strings", "ids"], help="half of it; default: both")
     parser.add_argument("--compile", action="store_true", help="measure torch.compile too")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few texts, to rehearse")
     options = parser.parse_args()
@@ -189,19 +191,23 @@ def main() -> None:
         folder = Path(place) / "base"
         save_base(folder, tokenizer, options.tiny)
         model = load(folder, device=options.device, dtype="float32" if options.device == "cpu" else "bfloat16")
-        ways = from_strings(folder, model, texts, few, options.device)
-        seconds = measure({what: how for what, (how, _) in ways.items()}, options.rounds, options.device)
-        strings = {what: tokens[len(some)] / seconds[what] for what, (_, some) in ways.items()}
-        table("from strings", strings, max(v for k, v in strings.items() if k.startswith("sentence")))
-        cls, sep = tokenizer.cls_id or 0, tokenizer.sep_id or 0
-        rows = 16 if options.tiny else 8192
-        middle = [[draw.randrange(5, tokenizer.size) for _ in range(LENGTH - 2)] for _ in range(rows)]
-        ids = [[cls, *part, sep] for part in middle]
-        budgets = [int(n) for n in options.budgets.split(",")]
-        ways = from_ids(folder, model, ids, options.compile, budgets, options.device)
-        seconds = measure(ways, options.rounds, options.device)
-        given = {what: len(ids) * LENGTH / found for what, found in seconds.items()}
-        table(f"from ids, length {LENGTH}", given, max(v for k, v in given.items() if k.startswith("transformers")))
+        strings: dict[str, float] = {}
+        if options.only != "ids":
+            ways = from_strings(folder, model, texts, few, options.device)
+            seconds = measure({what: how for what, (how, _) in ways.items()}, options.rounds, options.device)
+            strings = {what: tokens[len(some)] / seconds[what] for what, (_, some) in ways.items()}
+            table("from strings", strings, max(v for k, v in strings.items() if k.startswith("sentence")))
+        given: dict[str, float] = {}
+        if options.only != "strings":
+            cls, sep = tokenizer.cls_id or 0, tokenizer.sep_id or 0
+            rows = 16 if options.tiny else 8192
+            middle = [[draw.randrange(5, tokenizer.size) for _ in range(LENGTH - 2)] for _ in range(rows)]
+            ids = [[cls, *part, sep] for part in middle]
+            budgets = [int(n) for n in options.budgets.split(",")]
+            ways = from_ids(folder, model, ids, options.compile, budgets, options.device)
+            seconds = measure(ways, options.rounds, options.device)
+            given = {what: len(ids) * LENGTH / found for what, found in seconds.items()}
+            table(f"from ids, length {LENGTH}", given, max(v for k, v in given.items() if k.startswith("transformers")))
     graphs = sum(len(r.made) for r in replay.REPLAYS.values())
     works = all(r.works for r in replay.REPLAYS.values())
     print(f"\nshapes recorded as CUDA graphs: {graphs}{'' if works else ' (recording failed: see the log)'}")
