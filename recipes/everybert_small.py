@@ -236,6 +236,7 @@ def box(args: argparse.Namespace) -> None:
             for part in wanted:
                 shutil.copy(args.work / "adapters" / name / part, draft / "adapters" / name / part)
             halve(draft / "adapters" / name / "adapter_model.safetensors")
+            place(draft / "adapters" / name / "adapter_config.json", args.out.name)
         said = json.loads((draft / "everybert.json").read_text("utf-8"))
         said["adapters"] = {name: JOBS[name].default for name in names}
         (draft / "everybert.json").write_text(json.dumps(said, indent=2) + "\n", "utf-8")
@@ -250,6 +251,12 @@ def halve(file: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     save_file({name: tensor.half() for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+
+
+def place(file: Path, trunk: str) -> None:
+    """The trunk by its name, not by where it lay when the adapter was trained."""
+    said = json.loads(file.read_text("utf-8")) | {"base_model_name_or_path": trunk}
+    file.write_text(json.dumps(said, indent=2) + "\n", "utf-8")
 
 
 def curve(log: Path, out: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import math
 import random
 import signal
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import transformers
 
 from everybert.errors import EverybertError
 from everybert.model.adapters import AdapterSet
+from everybert.model.heads import Network
 from everybert.store.adapters import load_adapter, load_feature_head, read_adapter
 from everybert.store.huggingface import load_network
 from everybert.tasks import answer, choose, classify, embed, regress, tag
@@ -426,4 +426,14 @@ def test_bad_input_is_one_line(base, arguments, message):
 def test_settings_are_frozen():
     with pytest.raises(AttributeError):
         Settings().mode = "lora"
-    assert replace(Settings(), mode="lora").rate(load_config()) > Settings().rate(load_config())
+
+
+def test_larger_weights_take_larger_steps():
+    network = Network(load_config())
+    usual, lora = Settings().rate(network), Settings(mode="lora").rate(network)
+    assert lora > usual
+    with torch.no_grad():
+        for layer in network.encoder.layers:
+            layer.feed_forward.input.weight.normal_(std=0.14)
+    assert Settings().rate(network) == pytest.approx(2 * usual, rel=0.1)
+    assert Settings(mode="lora").rate(network) == lora and Settings(lr=1e-5).rate(network) == 1e-5

@@ -346,7 +346,7 @@ def describe(tuned: Tuned, data: Data, command: str = "") -> dict[str, Any]:
         "dev": Path(data.dev_examples.where).name,
         "command": command,
         "settings": settings,
-        "lr": tuned.settings.rate(tuned.runs[0].network.config),
+        "lr": tuned.runs[0].lr,
         "train_examples": data.train_size,
         "dev_examples": len(data.dev_examples),
         "scores": {k: {"mean": v.mean, "half": v.half, "runs": v.runs} for k, v in tuned.scores.items()},

@@ -43,6 +43,8 @@ ADAPTER = "default"
 ALONE = World()
 Kept = dict[tuple[str, str], tuple[Features, Features]]
 """Frozen features of the training and the dev set, by which layers and which pooling they are of."""
+USUAL_SIZE = 0.07
+"""Published encoders' weights (W₁, root mean square) are no larger; those of a long run with Muon may be."""
 FILL = 256
 """On CUDA the tokens of a batch are rounded up to a multiple of this."""
 
@@ -109,16 +111,20 @@ class Settings:
         """How many epochs are trained."""
         return (30 if self.mode == "frozen" else 3) if self.epochs is None else self.epochs
 
-    def rate(self, config: EncoderConfig) -> float:
-        """The highest learning rate: the one given, else by mode; smaller encoders take larger steps."""
+    def rate(self, network: Network) -> float:
+        """The highest learning rate: the one given, else by mode; smaller encoders take larger steps.
+
+        AdamW moves a weight by about the rate, whatever its size: larger weights need a larger rate to move as far.
+        """
         if self.lr is not None:
             return self.lr
         if self.mode == "frozen":
             return 2e-3
-        small = config.hidden_size < 512
-        if self.mode == "lora":
-            return 1e-3 if small else 5e-4
-        return 1e-4 if small else 5e-5 if config.hidden_size < 768 else 3e-5
+        width = network.config.hidden_size
+        if self.mode == "lora":  # B·A begins at 0 on weights of any size
+            return 1e-3 if width <= 512 else 5e-4
+        rate = 1e-4 if width <= 512 else 5e-5 if width < 768 else 3e-5
+        return rate * max(1.0, weight_size(network) / USUAL_SIZE)
 
 
 @dataclass
@@ -137,6 +143,8 @@ class Run:
     finished: bool = True
     """False where it was interrupted: the best so far was kept."""
     seconds: float = 0.0
+    lr: float = 0.0
+    """The highest learning rate."""
     trained: int = 0
     """How many parameters were trained."""
 
@@ -169,6 +177,7 @@ def tune(
     device = world.device(settings.device)
     dtype = getattr(torch, settings.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
     network.to(device)
+    peak = settings.rate(network)
     adapters = prepare(network, task, settings, fresh_pooler)
     if settings.mode == "frozen":
         of = (settings.features, settings.pool)
@@ -183,7 +192,6 @@ def tune(
     each = math.ceil(len(train_features) / settings.batch_size)
     progress = Progress(total=each * settings.rounds)
     keeper = Keeper(task, compute, dev_features, dev, each, settings.patience)
-    peak = settings.rate(network.config)
     job = Job(
         compute=compute,
         optimizer=optimizer,
@@ -216,11 +224,18 @@ def tune(
         adapters=adapters,
         finished=finished,
         seconds=progress.seconds,
+        lr=peak,
         trained=sum(p.numel() for p in optimizer.parameters),
     )
 
 
 # ── the parts that are trained ───────────────────────────────────────────────────────────────────────────────
+
+
+def weight_size(network: Network) -> float:
+    """Root mean square of the layers' W₁."""
+    squares = [layer.feed_forward.input.weight.detach().square().mean() for layer in network.encoder.layers]
+    return float(torch.stack(squares).mean().sqrt())
 
 
 def prepare(network: Network, task: Task, settings: Settings, fresh_pooler: bool) -> AdapterSet | None:
