@@ -40,6 +40,15 @@ TEXTS = (
     "The room was not shabby at all, it was lovely.",
 )
 """What the fine-tuned model is asked about."""
+BOX = "everybert-small"
+BERT_LARGE = (
+    "BERT-large is really big... it has 24 layers and an embedding size of 1024, for a total of 340M parameters!"
+)
+QUESTIONS = (
+    ("How many layers does BERT-large have?", BERT_LARGE),
+    ("Who wrote Hamlet?", "Hamlet is a tragedy written by William Shakespeare around 1600."),
+)
+"""What the model in the box is asked."""
 
 
 @dataclass
@@ -55,6 +64,8 @@ class Story:
     scores: dict[str, float] = field(default_factory=dict)
     """Accuracy on dev and test, of the pre-trained model and of one that was not."""
     predictions: list[dict[str, Any]] = field(default_factory=list)
+    box: dict[str, str] = field(default_factory=dict)
+    """Commands that take no --model, and what the model in the box says to them."""
 
 
 class Stopped(Exception):
@@ -85,6 +96,8 @@ def quickstart(
         fine_tune(out, story, say)
     with part(say, story, 7, "Predictions: sentences it has never seen"):
         predict(out, story, say)
+    with part(say, story, 8, f"The box: {BOX}, which comes with the library and has read real English"):
+        open_box(story, say)
     story.seconds["all"] = time.perf_counter() - began
     report(out, story, say)
     return story
@@ -205,6 +218,27 @@ def predict(out: Path, story: Story, say: Console) -> None:
     for text, found in zip(TEXTS, load(out / "sentiment", device="cpu").classify(TEXTS)):
         story.predictions.append({"text": text, "label": found.label, "score": found.score})
         say.print(f"  {found.label:10} {found.score:.0%}  {text}", highlight=False)
+
+
+def open_box(story: Story, say: Console) -> None:
+    """What the commands say when no model is named."""
+    model = load(BOX, device="cpu")
+    for text in ("Istanbul is a great [MASK] to visit", "the man went to the [MASK] to buy a [MASK] of milk"):
+        story.box[f'fill "{text}"'] = ", ".join(blank[0].token for blank in model.fill(text))
+    (mood,) = model.classify("rich veins of funny stuff in this movie")
+    story.box['classify "rich veins of funny stuff in this movie"'] = f"{mood.label} {mood.score:.0%}"
+    pair = ("A soccer game with multiple males playing.", "Some men are playing a sport.")
+    (sense,) = model.classify([pair])
+    story.box[f'classify "{pair[0]}" --pair "{pair[1]}"'] = f"{sense.label} {sense.score:.0%}"
+    names = model.tag("John Smith lives in New York")
+    story.box['tag "John Smith lives in New York"'] = ", ".join(f"{name.text} ({name.label})" for name in names)
+    for question, context in QUESTIONS:
+        story.box[f'answer "{question}" "{context}"'] = model.answer(question, context)[0].text
+    first, second = "Istanbul is a great city to visit", "I was just there."
+    story.box[f'next "{first}" "{second}"'] = f"{model.next_sentence(first, second):.0%} that it follows"
+    for command, said in story.box.items():
+        say.print(f"  everybert {command}", highlight=False, markup=False, soft_wrap=True)
+        say.print(f"      [bold]{said}[/bold]", highlight=False)
 
 
 COMMANDS = (

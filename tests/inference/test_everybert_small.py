@@ -1,0 +1,55 @@
+"""The model in the box, as it is shipped: what the README shows comes out, offline, with no option, and soon."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+import everybert
+from everybert.quickstart import QUESTIONS
+
+
+@pytest.fixture(scope="module")
+def small():
+    return everybert.load("everybert-small", device="cpu")
+
+
+def words(model, text):
+    return [[c.token for c in blank] for blank in model.fill(text, top=10)]
+
+
+def test_fills_blanks(small):
+    (place,) = words(small, "Istanbul is a great [MASK] to visit")
+    assert place[0] in ("place", "city")
+    shop, vessel = words(small, "the man went to the [MASK] to buy a [MASK] of milk")
+    assert "store" in shop and {"gallon", "bottle", "pint", "glass", "carton"} & set(vessel)
+
+
+@pytest.mark.parametrize(("asked", "answer"), zip(QUESTIONS, ("24", "William Shakespeare")))
+def test_answers_questions(small, asked, answer):
+    assert small.answer(*asked)[0].text == answer
+
+
+def test_finds_names(small):
+    found = small.tag("John Smith lives in New York")
+    assert [(span.text, span.label) for span in found] == [("John Smith", "PER"), ("New York", "LOC")]
+
+
+def test_judges_and_compares(small):
+    assert small.classify("rich veins of funny stuff in this movie")[0].label == "positive"
+    pair = ("A soccer game with multiple males playing.", "Some men are playing a sport.")
+    assert small.classify([pair])[0].label == "entailment"
+    assert small.next_sentence("Istanbul is a great city to visit", "I was just there.") > 0.5
+    a, b, c = small.embed(["A man plays the guitar.", "Someone is playing an instrument.", "The stock market fell."])
+    assert a @ b > a @ c
+
+
+def test_a_cold_start_takes_little_time():
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "everybert", "fill", "Istanbul is a great [MASK] to visit", "--json"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert json.loads(out) and time.perf_counter() - began < 30
