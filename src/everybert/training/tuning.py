@@ -234,8 +234,8 @@ def tune(
 
 def weight_size(network: Network) -> float:
     """Root mean square of the layers' W₁."""
-    squares = [layer.feed_forward.input.weight.detach().square().mean() for layer in network.encoder.layers]
-    return float(torch.stack(squares).mean().sqrt())
+    weights = [w for name, w in network.encoder.named_parameters() if name.endswith("feed_forward.input.weight")]
+    return float(torch.stack([w.detach().float().square().mean() for w in weights]).mean().sqrt())
 
 
 def prepare(network: Network, task: Task, settings: Settings, fresh_pooler: bool) -> AdapterSet | None:
