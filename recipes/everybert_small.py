@@ -29,7 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from small_card import write_card
-from small_scores import LORA, TRUNKS, scores, whole
+from small_scores import LORA, TRUNKS, chosen, scores, whole
 from small_sets import entailment, entities, glue_set, squad, treebank
 
 from everybert.corpus.build import build_corpus
@@ -161,7 +161,7 @@ def adapters(args: argparse.Namespace) -> None:
         start = warm(name, job.warm, args) if job.warm else None
         train, dev = read_job(name, args.tasks)
         settings: dict[str, Any] = {**job.settings, "mode": "lora", "lora": LORA, "quiet": True}
-        settings |= {"epochs": 1} if args.tiny else {}
+        settings |= chosen(args.set) | ({"epochs": 1} if args.tiny else {})
         options = {k: v for k, v in job.options.items() if k != "labels" or name not in NAMED}
         if isinstance(train, list) and args.tiny:
             train, dev = train[:64], dev[:32]
@@ -281,7 +281,7 @@ def main() -> None:
     parser.add_argument("--only", help="adapters, scores: these, with commas; scores: also SQuAD+cloze, RTE+nli")
     parser.add_argument("--modes", default="full,lora", help="scores: these, with commas")
     parser.add_argument("--cheap", type=int, default=60_000, help="labels made from text for qa and similarity")
-    parser.add_argument("--lr", type=float, help="scores: another rate than the library's own")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="adapters, scores: lr=1e-3")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0, help="scores: several processes can share the seeds")
     parser.add_argument("--workers", type=int)

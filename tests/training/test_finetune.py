@@ -11,6 +11,7 @@ import tiny_bert as tiny
 import torch
 import transformers
 
+import everybert
 from everybert.errors import EverybertError
 from everybert.model.adapters import AdapterSet
 from everybert.model.heads import Network
@@ -143,6 +144,28 @@ def test_reinitialised_layers_differ(base):
     first, second = ((before.encoder.layers[i].attention.qkv.weight - after.encoder.layers[i].attention.qkv.weight)
                      for i in (0, 1))  # fmt: skip
     assert first.abs().max() < 1e-6 and second.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("mode", ["full", "lora"])
+def test_a_new_pooler(base, tmp_path, mode):
+    data_rows, still = sentiment(0, 16), FAST | {"lr": 1e-9, "epochs": 1}
+    tuned = finetune(base, "classify", data_rows, data_rows, tmp_path / "a", mode=mode, new_pooler=True, **still)
+    before, after = load_network(base).network.pooler.dense.weight, tuned.runs[0].network.pooler.dense.weight
+    assert (before - after).abs().max() > 0.01
+    model = everybert.load(base if mode == "lora" else tmp_path / "a")
+    if mode == "lora":
+        model.use(model.add_adapter(tmp_path / "a"))
+    assert torch.equal(model.network.pooler.dense.weight, after.cpu())
+    if mode == "lora":
+        model.use(None)
+        assert torch.equal(model.network.pooler.dense.weight, before)  # the trunk keeps its own
+
+
+def test_an_adapter_holds_no_layers():
+    with pytest.raises(EverybertError, match="no layers of the trunk"):
+        Settings(mode="lora", reinit=1)
+    with pytest.raises(EverybertError, match="has its pooler"):
+        Settings(mode="lora", start="a", new_pooler=True)
 
 
 def test_layer_rates():

@@ -73,6 +73,8 @@ class Settings:
     """Each layer's learning rate is this times that of the layer above it (0.8 – 0.95 is usual; 1: all the same)."""
     reinit: int = 0
     """Top layers that start from fresh weights, and the pooler with them (Zhang et al. 2021)."""
+    new_pooler: bool = False
+    """The pooler alone starts anew: one trained for next sentences may be saturated. An adapter then brings its own."""
     patience: int | None = None
     """Stop after so many epochs without a better score; None: train them all. The best epoch is kept either way."""
     features: str = "last"
@@ -105,6 +107,11 @@ class Settings:
             raise EverybertError("warmup lies in [0, 1) and layer_decay in (0, 1]")
         if self.start is not None and self.mode != "lora":
             raise EverybertError("start is an adapter to go on from, which mode lora alone does")
+        if self.mode == "lora" and (self.reinit or (self.start and self.new_pooler)):
+            wrong = (
+                "new_pooler: the adapter to go on from has its pooler" if self.start else "reinit: use full or top:K"
+            )
+            raise EverybertError(f"an adapter holds no layers of the trunk, so mode lora takes no {wrong}")
 
     @property
     def rounds(self) -> int:
@@ -248,7 +255,8 @@ def prepare(network: Network, task: Task, settings: Settings, fresh_pooler: bool
         raise EverybertError(f"reinit {settings.reinit} is more than the model's {config.layers} layers")
     for layer in list(network.encoder.layers)[config.layers - settings.reinit :] if settings.reinit else []:
         initialise(layer, config)
-    if settings.reinit and network.pooler is not None:
+    renew = settings.new_pooler and task.head is not None and network.reads_pooler(task.head)
+    if (settings.reinit or renew) and network.pooler is not None:
         initialise(network.pooler, config)
     if settings.mode == "frozen":
         if task.head is None:
@@ -269,7 +277,7 @@ def prepare(network: Network, task: Task, settings: Settings, fresh_pooler: bool
             same = said is None or labels is None or list(said) == list(labels)
             _check_heads(heads, adapters.entries[ADAPTER].heads if same else {}, settings.start)
         else:
-            adapters.add(ADAPTER, settings.lora, heads, network.pooler if fresh_pooler else None)
+            adapters.add(ADAPTER, settings.lora, heads, network.pooler if fresh_pooler or renew else None)
         adapters.use(ADAPTER)
         entry = adapters.entries[ADAPTER]
         for part in [*entry.heads.values(), *([entry.pooler] if entry.pooler is not None else [])]:
