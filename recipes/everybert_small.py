@@ -262,8 +262,9 @@ def place(file: Path, trunk: str) -> None:
 def curve(log: Path, out: Path) -> None:
     """The loss of the run, and on held-out text."""
     rows = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
-    curves = {key: [(r["step"], r[key]) for r in rows if key in r] for key in ("loss", "heldout_loss")}
-    draw_curves({key: points for key, points in curves.items() if points}, out, "everybert-small")
+    names = {"loss": "training text", "heldout_loss": "held-out text, 15 % masked"}
+    curves = {name: [(r["step"], r[key]) for r in rows if key in r] for key, name in names.items()}
+    draw_curves({name: points for name, points in curves.items() if points}, out, "loss")
 
 
 def main() -> None:
