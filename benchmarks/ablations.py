@@ -1,26 +1,30 @@
-"""What each choice of pre-training is worth: one change at a time, the same tokens, held-out masks that never change.
+"""What each choice of pre-training is worth: one change at a time, the same tokens, judged on the same held-out masks.
 
     python benchmarks/ablations.py --corpus CORPUS --work W [--steps 400] [--seeds 1] [--minutes 9]
+    python benchmarks/ablations.py --corpus CORPUS --work W --part 2/7   # the second of seven processes that share it
     python benchmarks/ablations.py --corpus CORPUS --work W --device cpu --tiny
 
 The base run is 6×256 pre-norm, Muon, 30 % dynamic token masks, BERT's pairs. Figures: loss and accuracy at 15 % masking
-on held-out documents. Finished runs are kept in W/ablations.json; run again to go on. The corpus needs `--pmi` for
-the PMI row. A row says what differs from the base; where it does not say, nothing does.
+on running text of held-out documents, whatever the run was trained on, and the pairs it was trained to judge. W keeps
+each finished run in a file: run again to go on. The corpus needs `--pmi` for the PMI row.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
+from everybert.errors import EverybertError
+from everybert.inference.model import load
 from everybert.tasks.metrics import interval
+from everybert.training.evaluate import score_corpus
 from everybert.training.pretrain import pretrain
 
 RECIPE = """
@@ -90,37 +94,64 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--part", default="1/1", help="K/N: the runs of the K-th of N processes")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so many")
     parser.add_argument("--device")
     parser.add_argument("--tiny", action="store_true", help="a toy model: rehearse on a CPU")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    kept, began = args.work / "ablations.json", time.monotonic()
-    done: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
-    (args.work / "base.toml").write_text(RECIPE, "utf-8")
-    for seed in range(args.seeds):
-        for changes in (change for rows in ROWS.values() for change in rows.values()):
-            key = json.dumps([changes, args.steps, seed], sort_keys=True)
-            if key in done or time.monotonic() - began > 60 * args.minutes:
+    began = time.monotonic()
+    part, parts = map(int, args.part.split("/"))
+    changes = list({name_of(c): c for rows in ROWS.values() for c in rows.values()}.values())  # the base once
+    runs = [(change, seed) for seed in range(args.seeds) for change in changes]
+    for change, seed in runs[part - 1 :: parts]:
+        kept = file_of(args.work, change, args.steps, seed)
+        if not kept.exists() and time.monotonic() - began < 60 * args.minutes:
+            try:
+                found = run(args, change, seed)
+            except EverybertError as error:  # no collocations in this corpus
+                print(f"left out: {name_of(change)}: {error}", flush=True)
                 continue
-            out = args.work / "run"
-            shutil.rmtree(out, ignore_errors=True)
-            overrides = {**(TINY if args.tiny else {}), **changes, "steps": args.steps, "seed": seed}
-            start = time.monotonic()
-            result = pretrain(args.work / "base.toml", args.corpus, out, device=args.device, quiet=True, **overrides)
-            done[key] = {**result.figures, "seconds": round(time.monotonic() - start, 1)}
-            kept.write_text(json.dumps(done, indent=1), "utf-8")
-            print(key, done[key], flush=True)
-    show(done, args.steps, args.seeds)
+            draft = kept.with_suffix(".part")
+            draft.write_text(json.dumps(found), "utf-8")
+            draft.replace(kept)
+            print(kept.stem, found, flush=True)
+    show(args.work, args.steps, args.seeds)
 
 
-def show(done: dict[str, Any], steps: int, seeds: int) -> None:
+def name_of(change: dict[str, Any]) -> str:
+    """`mask__rate=0.8`; `base` where nothing differs."""
+    return ",".join(f"{key}={value}" for key, value in sorted(change.items())) or "base"
+
+
+def file_of(work: Path, change: dict[str, Any], steps: int, seed: int) -> Path:
+    """Where a run's figures are kept."""
+    return work / f"{name_of(change)} {steps} {seed}.json"
+
+
+def run(args: argparse.Namespace, change: dict[str, Any], seed: int) -> dict[str, float]:
+    """Pre-train once; what it knows of held-out text."""
+    overrides = {**(TINY if args.tiny else {}), **change, "steps": args.steps, "seed": seed}
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as place:
+        recipe = Path(place) / "base.toml"
+        recipe.write_text(RECIPE, "utf-8")
+        result = pretrain(recipe, args.corpus, Path(place) / "run", device=args.device, quiet=True, **overrides)
+        if not result.finished:
+            raise SystemExit("stopped: the run under way does not count; the same command goes on from here")
+        model = load(Path(place) / "run" / "model", device=args.device)
+        found = score_corpus(model, args.corpus, "full", 128, tokens=10_000 if args.tiny else 1_000_000)
+    own = {key: value for key, value in result.figures.items() if key == "pair_accuracy"}
+    return {**found, **own, "seconds": round(time.monotonic() - start, 1)}
+
+
+def show(work: Path, steps: int, seeds: int) -> None:
     """The table, as Markdown."""
     print(f"\n{steps} steps, {seeds} seed(s)\n\n| choice | | held-out loss | accuracy | pairs |\n|---|---|---|---|---|")
     for choice, rows in ROWS.items():
-        for name, changes in rows.items():
-            found = [done.get(json.dumps([changes, steps, seed], sort_keys=True)) for seed in range(seeds)]
-            runs = [run for run in found if run]
+        for name, change in rows.items():
+            files = [file_of(work, change, steps, seed) for seed in range(seeds)]
+            runs = [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
             cells = ["–", "–", "–"]
             if runs:
                 cells[0] = f"{interval([r['heldout_loss'] for r in runs]).mean:.3f}"

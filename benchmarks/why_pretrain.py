@@ -1,9 +1,10 @@
 """Why pre-training matters: SST-2 from a random start and from the trunk, frozen and full, with few and many examples.
 
-    python benchmarks/why_pretrain.py --model FOLDER --train SST-2/train.tsv --dev SST-2/dev.tsv --results why.json
+    python benchmarks/why_pretrain.py --model FOLDER --train SST-2/train.tsv --dev SST-2/dev.tsv --work W
+    python benchmarks/why_pretrain.py … --work W --part 2/9      # the second of nine processes that share it
 
 Dev accuracy in per cent, mean ± 95 % interval over the seeds. A random start has the trunk's shape and tokenizer.
-Finished runs are kept in the results file: run again to go on. Few examples are seen more often, so that every run has
+W keeps each finished run in a file: run again to go on. Few examples are seen more often, so that every run has
 at least as many steps as a thousand examples give.
 """
 
@@ -52,43 +53,46 @@ def main() -> None:
     parser.add_argument("--dev", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="training examples, 0 for all")
-    parser.add_argument("--results", type=Path, default=Path("why_pretrain.json"))
+    parser.add_argument("--work", type=Path, default=Path("why_pretrain"))
+    parser.add_argument("--part", default="1/1", help="K/N: the runs of the K-th of N processes")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so many")
     args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    done: dict[str, float] = json.loads(args.results.read_text("utf-8")) if args.results.exists() else {}
     found = read(args.train, None, True)
     rows: list[Any] = list(zip(found.inputs, found.targets))
     sizes = [int(size) for size in args.sizes.split(",")]
+    part, parts = map(int, args.part.split("/"))
+    longest_first = sorted(sizes, key=lambda size: -size or -len(rows))
+    runs = [(start, size, seed) for size in longest_first for start in STARTS for seed in range(args.seeds)]
     with tempfile.TemporaryDirectory() as scratch:
         twin = Path(scratch) / "random"
         random_twin(args.model, twin)
-        for size in sizes:
-            for seed in range(args.seeds):
-                some = random.Random(seed).sample(rows, size) if size else rows
-                for start in STARTS:
-                    key = f"{start} {size} {seed}"
-                    if key in done or time.monotonic() - began > 60 * args.minutes:
-                        continue
-                    folder, mode = (twin if "random" in start else args.model), start.split(", ")[1]
-                    data = prepare_data("classify", folder, Tokenizer.load(folder), some, args.dev, skip_bad=True)
-                    epochs = EPOCHS.get(size, 10) * (3 if mode == "frozen" else 1)
-                    run = run_once(data, Settings(mode=mode, epochs=epochs), seed, quiet=True)
-                    if not run.finished:
-                        raise SystemExit(
-                            "stopped: the run under way does not count; the same command goes on from here"
-                        )
-                    done[key] = 100 * run.metric
-                    args.results.write_text(json.dumps(done, indent=1), "utf-8")
-                    print(key, f"{done[key]:.1f}", flush=True)
+        for start, size, seed in runs[part - 1 :: parts]:
+            kept = args.work / f"{start} {size} {seed}.json"
+            if kept.exists() or time.monotonic() - began > 60 * args.minutes:
+                continue
+            some = random.Random(seed).sample(rows, size) if size else rows
+            folder, mode = (twin if "random" in start else args.model), start.split(", ")[1]
+            data = prepare_data("classify", folder, Tokenizer.load(folder), some, args.dev, skip_bad=True)
+            epochs = EPOCHS.get(size, 10) * (3 if mode == "frozen" else 1)
+            run = run_once(data, Settings(mode=mode, epochs=epochs), seed, quiet=True)
+            if not run.finished:
+                raise SystemExit("stopped: the run under way does not count; the same command goes on from here")
+            draft = kept.with_suffix(".part")
+            draft.write_text(json.dumps(100 * run.metric), "utf-8")
+            draft.replace(kept)
+            print(kept.stem, f"{100 * run.metric:.1f}", flush=True)
+    show(args.work, sizes)
+
+
+def show(work: Path, sizes: list[int]) -> None:
+    """The table, as Markdown."""
     print("\n| SST-2, accuracy | " + " | ".join(f"{size or 'all'} examples" for size in sizes) + " |")
     print("|---" * (len(sizes) + 1) + "|")
     for start in STARTS:
-        cells = []
-        for size in sizes:
-            scores = [v for k, v in done.items() if k.rsplit(" ", 1)[0] == f"{start} {size}"]
-            cells.append(str(interval(scores)) if scores else "–")
-        print(f"| {start} | " + " | ".join(cells) + " |")
+        scores = [[json.loads(f.read_text("utf-8")) for f in work.glob(f"{start} {size} *.json")] for size in sizes]
+        print(f"| {start} | " + " | ".join(str(interval(found)) if found else "–" for found in scores) + " |")
 
 
 if __name__ == "__main__":
