@@ -23,7 +23,7 @@ tags:
 # everybert-small
 
 A BERT for English that comes with the library: six pre-norm layers of width 512 (megatron-bert's layout), an uncased
-WordPiece vocabulary of 30,000, masked-word and next-sentence heads, 34.9M parameters in int8 (a byte a weight, one
+WordPiece vocabulary of 30,000, masked-word and next-sentence heads, 35.1M parameters in int8 (a byte a weight, one
 scale a row), and adapters for eight tasks on the one trunk. Trained from nothing on one H200 by this project's code.
 
 ```python
