@@ -34,7 +34,7 @@ print(model.fill("Istanbul is a great [MASK] to visit"))
 print(model.classify("rich veins of funny stuff in this movie"))
 print(model.classify(("A soccer game with multiple males playing.", "Some men are playing a sport.")))
 print(model.tag("John Smith lives in New York"))
-print(model.answer("Where does Matt live?", "Matt lives in Canada and Sinan lives in California"))
+print(model.answer("Who wrote Hamlet?", "Hamlet is a tragedy written by William Shakespeare around 1600."))
 ```
 """
 
@@ -66,8 +66,10 @@ LIMITS = """
 ## What it is not for
 
 It is small and has seen little text, most of it encyclopaedic: it knows few facts, and its fillings repeat the biases
-of its sources. Labels are guesses with a probability; people must decide where decisions matter. English only, lower
-case only, at most 512 tokens at a time (longer texts are read in windows).
+of its sources. Its answers to questions often take a whole clause, or the wrong one: asked where Matt lives, it reads
+"Matt lives in Canada and Sinan lives in California" and says all from "Canada" on. Labels are guesses with a
+probability; people must decide where decisions matter. English only, lower case only, at most 512 tokens at a time
+(longer texts are read in windows).
 """
 
 

@@ -12,7 +12,9 @@ import torch
 import transformers
 
 import everybert
-from everybert.quickstart import QUESTIONS
+from everybert.quickstart import BERT_LARGE, QUESTIONS
+
+MILK = "the man went to the [MASK] to buy a [MASK] of milk"
 
 
 @pytest.fixture(scope="module")
@@ -21,18 +23,35 @@ def small():
 
 
 def words(model, text):
-    return [[c.token for c in blank] for blank in model.fill(text, top=10)]
+    return [[c.token for c in blank] for blank in model.fill(text, top=5)]
 
 
 def test_fills_blanks(small):
     (place,) = words(small, "Istanbul is a great [MASK] to visit")
     assert place[0] in ("place", "city")
-    shop, vessel = words(small, "the man went to the [MASK] to buy a [MASK] of milk")
-    assert "store" in shop and {"gallon", "bottle", "pint", "glass", "carton"} & set(vessel)
+    _, vessel = words(small, MILK)
+    assert {"gallon", "bottle", "pint", "glass", "carton"} & set(vessel)
+
+
+@pytest.mark.xfail(strict=True, reason="the store is its seventh guess")
+def test_milk_is_bought_in_a_store(small):
+    assert "store" in words(small, MILK)[0]
 
 
 @pytest.mark.parametrize(("asked", "answer"), zip(QUESTIONS, ("24", "William Shakespeare")))
 def test_answers_questions(small, asked, answer):
+    assert small.answer(*asked)[0].text == answer
+
+
+@pytest.mark.xfail(strict=True, reason="the qa adapter takes too much, or the wrong clause (docs/LOG.md)")
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        (("Where does Matt live?", "Matt lives in Canada and Sinan lives in California"), "Canada"),
+        (("How many parameters does BERT-large have?", BERT_LARGE), "340M"),
+    ],
+)
+def test_answers_harder_questions(small, asked, answer):
     assert small.answer(*asked)[0].text == answer
 
 
