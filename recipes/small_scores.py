@@ -68,7 +68,7 @@ def chosen(given: list[str]) -> dict[str, Any]:
     try:
         return {name: json.loads(value) for name, _, value in (one.partition("=") for one in given)}
     except ValueError:
-        raise SystemExit(f"--set takes NAME=VALUE, such as lr=1e-3 or new_pooler=true, not {', '.join(given)}") from None
+        raise SystemExit(f"--set takes NAME=VALUE, such as lr=1e-3, not {', '.join(given)}") from None
 
 
 def open_set(name: str, folder: Path, tokenizer: Tokenizer, args: argparse.Namespace) -> Any:
