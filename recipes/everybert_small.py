@@ -2,47 +2,44 @@
 
     python recipes/everybert_small.py trunk    --work W --text part-*.txt        # tokenizer, corpus, pre-training
     python recipes/everybert_small.py shrink   --work W                          # int8, a byte a weight
-    python recipes/everybert_small.py adapters --work W --tasks DIR --text part-0.txt --teacher MINILM
+    python recipes/everybert_small.py labels   --work W --text part-0.txt --teacher MINILM      # cheap, from text
+    python recipes/everybert_small.py first    --work W                          # trained on these: before SQuAD, STS-B
+    python recipes/everybert_small.py adapters --work W --tasks DIR              # three seeds each
     python recipes/everybert_small.py scores   --work W --tasks DIR              # full and lora, three seeds each
     python recipes/everybert_small.py box      --work W --out src/everybert/models/everybert-small
     python recipes/everybert_small.py student  --work W                          # half the layers, taught by the trunk
     python recipes/everybert_small.py scores   --work W --tasks DIR --trunks fp32,student
 
-DIR holds glue/, squad/, ud_ewt/, ner/, sick/, snli_dev_test/ and blimp/ as their makers publish them. `--minutes`
-starts nothing new after so many minutes; `--tiny` rehearses every step on a CPU in a minute, with a toy trunk.
+DIR holds glue/, squad/, ud_ewt/, ner/, sick/, snli_dev_test/ and blimp/ as their makers publish them. `--set` tries
+other settings beside the first ones, and `box` takes the adapters of the best. Several processes can share the work by
+`--only` and `--first-seed`. `--minutes` starts nothing new after so many; `--tiny` rehearses every step on a CPU in a
+minute, with a toy trunk.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
+from small_adapters import JOBS, adapters, labels, pick
 from small_card import write_card
-from small_scores import LORA, TRUNKS, chosen, scores, whole
-from small_sets import entailment, entities, glue_set, squad, treebank
+from small_scores import TRUNKS, first, scores
 
 from everybert.corpus.build import build_corpus
-from everybert.corpus.cloze import write_cloze
 from everybert.inference.model import load
 from everybert.plots import draw_curves
 from everybert.store.folder import MANIFEST, atomic_folder
 from everybert.text.readers import read_documents
-from everybert.text.sentences import split_sentences
 from everybert.text.train_tokenizer import train_tokenizer
 from everybert.training.distil import distil
 from everybert.training.evaluate import score_corpus
-from everybert.training.finetune import finetune
 from everybert.training.pretrain import pretrain
 
 HERE = Path(__file__).parent
@@ -101,125 +98,6 @@ def student(args: argparse.Namespace) -> None:
         release(args.work / "student" / "model", args.work / TRUNKS["student"])
 
 
-# ── labelled data, as its makers publish it ──────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class Job:
-    """One adapter: what it is trained on, and which task takes it by itself."""
-
-    task: str
-    default: list[str]
-    data: Callable[[Path], tuple[Any, Any]]
-    options: dict[str, Any]
-    settings: dict[str, Any]
-    warm: str | None = None
-    """Trained on this first (cheap labels made from text), then on the data."""
-
-
-JOBS = {
-    "sentiment": Job("classify", ["classify"], glue_set("SST-2"), {"labels": ["negative", "positive"]}, {"epochs": 3}),
-    "entailment": Job("classify", ["classify pair"], entailment, {}, {"epochs": 4}),
-    "paraphrase": Job("classify", [], glue_set("MRPC"), {"metric": "f1"}, {"epochs": 6}),
-    "acceptability": Job("classify", [], glue_set("CoLA"), {"metric": "matthews"}, {"epochs": 6}),
-    "ner": Job("tag", ["tag"], entities, {}, {"epochs": 4}),
-    "pos": Job("tag", [], treebank, {"metric": "accuracy"}, {"epochs": 4}),
-    "qa": Job("answer", ["answer"], squad, {}, {"epochs": 4}, warm="cloze"),
-    "similarity": Job("embed", ["embed"], glue_set("STS-B"), {}, {"epochs": 4}, warm="likeness"),
-}
-COLUMNS = {"pos": {"label": "upos"}}
-NAMED = {"sentiment": {"0": "negative", "1": "positive"}, "acceptability": {"0": "unacceptable", "1": "acceptable"}}
-NAMED["paraphrase"] = {"0": "different", "1": "paraphrase"}
-"""GLUE's numbers in words."""
-
-
-def read_job(name: str, tasks: Path) -> tuple[Any, Any]:
-    """Both sets of an adapter; labels that are numbers in words."""
-    train, dev = JOBS[name].data(tasks)
-    if name not in NAMED:
-        return train, dev
-    from everybert.tasks.classify import read
-
-    out = []
-    for source in (train, dev):
-        found = read(source, None, True)
-        texts = [x if isinstance(x, tuple | list) else (x,) for x in found.inputs]
-        out.append([(*x, NAMED[name][str(y)]) for x, y in zip(texts, found.targets)])
-    return out[0], out[1]
-
-
-# ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def adapters(args: argparse.Namespace) -> None:
-    """Each adapter of the box, the best of the seeds by its dev score."""
-    end = time.monotonic() + 60 * args.minutes
-    for name, job in JOBS.items():
-        out = args.work / "adapters" / name
-        if out.exists() or time.monotonic() > end or (args.only and name not in args.only.split(",")):
-            continue
-        start = warm(name, job.warm, args) if job.warm else None
-        train, dev = read_job(name, args.tasks)
-        settings: dict[str, Any] = {**job.settings, "mode": "lora", "lora": LORA, "quiet": True}
-        settings |= chosen(args.set) | ({"epochs": 1} if args.tiny else {})
-        options = {k: v for k, v in job.options.items() if k != "labels" or name not in NAMED}
-        if isinstance(train, list) and args.tiny:
-            train, dev = train[:64], dev[:32]
-        more = {"start": str(start)} if start else {}
-        tuned = finetune(
-            args.work / "trunk", job.task, train, dev, out, seeds=args.seeds, options=options, skip_bad=True,
-            columns=COLUMNS.get(name), **settings, **more,
-        )  # fmt: skip
-        print(f"{name}: {whole(tuned)}", flush=True)
-
-
-def warm(name: str, kind: str, args: argparse.Namespace) -> Path:
-    """An adapter trained on labels that text gives for nothing."""
-    out = args.work / "warm" / name
-    out.parent.mkdir(exist_ok=True)
-    if not out.exists():
-        settings: dict[str, Any] = {"mode": "lora", "lora": LORA, "epochs": 1, "batch_size": 64, "quiet": True}
-        whole(finetune(args.work / "trunk", JOBS[name].task, make_labels(kind, args), None, out, **settings))
-    return out
-
-
-def labels(args: argparse.Namespace) -> None:
-    """W/cloze.jsonl and W/likeness.jsonl: they need no trunk, so another process can make them while it is trained."""
-    for job in JOBS.values():
-        if job.warm:
-            make_labels(job.warm, args)
-
-
-def make_labels(kind: str, args: argparse.Namespace) -> Path:
-    """A file of questions cut from text, or of likenesses that the teacher gives to its sentences."""
-    made = args.work / f"{kind}.jsonl"
-    if not made.exists():
-        documents, count = read_documents(args.text), 200 if args.tiny else args.cheap
-        draft = made.with_suffix(".part")
-        if kind == "cloze":
-            write_cloze(documents, draft, count)
-        else:
-            write_likeness(documents, args.teacher, draft, count)
-        draft.replace(made)
-    return made
-
-
-def write_likeness(documents: Iterator[str], teacher: Path, out: Path, count: int) -> None:
-    """Pairs of sentences, near neighbours and strangers, with the cosine that the teacher gives them."""
-    chance = random.Random(0)
-    sentences: list[str] = []
-    for document in documents:
-        sentences += [s for s in split_sentences(document.replace("\n", " "))[:12] if 20 < len(s) < 300]
-        if len(sentences) > count:
-            break
-    vectors = load(teacher).embed(sentences, normalize=True)
-    with out.open("w", encoding="utf-8") as file:
-        for i in islice(range(len(sentences) - 1), count):
-            j = i + 1 if chance.random() < 0.5 else chance.randrange(len(sentences))
-            row = {"sentence1": sentences[i], "sentence2": sentences[j], "score": float(vectors[i] @ vectors[j])}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
 # ── the box ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -229,21 +107,21 @@ def box(args: argparse.Namespace) -> None:
         for file in (args.work / "trunk").iterdir():
             if file.is_file() and file.name != MANIFEST:
                 shutil.copy(file, draft / file.name)
-        names = [name for name in JOBS if (args.work / "adapters" / name).exists()]
-        for name in names:
+        picked = pick(args.work)
+        for name, best in picked.items():
             wanted = ("adapter_config.json", "adapter_model.safetensors", "everybert.json")
             (draft / "adapters" / name).mkdir(parents=True)
             for part in wanted:
-                shutil.copy(args.work / "adapters" / name / part, draft / "adapters" / name / part)
+                shutil.copy(best.folder / part, draft / "adapters" / name / part)
             halve(draft / "adapters" / name / "adapter_model.safetensors")
             place(draft / "adapters" / name / "adapter_config.json", args.out.name)
         said = json.loads((draft / "everybert.json").read_text("utf-8"))
-        said["adapters"] = {name: JOBS[name].default for name in names}
+        said["adapters"] = {name: JOBS[name].default for name in picked}
         (draft / "everybert.json").write_text(json.dumps(said, indent=2) + "\n", "utf-8")
         curve(args.work / "run" / "log.jsonl", draft / "loss.png")
-        write_card(args.work, draft / "README.md", JOBS)
+        write_card(args.work, draft / "README.md")
     size = sum(f.stat().st_size for f in args.out.rglob("*") if f.is_file())
-    print(f"{args.out}: {size / 1e6:.1f} MB, adapters: {', '.join(names)}", flush=True)
+    print(f"{args.out}: {size / 1e6:.1f} MB, adapters: {', '.join(picked)}", flush=True)
 
 
 def halve(file: Path) -> None:
@@ -270,8 +148,8 @@ def curve(log: Path, out: Path) -> None:
 def main() -> None:
     """Read the command line and do one step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    steps = {"trunk": trunk, "labels": labels, "shrink": shrink, "adapters": adapters, "scores": scores, "box": box}
-    steps["student"] = student
+    steps = {"trunk": trunk, "labels": labels, "shrink": shrink, "first": first, "adapters": adapters}
+    steps |= {"scores": scores, "box": box, "student": student}
     parser.add_argument("step", choices=steps)
     parser.add_argument("--work", type=Path, required=True, help="where all steps leave what they make")
     parser.add_argument("--text", type=Path, nargs="*", help="plain text, blank lines between documents")
@@ -279,12 +157,14 @@ def main() -> None:
     parser.add_argument("--teacher", type=Path, help="all-MiniLM-L6-v2's folder")
     parser.add_argument("--recipe", type=Path, default=HERE / "everybert-small.toml")
     parser.add_argument("--out", type=Path, help="box: the folder to write")
-    parser.add_argument("--only", help="adapters, scores: these, with commas; scores: also SQuAD+cloze, RTE+nli")
-    parser.add_argument("--modes", default="full,lora", help="scores: these, with commas")
-    parser.add_argument("--cheap", type=int, default=60_000, help="labels made from text for qa and similarity")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="adapters, scores: lr=1e-3")
+    parser.add_argument("--only", help="first, adapters, scores: these, with commas; scores: also SQuAD+cloze, RTE+nli")
+    parser.add_argument("--modes", default="full,lora", help="first, scores: these, with commas")
+    parser.add_argument("--cheap", type=int, help="labels made from text for qa and similarity")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="first, adapters, scores: lr=1e-3, rank=12"
+    )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0, help="scores: several processes can share the seeds")
+    parser.add_argument("--first-seed", type=int, default=0, help="adapters, scores: several processes can share them")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin nothing new after so many")
     parser.add_argument("--trunks", default="int8", help=f"scores: of these, with commas: {', '.join(TRUNKS)}")

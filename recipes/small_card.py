@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
+from small_adapters import JOBS, pick
 from small_scores import table
+
+from everybert.tasks.metrics import interval
 
 HEAD = """---
 language: en
@@ -73,9 +75,9 @@ probability; people must decide where decisions matter. English only, lower case
 """
 
 
-def write_card(work: Path, out: Path, jobs: dict[str, Any]) -> None:
+def write_card(work: Path, out: Path) -> None:
     """README.md beside the weights."""
-    parts = [HEAD, training(work), SOURCES, scores(work / "scores"), adapters(work, jobs), LIMITS]
+    parts = [HEAD, training(work), SOURCES, scores(work / "scores"), adapters(work), LIMITS]
     out.write_text("\n".join(part.strip("\n") + "\n" for part in parts if part), "utf-8")
 
 
@@ -113,15 +115,12 @@ def scores(folder: Path) -> str:
     return "\n".join(lines + [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]) if rows else ""
 
 
-def adapters(work: Path, jobs: dict[str, Any]) -> str:
+def adapters(work: Path) -> str:
     """What each adapter reached on its held-out data."""
     lines = ["## Adapters", "", "| adapter | task | used by itself for | score |", "|---|---|---|---|"]
-    for name, job in jobs.items():
-        report = work / "adapters" / name / "finetune.json"
-        if report.exists():
-            said = json.loads(report.read_text("utf-8"))
-            value = said["scores"][said["metric"]]
-            half = "" if value["half"] is None else f" ± {100 * value['half']:.1f}"
-            score = f"{said['metric']} {100 * value['mean']:.1f}{half} ({value['runs']} run{'s' * (value['runs'] > 1)})"
-            lines.append(f"| {name} | {job.task} | {', '.join(job.default) or '–'} | {score} |")
+    for name, best in pick(work).items():
+        job, percent = JOBS[name], interval([100 * value for value in best.scores])
+        given = f", {best.settings.replace(',', ', ')}" if best.settings else ""
+        score = f"{best.metric} {percent}{given}"
+        lines.append(f"| {name} | {job.task} | {', '.join(job.default) or '–'} | {score} |")
     return "\n".join(lines)

@@ -17,15 +17,16 @@ from everybert.model.adapters import LoraConfig
 from everybert.tasks.metrics import Interval, interval
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import Tuned, finetune, prepare_data, run_once
-from everybert.training.tuning import Settings
+from everybert.training.tuning import Run, Settings
 
-LORA = LoraConfig(rank=8, alpha=16.0)
+RANK = 8
+"""Of the adapters, unless --set rank=… says otherwise; alpha is twice as much."""
 TRUNKS = {"int8": "trunk", "fp32": "whole", "student": "taught"}
 MODES = ("full", "lora")
 MEASURED = ("SST-2", "CoLA", "MRPC", "RTE", "STS-B", "UPOS", "SQuAD")
 EPOCHS = {"SST-2": 3, "RTE": 8, "RTE+nli": 4, "UPOS": 4, "SQuAD": 4, "SQuAD+cloze": 4}
-FIRST = {"cloze": 1, "nli": 2}
-"""Epochs of a first step: SET+FIRST is fine-tuned in full on other labels before (`first_step`)."""
+FIRST = {"cloze": ("answer", 1), "likeness": ("embed", 1), "nli": ("classify", 2)}
+"""Task and epochs of a first step: SET+FIRST is fine-tuned on other labels before, in the same way (`first_step`)."""
 STOPPED = "stopped: the run under way does not count; the same command goes on from here"
 
 
@@ -37,46 +38,63 @@ def scores(args: argparse.Namespace) -> None:
     """
     end, kept = time.monotonic() + 60 * args.minutes, args.work / "scores"
     kept.mkdir(exist_ok=True)
-    tail = f"@{','.join(args.set)}" if args.set else ""
     for label in args.trunks.split(","):
         folder = args.work / TRUNKS[label]
         tokenizer = Tokenizer.load(folder)
         for name in args.only.split(",") if args.only else MEASURED:
-            data = None
             for mode in args.modes.split(","):
+                data = None
                 for seed in range(args.first_seed, args.first_seed + args.seeds):
-                    one = kept / f"{label} {name} {mode}{tail} {seed}.json"
-                    if one.exists() or time.monotonic() > end:
+                    if file_of(args, label, name, mode, seed).exists() or time.monotonic() > end:
                         continue
-                    data = data or open_set(name, folder, tokenizer, args)
                     given = {"epochs": EPOCHS.get(name, 6)} | chosen(args.set) | ({"epochs": 1} if args.tiny else {})
-                    run = run_once(data, Settings(mode=mode, lora=LORA, **given), seed, quiet=True)
-                    if not run.finished:
-                        raise SystemExit(STOPPED)
-                    found = {"score": 100 * run.metric, "metric": run.task.metric, "seconds": round(run.seconds, 1)}
-                    draft = one.with_suffix(".part")  # whole or absent, whenever the run is stopped
-                    draft.write_text(json.dumps(found), "utf-8")
-                    draft.replace(one)
-                    print(one.stem, found, flush=True)
+                    before = first_step(name.partition("+")[2], folder, mode, args) if "+" in name else None
+                    if before and mode == "lora":
+                        given["start"] = str(before)
+                    base = before if before and mode != "lora" else folder
+                    data = data or open_set(name.partition("+")[0], base, tokenizer, args.tasks)
+                    keep(args, label, name, mode, seed, run_once(data, Settings(mode=mode, **given), seed, quiet=True))
     print(f"\n| trunk | set | {' | '.join(MODES)} |\n|---|---|---|---|")
     for (label, name), cells in table(kept).items():
         print(f"| {label} | {name} | {' | '.join(cells)} |")
 
 
+def file_of(args: argparse.Namespace, label: str, name: str, mode: str, seed: int) -> Path:
+    """Where a run's score is kept."""
+    path: Path = args.work / "scores" / f"{label} {name} {mode}{tail(args)} {seed}.json"
+    return path
+
+
+def keep(args: argparse.Namespace, label: str, name: str, mode: str, seed: int, run: Run) -> None:
+    """Write a run's score, whole or not at all, whenever the run is stopped."""
+    if not run.finished:
+        raise SystemExit(STOPPED)
+    found = {"score": 100 * run.metric, "metric": run.task.metric, "seconds": round(run.seconds, 1)}
+    one = file_of(args, label, name, mode, seed)
+    one.parent.mkdir(exist_ok=True)
+    draft = one.with_suffix(".part")
+    draft.write_text(json.dumps(found), "utf-8")
+    draft.replace(one)
+    print(one.stem, found, flush=True)
+
+
+def tail(args: argparse.Namespace) -> str:
+    """The settings that were given, as part of a name."""
+    return f"@{','.join(args.set)}" if args.set else ""
+
+
 def chosen(given: list[str]) -> dict[str, Any]:
-    """["lr=1e-3", "new_pooler=true"] as settings."""
+    """["lr=1e-3", "new_pooler=true", "rank=12"] as settings."""
     try:
-        return {name: json.loads(value) for name, _, value in (one.partition("=") for one in given)}
+        settings = {name: json.loads(value) for name, _, value in (one.partition("=") for one in given)}
     except ValueError:
         raise SystemExit(f"--set takes NAME=VALUE, such as lr=1e-3, not {', '.join(given)}") from None
+    rank = settings.pop("rank", RANK)
+    return settings | {"lora": LoraConfig(rank=rank, alpha=2.0 * rank)}
 
 
-def open_set(name: str, folder: Path, tokenizer: Tokenizer, args: argparse.Namespace) -> Any:
+def open_set(name: str, folder: Path, tokenizer: Tokenizer, tasks: Path) -> Any:
     """Train and dev of a measured set, ready for runs."""
-    name, _, first = name.partition("+")
-    if first and first not in FIRST:
-        raise SystemExit(f"there is no first step {first!r}; there are {', '.join(FIRST)}")
-    folder, tasks = first_step(first, folder, args) if first else folder, args.tasks
     if name == "UPOS":
         named, options = {"label": "upos"}, {"metric": "accuracy"}
         return prepare_data("tag", folder, tokenizer, *treebank(tasks), columns=named, options=options)
@@ -89,16 +107,26 @@ def open_set(name: str, folder: Path, tokenizer: Tokenizer, args: argparse.Names
     return prepare_data(task.task, folder, tokenizer, train, dev, skip_bad=True, options=options)
 
 
-def first_step(first: str, folder: Path, args: argparse.Namespace) -> Path:
-    """The model after labels that are many: questions cut from text (W/cloze.jsonl), or entailment of SICK and SNLI."""
-    out = args.work / "first" / f"{folder.name}-{first}"
+def first(args: argparse.Namespace) -> None:
+    """Every first step, so that processes which share what follows do not do it twice."""
+    for kind in args.only.split(",") if args.only else FIRST:
+        for mode in args.modes.split(","):
+            for label in args.trunks.split(","):
+                if mode == "full" or label == "int8":
+                    print(first_step(kind, args.work / TRUNKS[label], mode, args), flush=True)
+
+
+def first_step(kind: str, folder: Path, mode: str, args: argparse.Namespace) -> Path:
+    """W/first: a model or adapter after labels that are many: W/cloze.jsonl, W/likeness.jsonl, or SICK and SNLI."""
+    if kind not in FIRST:
+        raise SystemExit(f"there is no first step {kind!r}; there are {', '.join(FIRST)}")
+    (task, epochs), lora = FIRST[kind], chosen(args.set)["lora"]
+    out = args.work / "first" / f"{folder.name}-{kind}-{mode}{lora.rank if mode == 'lora' else ''}"
     if not out.exists():
         out.parent.mkdir(exist_ok=True)
-        settings: dict[str, Any] = {"epochs": 1 if args.tiny else FIRST[first], "batch_size": 64, "quiet": True}
-        if first == "cloze":
-            whole(finetune(folder, "answer", args.work / "cloze.jsonl", None, out, **settings))
-        else:
-            whole(finetune(folder, "classify", *entailment(args.tasks), out, **settings))
+        data = entailment(args.tasks) if kind == "nli" else (args.work / f"{kind}.jsonl", None)
+        settings: dict[str, Any] = {"epochs": 1 if args.tiny else epochs, "batch_size": 64, "quiet": True}
+        whole(finetune(folder, task, *data, out, mode=mode, lora=lora, **settings))
     return out
 
 

@@ -25,7 +25,7 @@ def test_questions_point_at_their_answers():
     for c in found:
         assert c.context[c.start : c.start + len(c.answer)] == c.answer
         assert c.answer not in c.question
-        assert re.match(r".*\b(who|what|which)\b.*\?$", c.question, re.IGNORECASE)
+        assert re.match(r".*\b(who|what|which|where)\b.*\?$", c.question, re.IGNORECASE)
 
 
 def test_a_passage_may_keep_the_sentence_that_is_asked():
@@ -33,10 +33,11 @@ def test_a_passage_may_keep_the_sentence_that_is_asked():
     assert {"London", "1815", "1833"} <= {c.answer for c in found}
     sentences = split_sentences(TEXT)
     for c in found:
-        assert c.context == TEXT and c.context[c.start : c.start + len(c.answer)] == c.answer
+        assert c.context in (TEXT, *sentences) and c.context[c.start : c.start + len(c.answer)] == c.answer
         assert c.answer not in c.question
-        own = next(s for s in sentences if c.start < TEXT.index(s) + len(s))
-        asked = set(re.findall(r"\w+", c.question.lower())) - {"who", "what", "which", "when", "year", "in"}
+        own = next(s for s in sentences if TEXT.index(c.context) + c.start < TEXT.index(s) + len(s))
+        words = {"who", "what", "which", "when", "where", "place", "year", "in"}
+        asked = set(re.findall(r"\w+", c.question.lower())) - words
         assert asked <= set(re.findall(r"\w+", own.lower())) and c.question.rstrip("?") not in own
 
 
@@ -56,6 +57,16 @@ def test_spans_are_names_and_numbers():
         "1503",
     ]
     assert spans("However it rained.") == []
+    assert [t for _, t in spans("it has 340M weights, 12 thousand words and 5% more")] == ["340M", "12 thousand", "5%"]
+
+
+def test_places_are_asked_by_where_and_sentences_alone():
+    found = list(cloze_questions([TEXT] * 40, each=9, kept=1.0))
+    places = [c for c in found if c.answer == "London"]
+    assert any(re.match(r"(?i)where .* born\?|.*born where\b.*\?", c.question) for c in places)
+    assert not any(re.search(r"(?i)\bin where\b", c.question) for c in places)
+    alone = [c for c in found if c.context != TEXT]
+    assert 0.15 < len(alone) / len(found) < 0.45
 
 
 SOME = (

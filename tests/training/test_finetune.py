@@ -387,6 +387,26 @@ def test_patience_stops_and_keeps_the_best_epoch(base, monkeypatch):
     assert sum("f1" in row for row in tuned.history) == 4  # epochs 1 to 4, then patience was over
 
 
+def test_an_epoch_may_be_scored_more_than_once(base, monkeypatch):
+    scores = iter([0.5, 0.9, 0.8, 0.7, 0.6, 0.6])
+    real = classify.Classify.evaluate
+    kept = []
+
+    def fake(self, network, features, examples):
+        kept.append(network.pooler.dense.weight.detach().clone())
+        return real(self, network, features, examples) | {"accuracy": next(scores)}
+
+    monkeypatch.setattr(classify.Classify, "evaluate", fake)
+    few = FAST | {"epochs": 2, "batch_size": 8}
+    tuned = finetune(base, "classify", sentiment(0, 40), sentiment(1, 16), evaluations=2, **few)
+    steps = [row["step"] for row in tuned.history if "f1" in row]
+    assert steps == [3, 6, 9, 10]  # five steps an epoch: about half an epoch apart, and the last
+    assert tuned.runs[0].epoch == 2
+    assert torch.equal(kept[-1], kept[1]) and not torch.equal(kept[-1], kept[3])
+    with pytest.raises(EverybertError, match="evaluations must be at least 1"):
+        Settings(evaluations=0)
+
+
 def test_control_c_keeps_the_best_so_far(base, tmp_path, monkeypatch):
     real = tuning.Keeper.evaluate
 

@@ -18,21 +18,25 @@ from typing import Any
 from everybert.errors import EverybertError
 from everybert.text.sentences import split_sentences
 
-_NUMBER = r"\d[\d,.]*\d|\d"
+_NUMBER = r"(?:\d[\d,.]*\d|\d)(?:%|[kKMB]|\s(?:million|billion|thousand|percent))?"
 _NAME = r"[A-Z][\w’'-]*(?:\s(?:(?:of|the|de|von|van|and)\s)?[A-Z][\w’'-]*){0,4}"
 _SPAN = re.compile(rf"(?<![\w.-])(?:{_NAME}|{_NUMBER})(?![\w-])")
 _YEAR = re.compile(r"1\d{3}|20\d{2}")
+_PLACE = re.compile(r"\b(?:in|at|near|from|to|of)$", re.IGNORECASE)
+"""Words before a name that may be a place."""
 _MONTH = re.compile("(January|February|March|April|May|June|July|August|September|October|November|December)")
 _STARTERS = re.compile(
     "The|A|An|In|On|At|It|He|She|They|This|That|These|Those|However|Although|After|Before|When|While|As"
     "|For|From|With|But|And|Or|If|There|Since|During|His|Her|Its|Their|I|We|You|One|Some|Many|Most|Other"
     "|Another|Both|By|To|Of"
 )
-_WH = re.compile("how|many|much|what|when|which|who|year|month|number")
+_WH = re.compile("how|many|much|what|when|where|which|who|year|month|number")
 LONGEST, SHORTEST = 1200, 200
 """Characters of a passage."""
 DROPPED, SWAPPED = 0.15, 0.1
 """Shares of the words of a question whose sentence the passage keeps."""
+ALONE = 0.3
+"""Share of such passages that are cut down to that sentence: few words to choose from, but of the same kind."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +90,10 @@ def _of_passage(sentences: list[str], chance: random.Random, each: int, kept: fl
         if again or span in asked or len(sentences[i]) < 30:
             continue
         if chance.random() < kept:
-            start = sum(len(s) + 1 for s in sentences[:i]) + at
-            cloze = Cloze(
-                noised(ask(*clause(sentences[i], at, span), chance), chance), " ".join(sentences), span, start
-            )
+            begin, end = (i, i + 1) if chance.random() < ALONE else (0, len(sentences))
+            start = sum(len(s) + 1 for s in sentences[begin:i]) + at
+            question = noised(ask(*clause(sentences[i], at, span), chance), chance)
+            cloze = Cloze(question, " ".join(sentences[begin:end]), span, start)
         else:
             context = " ".join(s for j, s in enumerate(sentences) if j != i)
             elsewhere = re.search(rf"(?<!\w){re.escape(span)}(?!\w)", context)
@@ -149,6 +153,9 @@ def ask(sentence: str, at: int, span: str, chance: random.Random) -> str:
         wh = chance.choice(("how many", "how much", "what number of"))
     elif _MONTH.fullmatch(span):
         wh = "what month"
+    elif _PLACE.search(before) and chance.random() < 0.6:
+        wh = chance.choice(("where", "where", "what place"))
+        before = _PLACE.sub("", before).strip() if wh == "where" else before
     else:
         wh = chance.choice(("what", "who", "which", "what"))
     first, _, rest = before.partition(" ")

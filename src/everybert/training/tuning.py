@@ -76,7 +76,9 @@ class Settings:
     new_pooler: bool = False
     """The pooler alone starts anew: one trained for next sentences may be saturated. An adapter then brings its own."""
     patience: int | None = None
-    """Stop after so many epochs without a better score; None: train them all. The best epoch is kept either way."""
+    """Stop after so many epochs without a better score; None: train them all. The best is kept either way."""
+    evaluations: int = 1
+    """How often an epoch is scored on the dev set; the weights with the best score are kept."""
     features: str = "last"
     """frozen: the last layer, the sum or the concat of the last four."""
     pool: str = "mean"
@@ -97,7 +99,7 @@ class Settings:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"full|frozen|lora|top:[1-9]\d*", self.mode):
             raise EverybertError(f"mode is full, top:K, frozen or lora, not {self.mode!r}")
-        for name in ("rounds", "batch_size", "accumulate", "log_every"):
+        for name in ("rounds", "batch_size", "accumulate", "evaluations", "log_every"):
             if getattr(self, name) < 1:
                 name, value = "epochs" if name == "rounds" else name, getattr(self, name)
                 raise EverybertError(f"{name} must be at least 1, not {value}")
@@ -207,7 +209,7 @@ def tune(
         save=lambda at: None,
         names=("loss",),
         run=RunSettings(
-            evaluate_every=each, save_every=10**9, log_every=settings.log_every, spike=0.0, tensorboard=False
+            evaluate_every=math.ceil(each / settings.evaluations), save_every=10**9, log_every=settings.log_every, spike=0.0, tensorboard=False
         ),
         evaluate=keeper.evaluate,
         seed=seed,

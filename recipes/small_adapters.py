@@ -1,0 +1,159 @@
+"""The adapters of everybert-small: what each is trained on, its runs, and the best of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from small_scores import chosen, first_step, keep, tail, whole
+from small_sets import entailment, entities, glue_set, squad, treebank
+
+from everybert.corpus.cloze import write_cloze
+from everybert.inference.model import load
+from everybert.text.readers import read_documents
+from everybert.text.sentences import split_sentences
+from everybert.training.finetune import finetune
+
+
+@dataclass(frozen=True)
+class Job:
+    """One adapter: what it is trained on, and which task takes it by itself."""
+
+    task: str
+    default: list[str]
+    data: Callable[[Path], tuple[Any, Any]]
+    options: dict[str, Any]
+    epochs: int
+    measured: str | None = None
+    """The set of the table of scores that its runs belong to."""
+    warm: str | None = None
+    """Trained on these cheap labels first (`first_step`)."""
+
+
+JOBS = {
+    "sentiment": Job("classify", ["classify"], glue_set("SST-2"), {}, 3, "SST-2"),
+    "entailment": Job("classify", ["classify pair"], entailment, {}, 4),
+    "paraphrase": Job("classify", [], glue_set("MRPC"), {"metric": "f1"}, 6, "MRPC"),
+    "acceptability": Job("classify", [], glue_set("CoLA"), {"metric": "matthews"}, 6, "CoLA"),
+    "ner": Job("tag", ["tag"], entities, {}, 4),
+    "pos": Job("tag", [], treebank, {"metric": "accuracy"}, 4, "UPOS"),
+    "qa": Job("answer", ["answer"], squad, {}, 4, "SQuAD+cloze", warm="cloze"),
+    "similarity": Job("embed", ["embed"], glue_set("STS-B"), {}, 4, warm="likeness"),
+}
+COLUMNS = {"pos": {"label": "upos"}}
+CHEAP = {"cloze": 120_000, "likeness": 60_000}
+"""How many labels are made from text."""
+NAMED = {"sentiment": {"0": "negative", "1": "positive"}, "acceptability": {"0": "unacceptable", "1": "acceptable"}}
+NAMED["paraphrase"] = {"0": "different", "1": "paraphrase"}
+"""GLUE's numbers in words."""
+
+
+def read_job(name: str, tasks: Path) -> tuple[Any, Any]:
+    """Both sets of an adapter; labels that are numbers in words."""
+    train, dev = JOBS[name].data(tasks)
+    if name not in NAMED:
+        return train, dev
+    from everybert.tasks.classify import read
+
+    out = []
+    for source in (train, dev):
+        found = read(source, None, True)
+        texts = [x if isinstance(x, tuple | list) else (x,) for x in found.inputs]
+        out.append([(*x, NAMED[name][str(y)]) for x, y in zip(texts, found.targets)])
+    return out[0], out[1]
+
+
+# ── runs, and the best of them ───────────────────────────────────────────────────────────────────────────────
+
+
+def adapters(args: argparse.Namespace) -> None:
+    """Each adapter of the box, a folder for each seed and setting: W/adapters/NAME@SETTINGS SEED."""
+    end = time.monotonic() + 60 * args.minutes
+    for name, job in JOBS.items():
+        for seed in range(args.first_seed, args.first_seed + args.seeds):
+            out = args.work / "adapters" / f"{name}{tail(args)} {seed}"
+            if out.exists() or time.monotonic() > end or (args.only and name not in args.only.split(",")):
+                continue
+            settings = {"epochs": job.epochs} | chosen(args.set) | ({"epochs": 1} if args.tiny else {})
+            if job.warm:
+                settings["start"] = str(first_step(job.warm, args.work / "trunk", "lora", args))
+            train, dev = read_job(name, args.tasks)
+            if isinstance(train, list) and args.tiny:
+                train, dev = train[:64], dev[:32]
+            out.parent.mkdir(exist_ok=True)
+            tuned = finetune(
+                args.work / "trunk", job.task, train, dev, out, seed=seed, options=job.options, skip_bad=True,
+                columns=COLUMNS.get(name), mode="lora", quiet=True, **settings,
+            )  # fmt: skip
+            print(f"{out.name}: {whole(tuned)}", flush=True)
+            if job.measured:
+                keep(args, "int8", job.measured, "lora", seed, tuned.runs[0])
+
+
+@dataclass(frozen=True)
+class Best:
+    """The adapter to ship: of the settings with the most runs the best, and of its seeds the best."""
+
+    folder: Path
+    scores: list[float]
+    """Of the setting's seeds."""
+    metric: str
+    settings: str
+
+
+def pick(work: Path) -> dict[str, Best]:
+    """The adapters that are there, in the order of JOBS."""
+    found: dict[str, dict[str, list[tuple[float, Path]]]] = {}
+    metrics = {}
+    for report in sorted((work / "adapters").glob("*/finetune.json")):
+        name, _, settings = report.parent.name.rpartition(" ")[0].partition("@")
+        said = json.loads(report.read_text("utf-8"))
+        metrics[name] = said["metric"]
+        scores = [(one["scores"][said["metric"]], report.parent) for one in said["seeds"]]
+        found.setdefault(name, {}).setdefault(settings, []).extend(scores)
+    best = {}
+    for name in [name for name in JOBS if name in found]:
+        given, runs = max(found[name].items(), key=lambda item: (len(item[1]), sum(score for score, _ in item[1])))
+        best[name] = Best(max(runs)[1], [score for score, _ in runs], metrics[name], given)
+    return best
+
+
+# ── labels that text gives for nothing ───────────────────────────────────────────────────────────────────────
+
+
+def labels(args: argparse.Namespace) -> None:
+    """W/cloze.jsonl and W/likeness.jsonl: they need no trunk, so another process can make them while it is trained."""
+    for kind, count in CHEAP.items():
+        made = args.work / f"{kind}.jsonl"
+        if made.exists():
+            continue
+        documents, count = read_documents(args.text), 200 if args.tiny else args.cheap or count
+        draft = made.with_suffix(".part")
+        if kind == "cloze":
+            write_cloze(documents, draft, count)
+        else:
+            write_likeness(documents, args.teacher, draft, count)
+        draft.replace(made)
+
+
+def write_likeness(documents: Iterator[str], teacher: Path, out: Path, count: int) -> None:
+    """Pairs of sentences, near neighbours and strangers, with the cosine that the teacher gives them."""
+    chance = random.Random(0)
+    sentences: list[str] = []
+    for document in documents:
+        sentences += [s for s in split_sentences(document.replace("\n", " "))[:12] if 20 < len(s) < 300]
+        if len(sentences) > count:
+            break
+    vectors = load(teacher).embed(sentences, normalize=True)
+    with out.open("w", encoding="utf-8") as file:
+        for i in islice(range(len(sentences) - 1), count):
+            j = i + 1 if chance.random() < 0.5 else chance.randrange(len(sentences))
+            row = {"sentence1": sentences[i], "sentence2": sentences[j], "score": float(vectors[i] @ vectors[j])}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
