@@ -157,7 +157,9 @@ def main() -> None:
     parser.add_argument("--teacher", type=Path, help="all-MiniLM-L6-v2's folder")
     parser.add_argument("--recipe", type=Path, default=HERE / "everybert-small.toml")
     parser.add_argument("--out", type=Path, help="box: the folder to write")
-    parser.add_argument("--only", help="first, adapters, scores: these, with commas; scores: also SQuAD+cloze, RTE+nli")
+    parser.add_argument(
+        "--only", help="first, adapters, scores: these, with commas; scores: also SQuAD+cloze, RTE+nli, SST-2+own"
+    )
     parser.add_argument("--modes", default="full,lora", help="first, scores: these, with commas")
     parser.add_argument("--cheap", type=int, help="labels made from text for qa and similarity")
     parser.add_argument(

@@ -11,12 +11,15 @@ from typing import Any
 
 from small_sets import entailment, glue_set, squad, treebank
 
+from everybert.corpus.build import build_corpus
 from everybert.evaluation.glue import TASKS as GLUE
 from everybert.evaluation.glue import label_order
 from everybert.model.adapters import LoraConfig
+from everybert.tasks.classify import read
 from everybert.tasks.metrics import Interval, interval
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import Tuned, finetune, prepare_data, run_once
+from everybert.training.pretrain import pretrain
 from everybert.training.tuning import Run, Settings
 
 RANK = 8
@@ -26,7 +29,8 @@ MODES = ("full", "lora")
 MEASURED = ("SST-2", "CoLA", "MRPC", "RTE", "STS-B", "UPOS", "SQuAD")
 EPOCHS = {"SST-2": 3, "RTE": 8, "RTE+nli": 4, "UPOS": 4, "SQuAD": 4, "SQuAD+cloze": 4}
 FIRST = {"cloze": ("answer", 1), "likeness": ("embed", 1), "nli": ("classify", 2)}
-"""Task and epochs of a first step: SET+FIRST is fine-tuned on other labels before, in the same way (`first_step`)."""
+"""Task and epochs of a first step: SET+FIRST is fine-tuned on other labels before, in the same way (`first_step`).
+SET+own learns the masked words of its training texts before (`own_text`)."""
 STOPPED = "stopped: the run under way does not count; the same command goes on from here"
 
 
@@ -48,7 +52,7 @@ def scores(args: argparse.Namespace) -> None:
                     if file_of(args, label, name, mode, seed).exists() or time.monotonic() > end:
                         continue
                     given = {"epochs": EPOCHS.get(name, 6)} | chosen(args.set) | ({"epochs": 1} if args.tiny else {})
-                    before = first_step(name.partition("+")[2], folder, mode, args) if "+" in name else None
+                    before = first_step(name.partition("+")[2], folder, mode, args, name) if "+" in name else None
                     if before and mode == "lora":
                         given["start"] = str(before)
                     base = before if before and mode != "lora" else folder
@@ -116,8 +120,10 @@ def first(args: argparse.Namespace) -> None:
                     print(first_step(kind, args.work / TRUNKS[label], mode, args), flush=True)
 
 
-def first_step(kind: str, folder: Path, mode: str, args: argparse.Namespace) -> Path:
+def first_step(kind: str, folder: Path, mode: str, args: argparse.Namespace, name: str = "") -> Path:
     """W/first: a model or adapter after labels that are many: W/cloze.jsonl, W/likeness.jsonl, or SICK and SNLI."""
+    if kind == "own" and mode == "full":
+        return own_text(name.partition("+")[0], folder, args)
     if kind not in FIRST:
         raise SystemExit(f"there is no first step {kind!r}; there are {', '.join(FIRST)}")
     (task, epochs), lora = FIRST[kind], chosen(args.set)["lora"]
@@ -125,9 +131,26 @@ def first_step(kind: str, folder: Path, mode: str, args: argparse.Namespace) -> 
     if not out.exists():
         out.parent.mkdir(exist_ok=True)
         data = entailment(args.tasks) if kind == "nli" else (args.work / f"{kind}.jsonl", None)
+        epochs *= 2 if mode == "lora" else 1  # an adapter learns more slowly
         settings: dict[str, Any] = {"epochs": 1 if args.tiny else epochs, "batch_size": 64, "quiet": True}
         whole(finetune(folder, task, *data, out, mode=mode, lora=lora, **settings))
     return out
+
+
+def own_text(name: str, folder: Path, args: argparse.Namespace) -> Path:
+    """The model after the masked words of a set's training texts (own-text.toml beside this file)."""
+    work = args.work / "first" / f"{folder.name}-own-{name}"
+    if not (work / "run" / "model").exists():
+        work.mkdir(parents=True, exist_ok=True)
+        inputs = read(glue_set(name)(args.tasks)[0], None, True).inputs
+        texts = {text: None for x in inputs for text in ((x,) if isinstance(x, str) else x)}
+        (work / "texts.txt").write_text("\n\n".join(texts) + "\n", "utf-8")
+        build_corpus(work / "texts.txt", folder, work / "corpus", fresh=True)
+        more = {"steps": 3, "batch__tokens": 1024, "batch__pack": 1024, "run__workers": 0} if args.tiny else {}
+        recipe = Path(__file__).parent / "own-text.toml"
+        if not pretrain(recipe, work / "corpus", work / "run", model__init=str(folder), **more).finished:
+            raise SystemExit(STOPPED)
+    return Path(work / "run" / "model")
 
 
 def whole(tuned: Tuned) -> Tuned:
