@@ -200,7 +200,7 @@ def main() -> None:
         given: dict[str, float] = {}
         if options.only != "strings":
             cls, sep = tokenizer.cls_id or 0, tokenizer.sep_id or 0
-            rows = 16 if options.tiny else 8192
+            rows = 16 if options.tiny else 8448
             middle = [[draw.randrange(5, tokenizer.size) for _ in range(LENGTH - 2)] for _ in range(rows)]
             ids = [[cls, *part, sep] for part in middle]
             budgets = [int(n) for n in options.budgets.split(",")]

@@ -30,8 +30,8 @@ Read = Callable[[list[int], Ragged, Tensor], None]
 BUDGET_CPU = 1024
 """Tokens of a batch on the CPU: products large enough to be fast, activations small enough to stay in memory pages
 already touched."""
-BUDGET_GPU = 32768
-"""Tokens of a batch on an accelerator: enough to fill it."""
+BUDGET_GPU = 4 * replay.WAVE
+"""Tokens of a batch on an accelerator: enough to fill it, and whole waves of tiles."""
 OVERLAP = 128
 """Tokens that neighbouring windows of a long text share, at most a quarter of the window."""
 

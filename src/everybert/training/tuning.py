@@ -209,7 +209,11 @@ def tune(
         save=lambda at: None,
         names=("loss",),
         run=RunSettings(
-            evaluate_every=math.ceil(each / settings.evaluations), save_every=10**9, log_every=settings.log_every, spike=0.0, tensorboard=False
+            evaluate_every=math.ceil(each / settings.evaluations),
+            save_every=10**9,
+            log_every=settings.log_every,
+            spike=0.0,
+            tensorboard=False,
         ),
         evaluate=keeper.evaluate,
         seed=seed,
