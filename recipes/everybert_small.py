@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from small_adapters import JOBS, adapters, labels, pick
 from small_card import write_card
-from small_scores import TRUNKS, first, scores
+from small_scores import TRUNKS, first, scores, suggestions
 
 from everybert.corpus.build import build_corpus
 from everybert.inference.model import load
@@ -117,6 +117,7 @@ def box(args: argparse.Namespace) -> None:
             place(draft / "adapters" / name / "adapter_config.json", args.out.name)
         said = json.loads((draft / "everybert.json").read_text("utf-8"))
         said["adapters"] = {name: JOBS[name].default for name in picked}
+        said["glue"] = suggestions(args.work / "scores")
         (draft / "everybert.json").write_text(json.dumps(said, indent=2) + "\n", "utf-8")
         curve(args.work / "run" / "log.jsonl", draft / "loss.png")
         write_card(args.work, draft / "README.md")

@@ -161,21 +161,45 @@ def whole(tuned: Tuned) -> Tuned:
     return tuned
 
 
-def table(folder: Path) -> dict[tuple[str, str], list[str]]:
-    """{(trunk, set): cells of full and lora}: means over the seeds, with the best settings of those run most often."""
-    runs: dict[tuple[str, str], dict[str, dict[str, list[float]]]] = {}
+Runs = dict[str, list[float]]
+"""Scores of the seeds by the settings they had, as --set wrote them."""
+
+
+def kept_runs(folder: Path) -> dict[tuple[str, str], dict[str, Runs]]:
+    """{(trunk, set): {full or lora: runs}}."""
+    runs: dict[tuple[str, str], dict[str, Runs]] = {}
     for path in sorted(folder.glob("*.json")):
         label, name, mode, _ = path.stem.split()
         kind, _, given = mode.partition("@")
         settings = runs.setdefault((label, name), {}).setdefault(kind, {})
         settings.setdefault(given, []).append(json.loads(path.read_text("utf-8"))["score"])
-    return {key: [cell(modes.get(kind, {})) for kind in MODES] for key, modes in runs.items()}
+    return runs
 
 
-def cell(settings: dict[str, list[float]]) -> str:
+def best(runs: Runs) -> tuple[str, Interval]:
     """The best of the settings with the most runs."""
-    if not settings:
+    found = {given: interval(values) for given, values in runs.items()}
+    return max(found.items(), key=lambda item: (item[1].runs, item[1].mean))
+
+
+def table(folder: Path) -> dict[tuple[str, str], list[str]]:
+    """{(trunk, set): cells of full and lora}."""
+    return {key: [cell(modes.get(kind, {})) for kind in MODES] for key, modes in kept_runs(folder).items()}
+
+
+def cell(runs: Runs) -> str:
+    """The mean over the seeds of the best settings, and which these are."""
+    if not runs:
         return "–"
-    found: dict[str, Interval] = {given: interval(values) for given, values in settings.items()}
-    given, best = max(found.items(), key=lambda item: (item[1].runs, item[1].mean))
-    return f"{best}" + (f", {given.replace(',', ', ')}" if given else "")
+    given, found = best(runs)
+    return f"{found}" + (f", {given.replace(',', ', ')}" if given else "")
+
+
+def suggestions(folder: Path) -> dict[str, dict[str, Any]]:
+    """The settings that were best for full fine-tuning of the shipped trunk, for `everybert glue`."""
+    found = {}
+    for (label, name), modes in kept_runs(folder).items():
+        if label == "int8" and name in GLUE and "full" in modes:
+            settings = chosen(best(modes["full"])[0].split(","))
+            found[name] = {"epochs": EPOCHS.get(name, 6)} | {k: v for k, v in settings.items() if k != "lora"}
+    return found

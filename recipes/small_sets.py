@@ -80,3 +80,40 @@ def treebank(tasks: Path) -> tuple[Any, Any]:
 def squad(tasks: Path) -> tuple[Any, Any]:
     """SQuAD 1.1's questions."""
     return tasks / "squad" / "v1.1-train.json", tasks / "squad" / "v1.1-dev.json"
+
+
+NAMES = "Anna Omar Lucia Peter Mei Carlos Fatima John Ingrid Raj Sofia Kofi Elena David Yuki Ahmed Clara Ivan Rosa Tom"
+PLACES = "Berlin Kenya Madrid Brazil London Peru Chicago Japan Norway Vienna Egypt Texas Rome India Boston Poland"
+YEARS = "1804 1853 1879 1901 1912 1927 1936 1948 1955 1969 1974 1983 1990 1998 2004 2016"
+THINGS = "bike,red car,piano,house,dog,small boat,camera,guitar,loaf of bread,map,horse,garden,violin,blue hat,radio"
+COUNTS = "12 40 75 110 250 300 1,200 5,000 64M 90 18 7 33 900 2M 500k"
+FACTS = [
+    (PLACES.split(), "{x} lives in {a}", ["Where does {x} live?", "In which place does {x} live?"]),
+    (PLACES.split(), "{x} works in {a}", ["Where does {x} work?", "Where is {x}'s work?"]),
+    (PLACES.split(), "{x} was born in {a}", ["Where was {x} born?", "What is {x}'s birthplace?"]),
+    (PLACES.split(), "{x} went to {a}", ["Where did {x} go?", "What place did {x} go to?"]),
+    (YEARS.split(), "{x} was born in {a}", ["When was {x} born?", "In what year was {x} born?"]),
+    (YEARS.split(), "{x} left school in {a}", ["When did {x} leave school?", "What year did {x} leave school?"]),
+    (THINGS.split(","), "{x} bought a {a}", ["What did {x} buy?", "What has {x} bought?"]),
+    (THINGS.split(","), "{x} wants a {a}", ["What does {x} want?"]),
+    (COUNTS.split(), "{x} has {a} books", ["How many books does {x} have?"]),
+    (COUNTS.split(), "{x} sold {a} tickets", ["How many tickets did {x} sell?"]),
+]
+"""Kinds of answers, a statement, and questions about it."""
+
+
+def two_facts(count: int) -> list[dict[str, Any]]:
+    """Made-up sentences of two facts of one kind, one of which is asked: which is it, and where does its answer end?"""
+    chance, rows = random.Random(0), []
+    for number in range(count):
+        answers, statement, questions = chance.choice(FACTS)
+        (x, y), (a, b) = chance.sample(NAMES.split(), 2), chance.sample(answers, 2)
+        glue = chance.choice((" and ", " and ", ", and ", ", while ", " but ", ". "))
+        text = statement.format(x=x, a=a) + glue + statement.format(x=y, a=b) + chance.choice(("", "."))
+        asked, answer = chance.choice(((x, a), (y, b)))
+        start = text.index(asked)  # the answer stands behind its own name
+        start = text.index(answer, start)
+        question = chance.choice(questions).format(x=asked)
+        given = {"text": [answer], "answer_start": [start]}
+        rows.append({"id": f"two-{number}", "question": question, "context": text, "answers": given})
+    return rows

@@ -1,5 +1,8 @@
 """GLUE: its layouts and those of copies are found; a task runs end to end; a finished one is not run again."""
 
+import json
+import shutil
+
 import pytest
 import tiny_model
 
@@ -125,6 +128,26 @@ def test_a_run_scores_writes_submissions_and_is_not_repeated(folder, base, tmp_p
     monkeypatch.setattr(module, "finetune", lambda *a, **k: pytest.fail("it was finished"))
     again, _ = glue(folder, base, out, ["sst2", "RTE", "STS-B"], seeds=2, **FAST)
     assert again == results
+
+
+def test_a_folder_may_suggest_settings_for_each_task(folder, base, tmp_path, monkeypatch):
+    own = tmp_path / "own"
+    shutil.copytree(base, own)
+    said = {"version": 1, "glue": {"RTE": {"lr": 0.0007, "epochs": 2, "reinit": 1}}}
+    (own / "everybert.json").write_text(json.dumps(said))
+    seen = []
+    real = module.finetune
+
+    def spy(*args, **settings):
+        seen.append({k: settings.get(k) for k in ("lr", "epochs", "reinit")})
+        return real(*args, **settings)
+
+    monkeypatch.setattr(module, "finetune", spy)
+    (result,), _ = glue(folder, own, tmp_path / "a", ["RTE"], device="cpu", quiet=True)
+    assert seen == [{"lr": 0.0007, "epochs": 2, "reinit": 1}] and result.settings["reinit"] == 1
+    glue(folder, own, tmp_path / "b", ["RTE"], epochs=1, quiet=True)
+    glue(folder, own, tmp_path / "c", ["SST-2"], epochs=1, quiet=True)
+    assert seen[1:] == [{"lr": None, "epochs": 1, "reinit": None}] * 2  # what is given counts, or nothing is suggested
 
 
 def test_mnli_has_two_dev_sets_and_three_tests(folder, base, tmp_path):

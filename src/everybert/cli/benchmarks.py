@@ -41,7 +41,10 @@ def glue(
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune on the GLUE tasks present; scores beside the published ones; files to submit."""
+    """Fine-tune on the GLUE tasks present; scores beside the published ones; files to submit.
+
+    A model's folder may suggest settings for each task; --mode, --epochs, --lr or --batch-size stand in their place.
+    """
     from everybert.evaluation.glue import glue as run
     from everybert.evaluation.glue import table
 
@@ -61,6 +64,9 @@ def glue(
     print("Ours are on the dev sets, the published ones on the hidden test sets: close, but not the same thing.")
     if seeds == 1:
         print("One run each: --seeds 3 or more would give intervals.")
+    plain = {"model", "seeds", "seed", "window", "device"}
+    if any(set(r.settings) - plain - set(settings) for r in results):
+        print(f"With the settings that {model} suggests for each task: --json shows them.")
     if (out / "submission").is_dir():
         print(f"{out / 'submission'}: test predictions, to zip and submit")
 

@@ -37,6 +37,8 @@ DROPPED, SWAPPED = 0.15, 0.1
 """Shares of the words of a question whose sentence the passage keeps."""
 ALONE = 0.3
 """Share of such passages that are cut down to that sentence: few words to choose from, but of the same kind."""
+JOINED, SHORT = 0.5, 120
+"""Share of those that another sentence of at most so many characters is joined to by "and": which half is asked?"""
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,18 @@ class Cloze:
         return {"id": f"cloze-{number}", "question": self.question, "context": self.context, "answers": answers}
 
 
-def cloze_questions(documents: Iterable[str], seed: int = 0, each: int = 2, kept: float = 0.5) -> Iterator[Cloze]:
+def cloze_questions(
+    documents: Iterable[str], seed: int = 0, each: int = 2, kept: float = 0.5, alone: float = ALONE
+) -> Iterator[Cloze]:
     """Up to `each` questions a passage, the passages in order; the same for the same seed and documents.
 
-    In a share `kept` of the cases, the passage keeps the sentence that the question is made of.
+    In a share `kept` of the cases, the passage keeps the sentence that the question is made of, and in a share `alone`
+    of these it is that sentence alone, or with one other.
     """
     for number, document in enumerate(documents):
         chance = random.Random(f"{seed} {number}")
         for sentences in passages(document):
-            yield from _of_passage(sentences, chance, each, kept)
+            yield from _of_passage(sentences, chance, each, kept, alone)
 
 
 def passages(document: str) -> Iterator[list[str]]:
@@ -79,7 +84,7 @@ def passages(document: str) -> Iterator[list[str]]:
             yield run
 
 
-def _of_passage(sentences: list[str], chance: random.Random, each: int, kept: float) -> Iterator[Cloze]:
+def _of_passage(sentences: list[str], chance: random.Random, each: int, kept: float, alone: float) -> Iterator[Cloze]:
     if len(sentences) < 3 or sum(map(len, sentences)) < SHORTEST:
         return
     found = [(i, span) for i, sentence in enumerate(sentences) for span in spans(sentence)]
@@ -90,10 +95,11 @@ def _of_passage(sentences: list[str], chance: random.Random, each: int, kept: fl
         if again or span in asked or len(sentences[i]) < 30:
             continue
         if chance.random() < kept:
-            begin, end = (i, i + 1) if chance.random() < ALONE else (0, len(sentences))
-            start = sum(len(s) + 1 for s in sentences[begin:i]) + at
             question = noised(ask(*clause(sentences[i], at, span), chance), chance)
-            cloze = Cloze(question, " ".join(sentences[begin:end]), span, start)
+            context, start = " ".join(sentences), sum(len(s) + 1 for s in sentences[:i]) + at
+            if chance.random() < alone:
+                context, start = shortened(sentences, i, at, chance)
+            cloze = Cloze(question, context, span, start)
         else:
             context = " ".join(s for j, s in enumerate(sentences) if j != i)
             elsewhere = re.search(rf"(?<!\w){re.escape(span)}(?!\w)", context)
@@ -104,6 +110,19 @@ def _of_passage(sentences: list[str], chance: random.Random, each: int, kept: fl
         yield cloze
         if len(asked) == each:
             return
+
+
+def shortened(sentences: list[str], i: int, at: int, chance: random.Random) -> tuple[str, int]:
+    """A sentence as a passage of its own, or joined to another short one by "and": (passage, where its span begins)."""
+    sentence = sentences[i]
+    others = [s for s in (*sentences[:i], *sentences[i + 1 :]) if len(s) <= SHORT and spans(s)]
+    if not others or len(sentence) > SHORT or chance.random() >= JOINED:
+        return sentence, at
+    other = chance.choice(others)
+    if chance.random() < 0.5:
+        return f"{sentence.rstrip('.!?')} and {other}", at
+    head = f"{other.rstrip('.!?')} and "
+    return head + sentence, len(head) + at
 
 
 def clause(sentence: str, at: int, span: str) -> tuple[str, int, str]:

@@ -17,6 +17,8 @@ from everybert.inference.files import picker
 from everybert.inference.model import Model, load
 from everybert.inference.task_use import iterate
 from everybert.store.folder import atomic_file, is_complete, read_json, write_json
+from everybert.store.hub import resolve
+from everybert.store.huggingface import read_extras
 from everybert.tasks.columns import label_name
 from everybert.tasks.records import read_rows
 from everybert.training.finetune import finetune
@@ -141,8 +143,12 @@ def run_task(
     window: int | None = None,
     **settings: Any,
 ) -> GlueResult:
-    """Fine-tune on one task, score on dev, and predict test where it is there. A finished run is not run again."""
+    """Fine-tune on one task, score on dev, and predict test where it is there. A finished run is not run again.
+
+    Where no setting is given, those are used that the model's folder suggests for the task.
+    """
     task = TASKS[name]
+    settings = settings if set(settings) - {"device"} else {**suggested(model).get(name, {}), **settings}
     asked = {"model": str(model), "seeds": seeds, "seed": seed, "window": window, **settings}
     record = out / f"{name}.json"
     if record.exists() and is_complete(out / name):
@@ -182,6 +188,11 @@ def run_task(
     result = GlueResult(name, task.metric, 100 * value.mean, half, value.runs, scores, asked, seconds)
     write_json(record, asdict(result))
     return result
+
+
+def suggested(model: str | Path) -> dict[str, dict[str, Any]]:
+    """{task: settings} that a model's folder suggests, in everybert.json under "glue"; empty where it says nothing."""
+    return dict(read_extras(resolve(model)).get("glue", {}))
 
 
 def glue(
