@@ -29,7 +29,7 @@ from everybert.store.huggingface import read_config, save_network
 from everybert.tasks.classify import read
 from everybert.tasks.metrics import interval
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.finetune import prepare_data, run_once
+from everybert.training.finetune import Data, prepare_data, run_once
 from everybert.training.tuning import Settings
 
 SIZES = (100, 1000, 0)
@@ -68,13 +68,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         twin = Path(scratch) / "random"
         random_twin(args.model, twin)
+        whole: dict[Path, Data] = {}  # all examples are the same for every seed, and so are frozen features of them
         for start, size, seed in runs[part - 1 :: parts]:
             kept = args.work / f"{start} {size} {seed}.json"
             if kept.exists() or time.monotonic() - began > 60 * args.minutes:
                 continue
             some = random.Random(seed).sample(rows, size) if size else rows
             folder, mode = (twin if "random" in start else args.model), start.split(", ")[1]
-            data = prepare_data("classify", folder, Tokenizer.load(folder), some, args.dev, skip_bad=True)
+            data = whole.get(folder) if not size else None
+            if data is None:
+                data = prepare_data("classify", folder, Tokenizer.load(folder), some, args.dev, skip_bad=True)
+                whole |= {folder: data} if not size else {}
             epochs = EPOCHS.get(size, 10) * (3 if mode == "frozen" else 1)
             run = run_once(data, Settings(mode=mode, epochs=epochs), seed, quiet=True)
             if not run.finished:
