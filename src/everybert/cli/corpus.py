@@ -18,7 +18,7 @@ app = typer.Typer(help="Build a pre-training corpus from text, and look at one."
 
 @app.command()
 def build(
-    tokenizer: Annotated[Path, typer.Option(help="Tokenizer folder or file.")],
+    tokenizer: Annotated[Path, typer.Option(help="Tokenizer folder or file, or a bundled model for its own.")],
     out: Annotated[Path, typer.Option(help="Corpus folder to make.")],
     files: Annotated[
         list[Path] | None,
@@ -46,11 +46,12 @@ def build(
 ) -> None:
     """Make token shards of documents. Run the same command again to continue after an interruption."""
     from everybert.corpus.build import build_corpus
+    from everybert.store.hub import bundled
 
     try:
         summary = build_corpus(
             files,
-            tokenizer,
+            tokenizer if tokenizer.exists() else bundled(str(tokenizer)) or tokenizer,
             out,
             languages=_languages(language or []),
             workers=workers,

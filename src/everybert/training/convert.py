@@ -16,6 +16,7 @@ from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.store.folder import atomic_folder
+from everybert.store.hub import resolve
 from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.settings import ModelSettings
@@ -27,7 +28,7 @@ ROUND = 64
 def start_from(settings: ModelSettings, tokenizer: Tokenizer, heads: Mapping[str, int | None]) -> Network:
     """The network of [model] init, fitted to the corpus' tokenizer and the recipe's heads."""
     assert settings.init is not None
-    folder = Path(settings.init)
+    folder = resolve(settings.init)
     loaded = load_network(folder, heads=heads, dtype=torch.float32)
     network = loaded.network
     try:
