@@ -22,6 +22,7 @@ from everybert.tasks import columns as col
 from everybert.tasks import metrics
 from everybert.tasks.features import BUDGET, Features, Reading, combine, constant, gather, run, text_features
 from everybert.tasks.records import Examples, Source, text_examples
+from everybert.tasks.taught import taught_loss
 from everybert.text.tokenizer import Tokenizer
 
 CHUNK = 1024
@@ -98,10 +99,11 @@ class Classify:
         return float(np.asarray(self.weights)[features.labels["label_E"][which]].sum())
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
-        """Cross-entropy of each example's combined logits."""
+        """Cross-entropy of each example's combined logits, and nearness to the teacher's where there is one."""
         logits_EC = combine(head_logits(network, batch, self.head), batch)
         weight_C = None if self.weights is None else constant(self.weights, logits_EC.device)
-        return label_loss(logits_EC, batch.extra["label_E"], self.problem, weight_C)
+        plain = label_loss(logits_EC, batch.extra["label_E"], self.problem, weight_C)
+        return taught_loss(logits_EC, batch, plain, self.problem)
 
     def logits(self, network: Network, features: Features, budget: int = BUDGET) -> np.ndarray:
         """(E, C)."""

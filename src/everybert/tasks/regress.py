@@ -24,6 +24,7 @@ from everybert.tasks import metrics
 from everybert.tasks.classify import CHUNK, Text
 from everybert.tasks.features import BUDGET, Features, Reading, combine, gather, run, text_features
 from everybert.tasks.records import Examples, Source, number_targets, text_examples
+from everybert.tasks.taught import taught_loss
 from everybert.text.tokenizer import Tokenizer
 
 
@@ -51,9 +52,10 @@ class Regress:
         return float(len(which))
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
-        """Mean squared error."""
+        """Mean squared error, and nearness to the teacher's values where there is one."""
         logits_E1 = combine(head_logits(network, batch, self.head), batch)
-        return label_loss(logits_E1, batch.extra["label_E"], "regression")
+        plain = label_loss(logits_E1, batch.extra["label_E"], "regression")
+        return taught_loss(logits_E1, batch, plain, "regression")
 
     def values(self, network: Network, features: Features, budget: int = BUDGET) -> np.ndarray:
         """(E) predictions in the units of the data."""

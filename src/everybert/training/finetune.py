@@ -32,6 +32,7 @@ from everybert.tasks.metrics import Interval, interval
 from everybert.tasks.records import Examples, Source
 from everybert.tasks.regress import Regress
 from everybert.tasks.task import Task
+from everybert.tasks.taught import teach
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.distributed import World
 from everybert.training.tuning import ADAPTER, Kept, Run, Settings, plain_head, tune
@@ -181,6 +182,8 @@ class Data:
     """Rows of both sets that were left out under skip_bad."""
     kept: Kept = field(default_factory=dict)
     """Mode frozen: what the head reads, computed by the first run."""
+    taught: dict[str, Features] = field(default_factory=dict)
+    """By teacher: the training set with what it says, computed by the first run."""
 
     @property
     def digest(self) -> str:
@@ -269,8 +272,30 @@ def run_once(data: Data, settings: Settings, seed: int, quiet: bool = False) -> 
     """One run from the base model."""
     network, loaded = load_base(data, seed)
     fresh = "pooler" in loaded.report.missing
+    train = data.train if settings.teacher is None else listen(data, settings.teacher, settings.device)
     torch.manual_seed(seed)
-    return tune(network, data.task, data.train, data.dev, data.dev_examples, settings, seed, fresh, quiet, data.kept)
+    return tune(network, data.task, train, data.dev, data.dev_examples, settings, seed, fresh, quiet, data.kept)
+
+
+def listen(data: Data, teacher: str, device: str | None = None) -> Features:
+    """The training set with what a teacher says of it, who must know the same labels and read the same tokens."""
+    if teacher not in data.taught:
+        task, folder = data.task, resolve(teacher)
+        if not isinstance(task, Classify | Regress):
+            raise EverybertError(f"{task.name} does not learn from a teacher; classify and regress do")
+        if is_adapter(folder):
+            raise EverybertError(f"{folder} is an adapter; merge it into its model, which can then teach")
+        loaded = load_network(folder, heads={task.head: task.outputs}, dtype=torch.float32)
+        labels = getattr(task, "labels", None)
+        if task.head in " ".join(loaded.report.missing) or (labels and list(labels) != loaded.labels):
+            known = ", ".join(loaded.labels or ()) or "none"
+            raise EverybertError(f"{folder} must be fine-tuned for the same labels to teach them; it knows {known}")
+        if Tokenizer.load(folder).digest != data.tokenizer.digest:
+            raise EverybertError(f"{folder} has another tokenizer, so it cannot read the student's tokens")
+        loaded.network.to(World.join().device(device))
+        units = (task.scale, task.shift) if isinstance(task, Regress) else (1.0, 0.0)
+        data.taught[teacher] = teach(data.train, loaded.network, task.head, *units)
+    return data.taught[teacher]
 
 
 def _search(

@@ -85,6 +85,8 @@ class Settings:
     """frozen, whole texts: the mean over tokens, or cls."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """lora: size and place of the adapter."""
+    teacher: str | None = None
+    """A model fine-tuned for the same labels, whose answers are learnt beside them (classify, regress)."""
     start: str | None = None
     """lora: an adapter's folder to go on from, trained on the same base for the same labels."""
     device: str | None = None

@@ -1,0 +1,102 @@
+"""A task learnt from a teacher: its answers count beside the labels, and a teacher that cannot teach says why."""
+
+import random
+
+import numpy as np
+import pytest
+import tiny_bert as tiny
+import torch
+from torch.nn import functional as F
+
+from everybert.errors import EverybertError
+from everybert.model.heads import label_loss
+from everybert.model.ragged import Ragged
+from everybert.store.huggingface import load_network
+from everybert.tasks.taught import TAUGHT, TEMPERATURE, WEIGHT, taught_loss
+from everybert.text.tokenizer import Tokenizer
+from everybert.training.finetune import finetune, listen, prepare_data
+
+FAST = {"lr": 3e-3, "epochs": 4, "batch_size": 16, "device": "cpu", "quiet": True}
+
+
+def rows(seed, size, label):
+    draw = random.Random(seed)
+    texts = [" ".join([*draw.choices(tiny.WORDS[20:40], k=4), draw.choice(["good", "bad"])]) for _ in range(size)]
+    return [(text, label(text)) for text in texts]
+
+
+def mood(text):
+    return "yes" if "good" in text else "no"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny.save(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def teacher(base, tmp_path_factory):
+    out = tmp_path_factory.mktemp("teacher") / "model"
+    finetune(base, "classify", rows(0, 128, mood), rows(1, 32, mood), out, **(FAST | {"epochs": 8}))
+    return str(out)
+
+
+def test_the_loss_is_what_the_papers_write():
+    torch.manual_seed(0)
+    mine, theirs, labels = torch.randn(5, 3), torch.randn(5, 3), torch.tensor([0, 2, 1, 1, 0])
+    batch = Ragged.of([[1, 2]] * 5)
+    plain = label_loss(mine, labels, "single")
+    assert taught_loss(mine, batch, plain, "single") is plain
+    batch.extra[TAUGHT] = theirs
+    p, q = (mine / TEMPERATURE).softmax(-1), (theirs / TEMPERATURE).softmax(-1)
+    near = TEMPERATURE**2 * (q * (q / p).log()).sum(-1).mean()
+    torch.testing.assert_close(taught_loss(mine, batch, plain, "single"), (1 - WEIGHT) * plain + WEIGHT * near)
+    batch.extra[TAUGHT] = theirs[:, :1]
+    found = taught_loss(mine[:, :1], batch, plain, "regression")
+    torch.testing.assert_close(found, (1 - WEIGHT) * plain + WEIGHT * F.mse_loss(mine[:, :1], theirs[:, :1]))
+
+
+def test_a_student_follows_its_teacher_where_labels_are_noise(base, teacher):
+    noise = random.Random(7)
+    train = [(text, noise.choice(["yes", "no"])) for text, _ in rows(2, 160, mood)]
+    settings = FAST | {"epochs": 10}
+    alone = finetune(base, "classify", train, rows(3, 64, mood), **settings)
+    taught = finetune(base, "classify", train, rows(3, 64, mood), teacher=teacher, **settings)
+    assert taught.metric.mean > 0.95 > alone.metric.mean
+
+
+def test_the_teachers_words_are_its_own_logits_and_computed_once(base, teacher, monkeypatch):
+    data = prepare_data("classify", base, Tokenizer.load(base), rows(4, 20, mood), rows(5, 8, mood))
+    features = listen(data, teacher)
+    network = load_network(teacher, heads={"classify": 2}).network.eval()
+    expected = data.task.logits(network, data.train)
+    np.testing.assert_allclose(features.labels[TAUGHT], expected, atol=1e-5)
+    monkeypatch.setattr("everybert.training.finetune.teach", lambda *a: pytest.fail("it was asked before"))
+    assert listen(data, teacher) is features
+
+
+def test_a_regression_is_taught_in_the_units_of_training(base, tmp_path):
+    def stars(text):
+        return 40.0 + 10.0 * ("good" in text)
+
+    train = rows(0, 128, stars)
+    tuned = finetune(base, "regress", train, rows(1, 32, stars), tmp_path / "t", **(FAST | {"epochs": 8}))
+    data = prepare_data("regress", base, Tokenizer.load(base), train, rows(1, 32, stars))
+    said = listen(data, str(tuned.folder)).labels[TAUGHT][:, 0]
+    assert np.corrcoef(said, data.train.labels["label_E"])[0, 1] > 0.9
+    assert abs(said.mean() - data.train.labels["label_E"].mean()) < 0.2
+
+
+def test_teachers_that_cannot_teach(base, teacher, tmp_path):
+    train, dev = rows(0, 32, mood), rows(1, 8, mood)
+    with pytest.raises(EverybertError, match="same labels to teach them; it knows no, yes"):
+        other = [(text, {"yes": "up", "no": "down"}[label]) for text, label in train]
+        finetune(base, "classify", other, teacher=teacher, **FAST)
+    with pytest.raises(EverybertError, match="same labels"):
+        finetune(base, "classify", train, dev, teacher=str(base), **FAST)
+    with pytest.raises(EverybertError, match="tag does not learn from a teacher"):
+        tags = [(text.split(), ["B-X", "O"] + ["O"] * (len(text.split()) - 2)) for text, _ in train]
+        finetune(base, "tag", tags, teacher=teacher, **FAST)
+    finetune(base, "classify", train, dev, tmp_path / "lora", mode="lora", **(FAST | {"epochs": 1}))
+    with pytest.raises(EverybertError, match="is an adapter"):
+        finetune(base, "classify", train, dev, teacher=str(tmp_path / "lora"), **FAST)
