@@ -8,6 +8,7 @@ import tiny_bert as tiny
 import torch
 from torch.nn import functional as F
 
+import everybert
 from everybert.errors import EverybertError
 from everybert.model.heads import label_loss
 from everybert.model.ragged import Ragged
@@ -75,6 +76,14 @@ def test_the_teachers_words_are_its_own_logits_and_computed_once(base, teacher, 
     assert listen(data, teacher) is features
 
 
+def test_a_head_on_frozen_features_can_teach(base, tmp_path):
+    finetune(base, "classify", rows(0, 64, mood), rows(1, 16, mood), tmp_path / "t", mode="frozen", **FAST)
+    data = prepare_data("classify", base, Tokenizer.load(base), rows(4, 20, mood), rows(5, 8, mood))
+    said = listen(data, str(tmp_path / "t")).labels[TAUGHT].argmax(1)
+    model = everybert.load(str(tmp_path / "t"))
+    assert [data.task.labels[i] for i in said] == [p.label for p in model.classify([t for t, _ in rows(4, 20, mood)])]
+
+
 def test_a_regression_is_taught_in_the_units_of_training(base, tmp_path):
     def stars(text):
         return 40.0 + 10.0 * ("good" in text)
@@ -97,6 +106,9 @@ def test_teachers_that_cannot_teach(base, teacher, tmp_path):
     with pytest.raises(EverybertError, match="tag does not learn from a teacher"):
         tags = [(text.split(), ["B-X", "O"] + ["O"] * (len(text.split()) - 2)) for text, _ in train]
         finetune(base, "tag", tags, teacher=teacher, **FAST)
+    with pytest.raises(EverybertError, match="it knows none"):
+        stars = [(text, 2.0 + ("good" in text)) for text, _ in train]
+        finetune(base, "regress", stars, teacher=str(base), **FAST)
     finetune(base, "classify", train, dev, tmp_path / "lora", mode="lora", **(FAST | {"epochs": 1}))
     with pytest.raises(EverybertError, match="is an adapter"):
         finetune(base, "classify", train, dev, teacher=str(tmp_path / "lora"), **FAST)

@@ -19,7 +19,7 @@ from everybert.corpus.random import make_key, permutation
 from everybert.errors import EverybertError
 from everybert.model.features import FeatureHead
 from everybert.model.heads import Network
-from everybert.store.adapters import is_adapter, save_adapter, save_feature_head
+from everybert.store.adapters import is_adapter, load_feature_head, save_adapter, save_feature_head
 from everybert.store.card import command_line, write_card
 from everybert.store.folder import atomic_folder, write_json
 from everybert.store.hub import resolve
@@ -286,10 +286,14 @@ def listen(data: Data, teacher: str, device: str | None = None) -> Features:
         if is_adapter(folder):
             raise EverybertError(f"{folder} is an adapter; merge it into its model, which can then teach")
         loaded = load_network(folder, heads={task.head: task.outputs}, dtype=torch.float32)
-        labels = getattr(task, "labels", None)
-        if task.head in " ".join(loaded.report.missing) or (labels and list(labels) != loaded.labels):
-            known = ", ".join(loaded.labels or ()) or "none"
-            raise EverybertError(f"{folder} must be fine-tuned for the same labels to teach them; it knows {known}")
+        known = loaded.labels or loaded.extras.get("task", {}).get("labels") or []
+        if "feature_head" in loaded.extras:  # it was trained on frozen features
+            load_feature_head(loaded.network, task.head, folder, loaded.extras["feature_head"])
+        elif task.head in " ".join(loaded.report.missing):
+            known = []
+        if list(getattr(task, "labels", None) or known) != list(known) or not (known or loaded.problem_type):
+            what = ", ".join(known) or "none"
+            raise EverybertError(f"{folder} must be fine-tuned for the same labels to teach them; it knows {what}")
         if Tokenizer.load(folder).digest != data.tokenizer.digest:
             raise EverybertError(f"{folder} has another tokenizer, so it cannot read the student's tokens")
         loaded.network.to(World.join().device(device))
