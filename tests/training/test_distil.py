@@ -16,24 +16,23 @@ from everybert.training.distil import (
     Lesson,
     copy_layers,
     distil,
+    divergence,
     hidden_error,
     read_student,
     relation_divergence,
     relations,
     taught_by,
-    word_divergence,
 )
 from everybert.training.pretrain import pretrain
 from everybert.training.recipe import Recipe, names
 from everybert.training.settings import DistilSettings
 
 
-def network(layers=4, hidden=32, family="bert", segments=2, seed=0, **settings):
+def network(layers=4, hidden=32, family="bert", segments=2, seed=0, heads=("mlm",)):
     torch.manual_seed(seed)
     shape = {"hidden_size": hidden, "heads": 2, "intermediate_size": 64, "vocab_size": 50, "max_positions": 32}
-    return Network(
-        EncoderConfig(family=family, layers=layers, segments=segments, **shape, **settings), {"mlm": None}
-    ).eval()
+    config = EncoderConfig(family=family, layers=layers, segments=segments, **shape)
+    return Network(config, dict.fromkeys(heads)).eval()
 
 
 def batch(lengths=(7, 5, 7), real=None):
@@ -59,7 +58,7 @@ def test_a_student_of_all_layers_is_the_teacher_even_without_token_types():
     assert torch.allclose(student.encoder(batch()), teacher.encoder(batch()), atol=1e-5)
     parts = Lesson(teacher, DistilSettings(hidden=1.0, relation=1.0, relation_heads=4))(student, batch())[1]
     ce, mlm, *rest = parts.tolist()
-    assert ce == pytest.approx(0, abs=1e-5) and rest == pytest.approx([0, 0, 0], abs=1e-5)
+    assert ce == pytest.approx(0, abs=1e-5) and rest == pytest.approx([0, 0, 0, 0], abs=1e-5)
     assert mlm > 1
 
 
@@ -81,12 +80,24 @@ def test_the_parts_are_their_formulas():
     p, q = (t / 2).softmax(-1), (s / 2).softmax(-1)
     assert parts[0] == pytest.approx(float(5 * 4 * (p * (p.log() - q.log())).sum(-1).mean()), rel=1e-4)
     assert parts[1] == pytest.approx(float(2 * F.cross_entropy(s, extra["mask_label"])), rel=1e-5)
-    assert parts[2] == pytest.approx(float((1 - F.cosine_similarity(x, y)).mean()), rel=1e-4)
+    assert parts[2] == 0  # no pairs
+    assert parts[3] == pytest.approx(float((1 - F.cosine_similarity(x, y)).mean()), rel=1e-4)
     states: tuple[list, list] = ([], [])
     student.encoder(data, states=states[0]), teacher.encoder(data, states=states[1])
     errors = [F.mse_loss(states[0][i], states[1][2 * i]) for i in range(3)]
-    assert parts[3] == pytest.approx(float(3 * sum(errors) / 3), rel=1e-4)
+    assert parts[4] == pytest.approx(float(3 * sum(errors) / 3), rel=1e-4)
     assert float(loss) == pytest.approx(float(parts.sum()), rel=1e-5)
+
+
+def test_pairs_are_judged_as_the_teacher_and_the_text_do():
+    teacher, student = network(layers=4, heads=("mlm", "nsp")), network(layers=2, seed=9, heads=("mlm", "nsp"))
+    data, label = batch(), torch.tensor([1, -100, 0])
+    data.extra.update(pair_label=label, pairs=torch.tensor(2.0))
+    parts = Lesson(teacher, DistilSettings(pair=3.0))(student, data)[1]
+    s, t = (n.sequence_logits(n.encoder(data), data, "nsp")[[0, 2]] for n in (student, teacher))
+    p, q = (t / 2).softmax(-1), (s / 2).softmax(-1)
+    wanted = F.cross_entropy(s, label[[0, 2]]) + 4 * (p * (p.log() - q.log())).sum(-1).mean()
+    assert parts[2] == pytest.approx(3 * wanted.item(), rel=1e-4)
 
 
 def test_relations_are_within_sequences():
@@ -111,7 +122,7 @@ def test_filling_counts_for_nothing():
     filled = batch((7, 5, 4), real=12)
     filled.extra["tokens"] = torch.tensor(12.0)
     assert torch.allclose(whole, Lesson(teacher, settings)(student, filled)[1], atol=1e-5)
-    ignored = word_divergence(torch.randn(2, 5), torch.randn(2, 5), torch.tensor([-100, -100]), 2.0)
+    ignored = divergence(torch.randn(2, 5), torch.randn(2, 5), torch.tensor([-100, -100]), 2.0)
     assert float(ignored) == 0
     assert (
         float(hidden_error(student, [torch.ones(2, 32)] * 2, [torch.zeros(2, 32)] * 2, torch.tensor([True, False])))
@@ -148,6 +159,19 @@ def test_a_distilled_student_is_a_distilbert_that_transformers_reads(teacher, co
     assert load_network(result.model).config.segments == 0
     with pytest.raises(EverybertError, match="another teacher"):
         distil(result.model, corpus, out, student=student, recipe=lesson(copy=False), device="cpu", quiet=True)
+
+
+def test_a_student_of_pairs_keeps_both_heads(teacher, corpus, tmp_path):
+    recipe = tiny_recipe(steps=60, examples__kind="pairs", model__dropout=0.0)
+    judge = pretrain(recipe, corpus, tmp_path / "judge", device="cpu", quiet=True).model
+    taught = tiny_recipe(steps=6, examples__kind="pairs", model__layers=1, distil={"ce": 5.0}, run__log_every=2)
+    result = distil(judge, corpus, tmp_path / "run", recipe=taught, device="cpu", quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert all(line["pair"] > 0 for line in lines if "lr" in line) and "pair_accuracy" in result.figures
+    found = load_network(result.model, heads={"mlm": None, "nsp": None})
+    assert not found.report.missing and found.config.layers == 1
+    with pytest.raises(EverybertError, match="judges no pairs"):
+        distil(teacher, corpus, tmp_path / "other", recipe=taught, device="cpu", quiet=True)
 
 
 @pytest.mark.parametrize("name", [n for n in names() if Recipe.load(n).distil])

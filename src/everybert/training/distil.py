@@ -31,7 +31,7 @@ from everybert.training.recipe import Recipe, parse_model
 from everybert.training.settings import DistilSettings, ModelSettings
 from everybert.training.tables import Source
 
-NAMES = ("ce", "mlm", "cosine", "hidden", "relation")
+NAMES = ("ce", "mlm", "pair", "cosine", "hidden", "relation")
 
 
 def distil(
@@ -54,8 +54,8 @@ def distil(
     lesson = recipe.distil
     if lesson is None:
         raise EverybertError("the recipe has no [distil] table: say there what the student learns from the teacher")
-    if recipe.examples.paired or recipe.boundary:
-        raise EverybertError('distillation learns masked words alone: use [examples] kind = "full" or "document"')
+    if recipe.boundary:
+        raise EverybertError("distillation has no boundary objective: set [mask] boundary = false")
     if student is not None:
         recipe = replace(recipe, model=read_student(student))
     setting = prepare(recipe, corpus, out, device, {"teacher": str(teacher)})
@@ -91,10 +91,18 @@ def load_teacher(folder: str | Path, setting: Setting) -> Network:
     """The teacher, frozen, in the precision that computes; its tokenizer must be the corpus' own."""
     own = Tokenizer.load(folder)
     setting.corpus.check_tokenizer(own.digest)
-    network = load_network(folder, heads={"mlm": None}, dtype=setting.dtype, device=setting.device)
-    if "mlm" in " ".join(network.report.missing):
+    paired = setting.recipe.examples.paired
+    network = load_network(folder, heads=_heads(paired), dtype=setting.dtype, device=setting.device)
+    missing = " ".join(network.report.missing)
+    if "mlm" in missing:
         raise EverybertError(f"{folder} has no masked-word head to learn from; give a pre-trained model")
+    if paired and ("nsp" in missing or "pooler" in missing):
+        raise EverybertError(f'{folder} judges no pairs: use [examples] kind = "full" or "document"')
     return network.network.requires_grad_(False).eval()
+
+
+def _heads(paired: bool) -> dict[str, int | None]:
+    return {"mlm": None, "nsp": None} if paired else {"mlm": None}
 
 
 def build_student(setting: Setting, teacher: Network) -> Network:
@@ -103,7 +111,7 @@ def build_student(setting: Setting, teacher: Network) -> Network:
     assert recipe.distil is not None
     config = fit_config(recipe.config, setting.tokenizer).replace(vocab_size=theirs.vocab_size)
     torch.manual_seed(recipe.seed)
-    student = Network(config, {"mlm": None})
+    student = Network(config, _heads(recipe.examples.paired))
     if recipe.distil.copy:
         copy_layers(teacher, student)
     if recipe.distil.hidden and config.hidden_size != theirs.hidden_size:
@@ -163,7 +171,7 @@ class Lesson:
         with torch.no_grad():
             y_TH = self.teacher.encoder(batch, states=y_states)
         zero = x_TH.new_zeros((), dtype=torch.float32)
-        ce = mlm = cosine = hidden = relation = zero
+        ce = mlm = pair = cosine = hidden = relation = zero
         if s.ce or s.mlm:
             logits_MV = network.mlm_logits(x_TH, extra["mask_index"]).float()
             if s.mlm:
@@ -172,7 +180,14 @@ class Lesson:
             if s.ce:
                 with torch.no_grad():
                     wanted_MV = self.teacher.mlm_logits(y_TH, extra["mask_index"]).float()
-                ce = s.ce * word_divergence(logits_MV, wanted_MV, extra["mask_label"], s.temperature) / extra["masked"]
+                ce = s.ce * divergence(logits_MV, wanted_MV, extra["mask_label"], s.temperature) / extra["masked"]
+        if "nsp" in network.heads and s.pair:
+            logits_B2 = network.sequence_logits(x_TH, batch, "nsp").float()
+            with torch.no_grad():
+                wanted_B2 = self.teacher.sequence_logits(y_TH, batch, "nsp").float()
+            pair = F.cross_entropy(logits_B2, extra["pair_label"], ignore_index=-100, reduction="sum")
+            pair = pair + divergence(logits_B2, wanted_B2, extra["pair_label"], s.temperature)
+            pair = s.pair * pair / extra["pairs"]
         real_T = torch.arange(len(x_TH), device=x_TH.device) < extra["real"]
         if s.cosine:
             apart_T = 1 - F.cosine_similarity(x_TH.float(), y_TH.float(), dim=-1)
@@ -182,12 +197,12 @@ class Lesson:
         if s.relation:
             q_x, q_y = last_projections(network.encoder, x_states), last_projections(self.teacher.encoder, y_states)
             relation = s.relation * relation_divergence(q_x, q_y, batch, s.relation_heads) / extra["tokens"]
-        parts = torch.stack((ce, mlm, cosine, hidden, relation))
+        parts = torch.stack((ce, mlm, pair, cosine, hidden, relation))
         return parts.sum(), parts.detach()
 
 
-def word_divergence(logits_MV: Tensor, wanted_MV: Tensor, label_M: Tensor, temperature: float) -> Tensor:
-    """Σ KL(teacher ‖ student) · τ² over the positions that count (Hinton et al. 2015, §2)."""
+def divergence(logits_MV: Tensor, wanted_MV: Tensor, label_M: Tensor, temperature: float) -> Tensor:
+    """Σ KL(teacher ‖ student) · τ² over the masked words, or pairs, that count (Hinton et al. 2015, §2)."""
     each_MV = F.kl_div(
         F.log_softmax(logits_MV / temperature, dim=-1),
         F.log_softmax(wanted_MV / temperature, dim=-1),

@@ -115,6 +115,8 @@ class DistilSettings:
     """Weight of the cross-entropy with the teacher's words, times temperature²."""
     mlm: float = 2.0
     """Weight of the true words."""
+    pair: float = 1.0
+    """Weight of the teacher's and the true judgement of pairs, where the examples are pairs."""
     cosine: float = 1.0
     """Weight of 1 − cos between the last hidden states (DistilBERT)."""
     hidden: float = 0.0
@@ -129,7 +131,7 @@ class DistilSettings:
     def __post_init__(self) -> None:
         if self.temperature <= 0:
             raise KeyProblem("temperature", f"must be above 0, not {self.temperature}")
-        for name in ("ce", "mlm", "cosine", "hidden", "relation"):
+        for name in ("ce", "mlm", "pair", "cosine", "hidden", "relation"):
             at_least(name, getattr(self, name), 0)
         if not any((self.ce, self.mlm, self.cosine, self.hidden, self.relation)):
             raise KeyProblem("ce", "every weight is 0: there is nothing to learn")
