@@ -5,6 +5,7 @@
     python recipes/everybert_small.py labels   --work W --text part-0.txt --teacher MINILM      # cheap, from text
     python recipes/everybert_small.py first    --work W                          # trained on these: before SQuAD, STS-B
     python recipes/everybert_small.py adapters --work W --tasks DIR              # three seeds each
+    python recipes/everybert_small.py polish   --work W --tasks DIR              # the qa adapter, on short texts
     python recipes/everybert_small.py scores   --work W --tasks DIR              # full and lora, three seeds each
     python recipes/everybert_small.py box      --work W --out src/everybert/models/everybert-small
     python recipes/everybert_small.py student  --work W                          # half the layers, taught by the trunk
@@ -28,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from small_adapters import JOBS, adapters, labels, pick
+from small_adapters import JOBS, adapters, labels, pick, polish
 from small_card import write_card
 from small_scores import TRUNKS, first, scores, suggestions
 
@@ -112,7 +113,8 @@ def box(args: argparse.Namespace) -> None:
             wanted = ("adapter_config.json", "adapter_model.safetensors", "everybert.json")
             (draft / "adapters" / name).mkdir(parents=True)
             for part in wanted:
-                shutil.copy(best.folder / part, draft / "adapters" / name / part)
+                source = args.work / "polished" / name if best.polished else best.folder
+                shutil.copy(source / part, draft / "adapters" / name / part)
             halve(draft / "adapters" / name / "adapter_model.safetensors")
             place(draft / "adapters" / name / "adapter_config.json", args.out.name)
         said = json.loads((draft / "everybert.json").read_text("utf-8"))
@@ -150,6 +152,7 @@ def main() -> None:
     """Read the command line and do one step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     steps = {"trunk": trunk, "labels": labels, "shrink": shrink, "first": first, "adapters": adapters}
+    steps["polish"] = polish
     steps |= {"scores": scores, "box": box, "student": student}
     parser.add_argument("step", choices=steps)
     parser.add_argument("--work", type=Path, required=True, help="where all steps leave what they make")

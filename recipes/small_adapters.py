@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from small_scores import chosen, first_step, keep, tail, whole
-from small_sets import entailment, entities, glue_set, squad, treebank
+from small_sets import entailment, entities, glue_set, questions, squad, treebank, two_facts
 
-from everybert.corpus.cloze import write_cloze
+from everybert.corpus.cloze import cloze_questions, write_cloze
 from everybert.inference.model import load
 from everybert.text.readers import read_documents
 from everybert.text.sentences import split_sentences
@@ -48,8 +48,10 @@ JOBS = {
     "similarity": Job("embed", ["embed"], glue_set("STS-B"), {}, 4, warm="likeness"),
 }
 COLUMNS = {"pos": {"label": "upos"}}
-CHEAP = {"cloze": 120_000, "likeness": 60_000}
-"""How many labels are made from text."""
+CHEAP = {"cloze": 120_000, "likeness": 60_000, "short": 400}
+"""How many labels are made from text: questions, likenesses of sentences, and questions about single sentences."""
+FACTS, QUESTIONS, LONGEST = 2000, 600, 700
+"""What polishes the qa adapter: made-up sentences, and questions of SQuAD about texts of at most so many characters."""
 NAMED = {"sentiment": {"0": "negative", "1": "positive"}, "acceptability": {"0": "unacceptable", "1": "acceptable"}}
 NAMED["paraphrase"] = {"0": "different", "1": "paraphrase"}
 """GLUE's numbers in words."""
@@ -106,6 +108,8 @@ class Best:
     """Of the setting's seeds."""
     metric: str
     settings: str
+    polished: bool = False
+    """W/polished has what is to be shipped in its place."""
 
 
 def pick(work: Path) -> dict[str, Best]:
@@ -121,8 +125,30 @@ def pick(work: Path) -> dict[str, Best]:
     best = {}
     for name in [name for name in JOBS if name in found]:
         given, runs = max(found[name].items(), key=lambda item: (len(item[1]), sum(score for score, _ in item[1])))
-        best[name] = Best(max(runs)[1], [score for score, _ in runs], metrics[name], given)
+        folder = work / "polished" / name
+        best[name] = Best(max(runs)[1], [score for score, _ in runs], metrics[name], given, folder.exists())
     return best
+
+
+def polish(args: argparse.Namespace) -> None:
+    """W/polished/qa: the best qa adapter after short texts, where it took too much, or the wrong half's answer.
+
+    Two epochs of made-up sentences, questions about single sentences and some of SQuAD, so that it forgets nothing.
+    """
+    with (args.work / "short.jsonl").open(encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    few = [row for row in questions(squad(args.tasks)[0]) if len(row["context"]) < LONGEST]
+    rows += two_facts(64 if args.tiny else FACTS) + random.Random(0).sample(few, min(QUESTIONS, len(few)))
+    mixed, best = args.work / "polish.jsonl", pick(args.work)["qa"]
+    mixed.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    settings = chosen(best.settings.split(",")) | {"epochs": 2, "batch_size": 16, "lr": 5e-4} | chosen(args.set)
+    settings["lora"] = chosen(best.settings.split(","))["lora"]
+    out = args.work / "polished" / "qa"
+    out.parent.mkdir(exist_ok=True)
+    tuned = finetune(
+        args.work / "trunk", "answer", mixed, None, out, mode="lora", start=str(best.folder), quiet=True, **settings
+    )
+    print(whole(tuned), flush=True)
 
 
 # ── labels that text gives for nothing ───────────────────────────────────────────────────────────────────────
@@ -138,6 +164,10 @@ def labels(args: argparse.Namespace) -> None:
         draft = made.with_suffix(".part")
         if kind == "cloze":
             write_cloze(documents, draft, count)
+        elif kind == "short":
+            made_up = cloze_questions(documents, each=1, kept=1.0, alone=1.0)
+            short = islice((c for c in made_up if " and " in c.context and len(c.context) < 260), count)
+            draft.write_text("".join(json.dumps(c.row(i)) + "\n" for i, c in enumerate(short)), "utf-8")
         else:
             write_likeness(documents, args.teacher, draft, count)
         draft.replace(made)

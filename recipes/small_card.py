@@ -121,6 +121,6 @@ def adapters(work: Path) -> str:
     for name, best in pick(work).items():
         job, percent = JOBS[name], interval([100 * value for value in best.scores])
         given = f", {best.settings.replace(',', ', ')}" if best.settings else ""
-        score = f"{best.metric} {percent}{given}"
+        score = f"{best.metric} {percent}{given}" + (", then polished on short texts" if best.polished else "")
         lines.append(f"| {name} | {job.task} | {', '.join(job.default) or '–'} | {score} |")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,22 @@ def squad(tasks: Path) -> tuple[Any, Any]:
     return tasks / "squad" / "v1.1-train.json", tasks / "squad" / "v1.1-dev.json"
 
 
+def questions(file: Path) -> list[dict[str, Any]]:
+    """Each question of a SQuAD file with its text."""
+    found = json.loads(file.read_text("utf-8"))["data"]
+    return [
+        {"id": q["id"], "question": q["question"], "context": p["context"], "answers": first(q["answers"])}
+        for article in found
+        for p in article["paragraphs"]
+        for q in p["qas"]
+    ]
+
+
+def first(answers: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The first of a question's answers, as `datasets` writes them."""
+    return {"text": [answers[0]["text"]], "answer_start": [answers[0]["answer_start"]]}
+
+
 NAMES = "Anna Omar Lucia Peter Mei Carlos Fatima John Ingrid Raj Sofia Kofi Elena David Yuki Ahmed Clara Ivan Rosa Tom"
 PLACES = "Berlin Kenya Madrid Brazil London Peru Chicago Japan Norway Vienna Egypt Texas Rome India Boston Poland"
 YEARS = "1804 1853 1879 1901 1912 1927 1936 1948 1955 1969 1974 1983 1990 1998 2004 2016"
@@ -102,18 +119,46 @@ FACTS = [
 """Kinds of answers, a statement, and questions about it."""
 
 
+OWNERS = "hotel ship school farm castle museum factory library village bridge tower theatre station zoo bank town"
+COUNTED = "rooms windows doors seats floors workers books engines trees beds lamps wheels members cows offices"
+COUNTINGS = [
+    "The {x} has {a} {n} and {b} {m}",
+    "The {x} is well equipped, with {a} {n}, {b} {m} and {c} {o}",
+    "The {x} has {a} {n} and {b} {m}, and {c} {o} in all",
+    "With {a} {n} and {b} {m}, the {x} also has {c} {o}",
+]
+
+
 def two_facts(count: int) -> list[dict[str, Any]]:
-    """Made-up sentences of two facts of one kind, one of which is asked: which is it, and where does its answer end?"""
+    """Made-up sentences of facts of one kind, one of which is asked: which is it, and where does its answer end?"""
     chance, rows = random.Random(0), []
     for number in range(count):
-        answers, statement, questions = chance.choice(FACTS)
-        (x, y), (a, b) = chance.sample(NAMES.split(), 2), chance.sample(answers, 2)
-        glue = chance.choice((" and ", " and ", ", and ", ", while ", " but ", ". "))
-        text = statement.format(x=x, a=a) + glue + statement.format(x=y, a=b) + chance.choice(("", "."))
-        asked, answer = chance.choice(((x, a), (y, b)))
-        start = text.index(asked)  # the answer stands behind its own name
-        start = text.index(answer, start)
-        question = chance.choice(questions).format(x=asked)
+        question, text, answer, behind = (two_people if chance.random() < 0.6 else some_counts)(chance)
+        start = text.index(answer, behind)
         given = {"text": [answer], "answer_start": [start]}
-        rows.append({"id": f"two-{number}", "question": question, "context": text, "answers": given})
+        rows.append({"id": f"facts-{number}", "question": question, "context": text, "answers": given})
     return rows
+
+
+def two_people(chance: random.Random) -> tuple[str, str, str, int]:
+    """(question, text, answer, where to look for it from): each of two has or does something."""
+    answers, statement, questions = chance.choice(FACTS)
+    (x, y), (a, b) = chance.sample(NAMES.split(), 2), chance.sample(answers, 2)
+    glue = chance.choice((" and ", " and ", ", and ", ", while ", " but ", ". "))
+    text = statement.format(x=x, a=a) + glue + statement.format(x=y, a=b) + chance.choice(("", "."))
+    asked, answer = chance.choice(((x, a), (y, b)))
+    return chance.choice(questions).format(x=asked), text, answer, text.index(asked)
+
+
+def some_counts(chance: random.Random) -> tuple[str, str, str, int]:
+    """The same of one thing that has several others, each with its number."""
+    x, nouns, numbers = (
+        chance.choice(OWNERS.split()),
+        chance.sample(COUNTED.split(), 3),
+        chance.sample(COUNTS.split(), 3),
+    )
+    statement = chance.choice(COUNTINGS)
+    text = statement.format(x=x, **dict(zip("abc", numbers)), **dict(zip("nmo", nouns))) + chance.choice(".!")
+    known = [(noun, n) for noun, n in zip(nouns, numbers) if f"{n} {noun}" in text]
+    noun, answer = chance.choice(known)
+    return f"How many {noun} does the {x} have?", text, answer, text.index(f"{answer} {noun}")
