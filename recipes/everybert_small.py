@@ -3,7 +3,7 @@
     python recipes/everybert_small.py trunk    --work W --text part-*.txt        # tokenizer, corpus, pre-training
     python recipes/everybert_small.py shrink   --work W                          # int8, a byte a weight
     python recipes/everybert_small.py labels   --work W --text part-0.txt --teacher MINILM      # cheap, from text
-    python recipes/everybert_small.py first    --work W                          # trained on these: before SQuAD, STS-B
+    python recipes/everybert_small.py first    --work W --tasks DIR              # trained on these: before SQuAD, STS-B
     python recipes/everybert_small.py adapters --work W --tasks DIR              # three seeds each
     python recipes/everybert_small.py polish   --work W --tasks DIR              # the qa adapter, on short texts
     python recipes/everybert_small.py scores   --work W --tasks DIR              # full and lora, three seeds each
@@ -113,7 +113,7 @@ def box(args: argparse.Namespace) -> None:
             wanted = ("adapter_config.json", "adapter_model.safetensors", "everybert.json")
             (draft / "adapters" / name).mkdir(parents=True)
             for part in wanted:
-                source = args.work / "polished" / name if best.polished else best.folder
+                source = args.work / "polished" / name if best.polished is not None else best.folder
                 shutil.copy(source / part, draft / "adapters" / name / part)
             halve(draft / "adapters" / name / "adapter_model.safetensors")
             place(draft / "adapters" / name / "adapter_config.json", args.out.name)
@@ -165,7 +165,6 @@ def main() -> None:
         "--only", help="first, adapters, scores: these, with commas; scores: also SQuAD+cloze, RTE+nli, SST-2+own"
     )
     parser.add_argument("--modes", default="full,lora", help="first, scores: these, with commas")
-    parser.add_argument("--cheap", type=int, help="labels made from text for qa and similarity")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="first, adapters, scores: lr=1e-3, rank=12"
     )

@@ -16,6 +16,7 @@ from small_scores import chosen, first_step, keep, tail, whole
 from small_sets import entailment, entities, glue_set, questions, squad, treebank, two_facts
 
 from everybert.corpus.cloze import cloze_questions, write_cloze
+from everybert.evaluation.evaluate import evaluate
 from everybert.inference.model import load
 from everybert.text.readers import read_documents
 from everybert.text.sentences import split_sentences
@@ -50,7 +51,7 @@ JOBS = {
 COLUMNS = {"pos": {"label": "upos"}}
 CHEAP = {"cloze": 120_000, "likeness": 60_000, "short": 400}
 """How many labels are made from text: questions, likenesses of sentences, and questions about single sentences."""
-FACTS, QUESTIONS, LONGEST = 2000, 600, 700
+FACTS, QUESTIONS, LONGEST = 2000, 1200, 700
 """What polishes the qa adapter: made-up sentences, and questions of SQuAD about texts of at most so many characters."""
 NAMED = {"sentiment": {"0": "negative", "1": "positive"}, "acceptability": {"0": "unacceptable", "1": "acceptable"}}
 NAMED["paraphrase"] = {"0": "different", "1": "paraphrase"}
@@ -108,8 +109,8 @@ class Best:
     """Of the setting's seeds."""
     metric: str
     settings: str
-    polished: bool = False
-    """W/polished has what is to be shipped in its place."""
+    polished: float | None = None
+    """The score of what W/polished has to be shipped in its place."""
 
 
 def pick(work: Path) -> dict[str, Best]:
@@ -125,8 +126,10 @@ def pick(work: Path) -> dict[str, Best]:
     best = {}
     for name in [name for name in JOBS if name in found]:
         given, runs = max(found[name].items(), key=lambda item: (len(item[1]), sum(score for score, _ in item[1])))
-        folder = work / "polished" / name
-        best[name] = Best(max(runs)[1], [score for score, _ in runs], metrics[name], given, folder.exists())
+        scores, folder, note = [score for score, _ in runs], max(runs)[1], work / "polished" / f"{name}.json"
+        said = json.loads(note.read_text("utf-8")) if note.exists() else {}
+        after = said["score"] if said.get("of") == folder.name else None  # of an adapter that is no longer the best
+        best[name] = Best(folder, scores, metrics[name], given, after)
     return best
 
 
@@ -141,26 +144,31 @@ def polish(args: argparse.Namespace) -> None:
     rows += two_facts(64 if args.tiny else FACTS) + random.Random(0).sample(few, min(QUESTIONS, len(few)))
     mixed, best = args.work / "polish.jsonl", pick(args.work)["qa"]
     mixed.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
-    settings = chosen(best.settings.split(",")) | {"epochs": 2, "batch_size": 16, "lr": 5e-4} | chosen(args.set)
+    settings = chosen(best.settings.split(",")) | {"epochs": 2, "batch_size": 16, "lr": 3e-4} | chosen(args.set)
     settings["lora"] = chosen(best.settings.split(","))["lora"]
     out = args.work / "polished" / "qa"
     out.parent.mkdir(exist_ok=True)
     tuned = finetune(
         args.work / "trunk", "answer", mixed, None, out, mode="lora", start=str(best.folder), quiet=True, **settings
     )
-    print(whole(tuned), flush=True)
+    whole(tuned)
+    model = load(args.work / "trunk")
+    found = evaluate(model, "answer", squad(args.tasks)[1], adapter=model.add_adapter(out, "qa"))
+    said = {"of": best.folder.name, "score": found.scores[best.metric]}
+    (args.work / "polished" / "qa.json").write_text(json.dumps(said), "utf-8")
+    print(f"qa after polishing: {best.metric} {100 * said['score']:.2f}", flush=True)
 
 
 # ── labels that text gives for nothing ───────────────────────────────────────────────────────────────────────
 
 
 def labels(args: argparse.Namespace) -> None:
-    """W/cloze.jsonl and W/likeness.jsonl: they need no trunk, so another process can make them while it is trained."""
+    """W/cloze.jsonl, likeness.jsonl and short.jsonl: they need no trunk; another process can make them meanwhile."""
     for kind, count in CHEAP.items():
         made = args.work / f"{kind}.jsonl"
         if made.exists():
             continue
-        documents, count = read_documents(args.text), 200 if args.tiny else args.cheap or count
+        documents, count = read_documents(args.text), min(200, count) if args.tiny else count
         draft = made.with_suffix(".part")
         if kind == "cloze":
             write_cloze(documents, draft, count)

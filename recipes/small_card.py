@@ -36,7 +36,7 @@ print(model.fill("Istanbul is a great [MASK] to visit"))
 print(model.classify("rich veins of funny stuff in this movie"))
 print(model.classify(("A soccer game with multiple males playing.", "Some men are playing a sport.")))
 print(model.tag("John Smith lives in New York"))
-print(model.answer("Who wrote Hamlet?", "Hamlet is a tragedy written by William Shakespeare around 1600."))
+print(model.answer("Where does Matt live?", "Matt lives in Canada and Sinan lives in California"))
 ```
 """
 
@@ -68,10 +68,11 @@ LIMITS = """
 ## What it is not for
 
 It is small and has seen little text, most of it encyclopaedic: it knows few facts, and its fillings repeat the biases
-of its sources. Its answers to questions often take a whole clause, or the wrong one: asked where Matt lives, it reads
-"Matt lives in Canada and Sinan lives in California" and says all from "Canada" on. Labels are guesses with a
-probability; people must decide where decisions matter. English only, lower case only, at most 512 tokens at a time
-(longer texts are read in windows).
+of its sources (a man who wants milk goes to the farm; the store is its seventh guess). Answers to questions may take
+too much, or too little; for short texts the adapter was trained on made-up sentences of two or three facts ("Rosa left
+school in 1912 and Fatima left school in 2016"), and it is surer of such sentences than of others. Labels are guesses
+with a probability; people must decide where decisions matter. English only, lower case only, at most 512 tokens at a
+time (longer texts are read in windows).
 """
 
 
@@ -121,6 +122,8 @@ def adapters(work: Path) -> str:
     for name, best in pick(work).items():
         job, percent = JOBS[name], interval([100 * value for value in best.scores])
         given = f", {best.settings.replace(',', ', ')}" if best.settings else ""
-        score = f"{best.metric} {percent}{given}" + (", then polished on short texts" if best.polished else "")
+        score = f"{best.metric} {percent}{given}"
+        if best.polished is not None:
+            score += f"; as shipped, after short texts, {100 * best.polished:.2f}"
         lines.append(f"| {name} | {job.task} | {', '.join(job.default) or '–'} | {score} |")
     return "\n".join(lines)

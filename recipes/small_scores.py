@@ -46,7 +46,7 @@ def scores(args: argparse.Namespace) -> None:
         folder = args.work / TRUNKS[label]
         tokenizer = Tokenizer.load(folder)
         for name in args.only.split(",") if args.only else MEASURED:
-            for mode in args.modes.split(","):
+            for mode in args.modes.split(",") if not name.endswith("+own") else ("full",):
                 data = None
                 for seed in range(args.first_seed, args.first_seed + args.seeds):
                     if file_of(args, label, name, mode, seed).exists() or time.monotonic() > end:
@@ -90,7 +90,7 @@ def tail(args: argparse.Namespace) -> str:
 def chosen(given: list[str]) -> dict[str, Any]:
     """["lr=1e-3", "new_pooler=true", "rank=12"] as settings."""
     try:
-        settings = {name: json.loads(value) for name, _, value in (one.partition("=") for one in given)}
+        settings = {name: json.loads(value) for name, _, value in (one.partition("=") for one in given if one)}
     except ValueError:
         raise SystemExit(f"--set takes NAME=VALUE, such as lr=1e-3, not {', '.join(given)}") from None
     rank = settings.pop("rank", RANK)

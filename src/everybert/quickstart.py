@@ -45,8 +45,8 @@ BERT_LARGE = (
     "BERT-large is really big... it has 24 layers and an embedding size of 1024, for a total of 340M parameters!"
 )
 QUESTIONS = (
-    ("How many layers does BERT-large have?", BERT_LARGE),
-    ("Who wrote Hamlet?", "Hamlet is a tragedy written by William Shakespeare around 1600."),
+    ("Where does Matt live?", "Matt lives in Canada and Sinan lives in California"),
+    ("How many parameters does BERT-large have?", BERT_LARGE),
 )
 """What the model in the box is asked."""
 

@@ -147,6 +147,9 @@ def test_a_folder_may_suggest_settings_for_each_task(folder, base, tmp_path, mon
     assert seen == [{"lr": 0.0007, "epochs": 2, "reinit": 1}] and result.settings["reinit"] == 1
     glue(folder, own, tmp_path / "b", ["RTE"], epochs=1, quiet=True)
     glue(folder, own, tmp_path / "c", ["SST-2"], epochs=1, quiet=True)
+    (own / "everybert.json").write_text(json.dumps({"version": 1, "glue": {"RTE": {"seeds": 3}}}))
+    with pytest.raises(EverybertError, match="suggests 'seeds' for RTE, which is no setting"):
+        glue(folder, own, tmp_path / "d", ["RTE"], quiet=True)
     assert seen[1:] == [{"lr": None, "epochs": 1, "reinit": None}] * 2  # what is given counts, or nothing is suggested
 
 

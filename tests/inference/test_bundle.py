@@ -9,6 +9,7 @@ import tiny_bundle
 
 import everybert
 from everybert.errors import EverybertError
+from everybert.evaluation.evaluate import evaluate
 from everybert.inference.describe import describe_folder
 
 TASKS = tiny_bundle.TASKS
@@ -48,6 +49,15 @@ def test_texts_and_pairs_in_one_call(folder):
     assert [set(p.scores) for p in found] == [{"neg", "pos"}, {"no", "yes"}, {"neg", "pos"}, {"no", "yes"}]
     for text, p in zip(mixed, found):
         assert model.classify([text])[0].scores == pytest.approx(p.scores, abs=1e-6)
+
+
+def test_scores_are_of_the_adapter_that_a_task_takes(folder):
+    model = everybert.load(folder)
+    texts = [("a great song", "pos"), ("an awful day", "neg")]
+    pairs = [("john lives", "mary works", "yes"), ("the dog", "the film", "no")]
+    for rows, adapter in ((texts, "sentiment"), (pairs, "entailment")):
+        assert evaluate(model, "classify", rows).scores == evaluate(model, "classify", rows, adapter=adapter).scores
+    assert model.adapters is None or model.adapters.on.active is None
 
 
 def test_what_is_named_or_in_use_comes_first(folder):

@@ -12,8 +12,11 @@ import torch
 import transformers
 
 import everybert
+from everybert.evaluation.glue import TASKS, suggested
 from everybert.quickstart import BERT_LARGE, QUESTIONS
+from everybert.training.tuning import Settings
 
+GLUE_SETS = ("CoLA", "MRPC", "RTE", "SST-2", "STS-B")
 MILK = "the man went to the [MASK] to buy a [MASK] of milk"
 
 
@@ -38,21 +41,29 @@ def test_milk_is_bought_in_a_store(small):
     assert "store" in words(small, MILK)[0]
 
 
-@pytest.mark.parametrize(("asked", "answer"), zip(QUESTIONS, ("24", "William Shakespeare")))
+@pytest.mark.parametrize(("asked", "answer"), zip(QUESTIONS, ("Canada", "340M"), strict=True))
 def test_answers_questions(small, asked, answer):
     assert small.answer(*asked)[0].text == answer
 
 
-@pytest.mark.xfail(strict=True, reason="the qa adapter takes too much, or the wrong clause (docs/LOG.md)")
 @pytest.mark.parametrize(
-    ("asked", "answer"),
+    ("question", "text", "answer"),
     [
-        (("Where does Matt live?", "Matt lives in Canada and Sinan lives in California"), "Canada"),
-        (("How many parameters does BERT-large have?", BERT_LARGE), "340M"),
+        ("Where does Sinan live?", QUESTIONS[0][1], "California"),
+        ("Who lives in Canada?", QUESTIONS[0][1], "Matt"),
+        ("How many layers does BERT-large have?", BERT_LARGE, "24"),
+        ("Who wrote Hamlet?", "Hamlet is a tragedy written by William Shakespeare around 1600.", "William Shakespeare"),
+        ("When was the tower finished?", "The Eiffel Tower in Paris was finished in 1889 by Gustave Eiffel.", "1889"),
     ],
 )
-def test_answers_harder_questions(small, asked, answer):
-    assert small.answer(*asked)[0].text == answer
+def test_answers_depend_on_what_is_asked(small, question, text, answer):
+    assert small.answer(question, text)[0].text == answer
+
+
+def test_suggests_settings_for_glue():
+    assert set(GLUE_SETS) == {name for name in TASKS if suggested("everybert-small", name)}
+    for name in GLUE_SETS:
+        Settings(**suggested("everybert-small", name))
 
 
 def test_finds_names(small):

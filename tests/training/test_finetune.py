@@ -407,6 +407,19 @@ def test_an_epoch_may_be_scored_more_than_once(base, monkeypatch):
         Settings(evaluations=0)
 
 
+def test_patience_counts_whole_epochs_however_often_they_are_scored(base, monkeypatch):
+    scores = iter([0.5, 0.9, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6])
+    real = classify.Classify.evaluate
+
+    def fake(self, network, features, examples):
+        return real(self, network, features, examples) | {"accuracy": next(scores)}
+
+    monkeypatch.setattr(classify.Classify, "evaluate", fake)
+    few = FAST | {"epochs": 4, "batch_size": 8, "patience": 1, "evaluations": 2}
+    tuned = finetune(base, "classify", sentiment(0, 32), sentiment(1, 16), **few)
+    assert [row["step"] for row in tuned.history if "f1" in row] == [2, 4, 6, 8]  # four steps an epoch, one more
+
+
 def test_control_c_keeps_the_best_so_far(base, tmp_path, monkeypatch):
     real = tuning.Keeper.evaluate
 

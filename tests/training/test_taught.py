@@ -1,6 +1,8 @@
 """A task learnt from a teacher: its answers count beside the labels, and a teacher that cannot teach says why."""
 
+import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,6 +54,14 @@ def test_the_loss_is_what_the_papers_write():
     p, q = (mine / TEMPERATURE).softmax(-1), (theirs / TEMPERATURE).softmax(-1)
     near = TEMPERATURE**2 * (q * (q / p).log()).sum(-1).mean()
     torch.testing.assert_close(taught_loss(mine, batch, plain, "single"), (1 - WEIGHT) * plain + WEIGHT * near)
+    weight, each = torch.tensor([1.0, 3.0, 0.5]), TEMPERATURE**2 * (q * (q / p).log()).sum(-1)
+    batch.extra.update({TAUGHT: theirs, "label_E": labels})
+    near = (weight[labels] * each).sum() / weight[labels].sum()
+    found = taught_loss(mine, batch, plain, "single", weight)
+    torch.testing.assert_close(found, (1 - WEIGHT) * plain + WEIGHT * near)
+    near = -(theirs.sigmoid() * F.logsigmoid(mine) + (1 - theirs.sigmoid()) * F.logsigmoid(-mine)).mean()
+    found = taught_loss(mine, batch, plain, "multi")
+    torch.testing.assert_close(found, (1 - WEIGHT) * plain + WEIGHT * near)
     batch.extra[TAUGHT] = theirs[:, :1]
     found = taught_loss(mine[:, :1], batch, plain, "regression")
     torch.testing.assert_close(found, (1 - WEIGHT) * plain + WEIGHT * F.mse_loss(mine[:, :1], theirs[:, :1]))
@@ -74,6 +84,34 @@ def test_the_teachers_words_are_its_own_logits_and_computed_once(base, teacher, 
     np.testing.assert_allclose(features.labels[TAUGHT], expected, atol=1e-5)
     monkeypatch.setattr("everybert.training.finetune.teach", lambda *a: pytest.fail("it was asked before"))
     assert listen(data, teacher) is features
+
+
+def test_frozen_features_of_one_teacher_are_not_anothers(base, teacher, tmp_path):
+    noise = random.Random(7)
+    train = [(text, noise.choice(["yes", "no"])) for text, _ in rows(2, 160, mood)]
+    grid = {"teacher": [None, teacher]}
+    tuned = finetune(base, "classify", train, rows(3, 64, mood), mode="frozen", grid=grid, **(FAST | {"epochs": 6}))
+    assert {row["teacher"] for row in tuned.grid} == {None, teacher}
+    assert tuned.grid[0]["accuracy"] != tuned.grid[1]["accuracy"]
+
+
+def test_a_path_teaches_as_its_name_does(base, teacher, tmp_path):
+    few = FAST | {"epochs": 1}
+    finetune(base, "classify", rows(0, 16, mood), rows(1, 8, mood), tmp_path / "out", teacher=Path(teacher), **few)
+    assert json.loads((tmp_path / "out" / "finetune.json").read_text())["settings"]["teacher"] == teacher
+
+
+def test_a_teacher_reads_pairs_in_its_own_way(base, tmp_path):
+    """A student without token types does not take them from its teacher."""
+    pairs = [(text, "good", mood(text)) for text, _ in rows(0, 32, mood)]
+    finetune(base, "classify", pairs, pairs[:8], tmp_path / "t", **(FAST | {"epochs": 1}))
+    config = json.loads((base / "config.json").read_text())
+    plain = tiny.save(tmp_path / "plain", **{**config, "type_vocab_size": 1})
+    data = prepare_data("classify", plain, Tokenizer.load(plain), pairs, pairs[:8])
+    own = prepare_data("classify", base, Tokenizer.load(base), pairs, pairs[:8])
+    assert data.train.segments_N is None or not data.train.segments_N.any()
+    said, wanted = (listen(d, str(tmp_path / "t")).labels[TAUGHT] for d in (data, own))
+    np.testing.assert_allclose(said, wanted, atol=1e-6)
 
 
 def test_a_head_on_frozen_features_can_teach(base, tmp_path):
@@ -106,6 +144,12 @@ def test_teachers_that_cannot_teach(base, teacher, tmp_path):
     with pytest.raises(EverybertError, match="tag does not learn from a teacher"):
         tags = [(text.split(), ["B-X", "O"] + ["O"] * (len(text.split()) - 2)) for text, _ in train]
         finetune(base, "tag", tags, teacher=teacher, **FAST)
+    several = [(text, [mood(text), "any"]) for text, _ in train]
+    with pytest.raises(EverybertError, match="same labels"):
+        options = {"multi": True, "labels": ["no", "yes", "any"]}
+        finetune(base, "classify", several, teacher=teacher, options=options, **FAST)
+    with pytest.raises(EverybertError, match="cannot teach regress: this model predicts labels"):
+        finetune(base, "regress", [(text, float("good" in text)) for text, _ in train], teacher=teacher, **FAST)
     with pytest.raises(EverybertError, match="it knows none"):
         stars = [(text, 2.0 + ("good" in text)) for text, _ in train]
         finetune(base, "regress", stars, teacher=str(base), **FAST)

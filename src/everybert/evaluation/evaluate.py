@@ -13,7 +13,7 @@ import numpy as np
 
 from everybert.errors import EverybertError
 from everybert.inference.model import Model, load
-from everybert.inference.task_use import settle, using
+from everybert.inference.task_use import chosen, settle, using
 from everybert.tasks.classify import Classify
 from everybert.tasks.folder import MODULES
 from everybert.tasks.metrics import prf
@@ -54,11 +54,14 @@ def evaluate(
     skip_bad: bool = False,
     adapter: str | None = None,
 ) -> Evaluation:
-    """Score a model on a file, a DataFrame or a list of rows. Labels that the model has not are an error."""
+    """Score a model on a file, a DataFrame or a list of rows. Labels that the model has not are an error.
+
+    Without `adapter`, a trunk that comes with adapters takes the one that its task takes by itself.
+    """
     if task not in MODULES:
         raise EverybertError(f"the tasks are {', '.join(MODULES)}; there is no {task!r}")
     model = model if isinstance(model, Model) else load(model)
-    with using(model, adapter):
+    with using(model, adapter or own_adapter(model, task, data, columns)):
         settled = settle(model, task)
         examples = read(task, settled, data, columns, skip_bad)
         features = settled.features(model.tokenizer, model.config, examples)
@@ -73,6 +76,15 @@ def evaluate(
             labels=tuple(getattr(settled, "labels", ())),
             confusion=settled.confusion(model.network, features) if single else None,
         )
+
+
+def own_adapter(model: Model, task: str, data: Source, columns: Mapping[str, str] | None) -> str | None:
+    """The bundled adapter for a task; of classify's two by whether the data is of pairs."""
+    found = chosen(model, task)
+    if found is None or task != "classify":
+        return found
+    first = MODULES["classify"].read(data, columns, True).inputs[0]  # type: ignore[attr-defined]
+    return chosen(model, task, pair=not isinstance(first, str))
 
 
 def read(task: str, settled: Any, data: Source, columns: Mapping[str, str] | None, skip_bad: bool) -> Examples:

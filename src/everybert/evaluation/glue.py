@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from everybert.store.huggingface import read_extras
 from everybert.tasks.columns import label_name
 from everybert.tasks.records import read_rows
 from everybert.training.finetune import finetune
+from everybert.training.tuning import Settings
 
 INFERENCE = ("entailment", "not_entailment")
 
@@ -148,7 +149,8 @@ def run_task(
     Where no setting is given, those are used that the model's folder suggests for the task.
     """
     task = TASKS[name]
-    settings = settings if set(settings) - {"device"} else {**suggested(model).get(name, {}), **settings}
+    if not set(settings) - {"device"}:
+        settings = suggested(model, name) | settings
     asked = {"model": str(model), "seeds": seeds, "seed": seed, "window": window, **settings}
     record = out / f"{name}.json"
     if record.exists() and is_complete(out / name):
@@ -190,9 +192,12 @@ def run_task(
     return result
 
 
-def suggested(model: str | Path) -> dict[str, dict[str, Any]]:
-    """{task: settings} that a model's folder suggests, in everybert.json under "glue"; empty where it says nothing."""
-    return dict(read_extras(resolve(model)).get("glue", {}))
+def suggested(model: str | Path, task: str) -> dict[str, Any]:
+    """What a model's folder suggests for a task: everybert.json says {"glue": {"RTE": {"lr": 0.0004, "epochs": 8}}}."""
+    found: dict[str, Any] = read_extras(resolve(model)).get("glue", {}).get(task, {})
+    if unknown := set(found) - {f.name for f in fields(Settings)}:
+        raise EverybertError(f"{model} suggests {sorted(unknown)[0]!r} for {task}, which is no setting; give --epochs")
+    return dict(found)
 
 
 def glue(

@@ -16,7 +16,7 @@ import numpy as np
 from everybert.errors import EverybertError
 from everybert.inference.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.inference.model import Model
-from everybert.inference.task_use import settle
+from everybert.inference.task_use import chosen, settle, using
 from everybert.store.folder import read_json
 from everybert.tasks.answer import CHUNK, Answering, span_features
 from everybert.tasks.questions import Question
@@ -57,6 +57,13 @@ def answer_all(
     model: Model, questions: Sequence[Mapping[str, Any]], progress: Callable[[int], None] = lambda done: None
 ) -> tuple[dict[str, str], dict[str, float]]:
     """(predictions, how much no answer's score exceeds the best span's) by the questions' ids."""
+    with using(model, chosen(model, "answer")):
+        return _answer_all(model, questions, progress)
+
+
+def _answer_all(
+    model: Model, questions: Sequence[Mapping[str, Any]], progress: Callable[[int], None]
+) -> tuple[dict[str, str], dict[str, float]]:
     task: Answering = settle(model, "answer")
     budget = BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU
     answers: dict[str, str] = {}

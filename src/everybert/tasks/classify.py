@@ -103,7 +103,7 @@ class Classify:
         logits_EC = combine(head_logits(network, batch, self.head), batch)
         weight_C = None if self.weights is None else constant(self.weights, logits_EC.device)
         plain = label_loss(logits_EC, batch.extra["label_E"], self.problem, weight_C)
-        return taught_loss(logits_EC, batch, plain, self.problem)
+        return taught_loss(logits_EC, batch, plain, self.problem, weight_C)
 
     def logits(self, network: Network, features: Features, budget: int = BUDGET) -> np.ndarray:
         """(E, C)."""

@@ -22,16 +22,24 @@ WEIGHT, TEMPERATURE = 0.8, 2.0
 """α, and T of what follows."""
 
 
-def teach(features: Features, teacher: Network, head: str, scale: float = 1.0, shift: float = 0.0) -> Features:
-    """The examples with what the teacher says of them; a regression's values in units of training."""
-    logits_EC = gather(run(teacher, features, lambda batch: head_logits(teacher, batch, head)), features)
+def teach(
+    features: Features, read: Features, teacher: Network, head: str, scale: float = 1.0, shift: float = 0.0
+) -> Features:
+    """The student's examples with what the teacher says of them, who reads the same ones as `read`.
+
+    A regression's values are put in units of training.
+    """
+    logits_EC = gather(run(teacher, read, lambda batch: head_logits(teacher, batch, head)), read)
     return replace(features, labels={**features.labels, TAUGHT: ((logits_EC - shift) / scale).astype("float32")})
 
 
-def taught_loss(logits_EC: Tensor, batch: Ragged, plain: Tensor, problem: str) -> Tensor:
+def taught_loss(
+    logits_EC: Tensor, batch: Ragged, plain: Tensor, problem: str, weight_C: Tensor | None = None
+) -> Tensor:
     """(1 − α) · plain + α · T² · KL(teacher ‖ student) at temperature T; `plain` where there is no teacher.
 
-    A regression has the squared distance of the two in place of the second, several labels their cross-entropies.
+    A regression has the squared distance of the two in place of the second, several labels their cross-entropies. An
+    example counts as much as its label's weight, as it does in `plain`.
     """
     if TAUGHT not in batch.extra:
         return plain
@@ -39,8 +47,10 @@ def taught_loss(logits_EC: Tensor, batch: Ragged, plain: Tensor, problem: str) -
     if problem == "regression":
         near = F.mse_loss(mine_EC, theirs_EC)
     elif problem == "multi":
-        near = F.binary_cross_entropy_with_logits(mine_EC, torch.sigmoid(theirs_EC))
+        near = F.binary_cross_entropy_with_logits(mine_EC, torch.sigmoid(theirs_EC), pos_weight=weight_C)
     else:
         log_p, q = F.log_softmax(mine_EC / TEMPERATURE, -1), F.softmax(theirs_EC / TEMPERATURE, -1)
-        near = TEMPERATURE**2 * F.kl_div(log_p, q, reduction="batchmean")
+        near_E = TEMPERATURE**2 * F.kl_div(log_p, q, reduction="none").sum(-1)
+        weight_E = torch.ones_like(near_E) if weight_C is None else weight_C[batch.extra["label_E"]]
+        near = (near_E * weight_E).sum() / weight_E.sum()
     return (1 - WEIGHT) * plain + WEIGHT * near

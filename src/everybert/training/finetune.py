@@ -28,6 +28,7 @@ from everybert.tasks.classify import Classify
 from everybert.tasks.embed import Embed, write_sentence_transformers
 from everybert.tasks.features import Features, Reading
 from everybert.tasks.folder import MODULES as TASKS
+from everybert.tasks.folder import task_of
 from everybert.tasks.metrics import Interval, interval
 from everybert.tasks.records import Examples, Source
 from everybert.tasks.regress import Regress
@@ -119,6 +120,7 @@ def finetune(
         raise EverybertError(f"finetune has no setting {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}")
     if seeds < 1:
         raise EverybertError(f"seeds must be at least 1, not {seeds}")
+    settings |= {name: str(settings[name]) for name in ("teacher", "start") if settings.get(name) is not None}
     chosen = Settings(**settings)
     folder = resolve(model)
     if is_adapter(folder):
@@ -175,6 +177,7 @@ class Data:
     train: Features
     dev: Features
     dev_examples: Examples
+    train_examples: Examples
     train_size: int
     train_name: str
     notes: tuple[str, ...]
@@ -237,7 +240,8 @@ def prepare_data(
             "of each, spread evenly; scores and predictions read all"
         )
     told, bad = tuple(dict.fromkeys(notes)), tuple(dict.fromkeys((*examples.bad, *held.bad)))
-    return Data(folder, tokenizer, task, features[0], features[1], held, len(examples), examples.where, told, bad)
+    made = (features[0], features[1], held, examples, len(examples), examples.where)
+    return Data(folder, tokenizer, task, *made, told, bad)
 
 
 def split(examples: Examples, seed: int) -> tuple[Examples, Examples]:
@@ -278,7 +282,7 @@ def run_once(data: Data, settings: Settings, seed: int, quiet: bool = False) -> 
 
 
 def listen(data: Data, teacher: str, device: str | None = None) -> Features:
-    """The training set with what a teacher says of it, who must know the same labels and read the same tokens."""
+    """The training set with what a teacher says of it, who must know the same labels; it reads the texts in its way."""
     if teacher not in data.taught:
         task, folder = data.task, resolve(teacher)
         if not isinstance(task, Classify | Regress):
@@ -286,20 +290,28 @@ def listen(data: Data, teacher: str, device: str | None = None) -> Features:
         if is_adapter(folder):
             raise EverybertError(f"{folder} is an adapter; merge it into its model, which can then teach")
         loaded = load_network(folder, heads={task.head: task.outputs}, dtype=torch.float32)
-        known = loaded.labels or loaded.extras.get("task", {}).get("labels") or []
-        if "feature_head" in loaded.extras:  # it was trained on frozen features
+        try:
+            theirs = task_of(task.name, loaded.network, loaded.labels, loaded.problem_type, loaded.extras)
+        except EverybertError as error:
+            raise EverybertError(f"{folder} cannot teach {task.name}: {error}") from None
+        fits = theirs.outputs == task.outputs and same_kind(theirs, task)
+        if fits and "feature_head" in loaded.extras:  # it was trained on frozen features
             load_feature_head(loaded.network, task.head, folder, loaded.extras["feature_head"])
-        elif task.head in " ".join(loaded.report.missing):
-            known = []
-        if list(getattr(task, "labels", None) or known) != list(known) or not (known or loaded.problem_type):
-            what = ", ".join(known) or "none"
-            raise EverybertError(f"{folder} must be fine-tuned for the same labels to teach them; it knows {what}")
-        if Tokenizer.load(folder).digest != data.tokenizer.digest:
-            raise EverybertError(f"{folder} has another tokenizer, so it cannot read the student's tokens")
+        elif not fits or task.head in " ".join(loaded.report.missing):
+            known = ", ".join(loaded.labels or ()) or "none"
+            raise EverybertError(f"{folder} must be fine-tuned for the same labels to teach them; it knows {known}")
         loaded.network.to(World.join().device(device))
+        read = task.features(Tokenizer.load(folder), loaded.network.config, data.train_examples)
         units = (task.scale, task.shift) if isinstance(task, Regress) else (1.0, 0.0)
-        data.taught[teacher] = teach(data.train, loaded.network, task.head, *units)
+        data.taught[teacher] = teach(data.train, read, loaded.network, task.head, *units)
     return data.taught[teacher]
+
+
+def same_kind(theirs: Task, mine: Task) -> bool:
+    """Whether two tasks have the same labels in the same order, or are both regressions."""
+    if isinstance(mine, Classify):
+        return isinstance(theirs, Classify) and (theirs.labels, theirs.multi) == (mine.labels, mine.multi)
+    return isinstance(theirs, Regress)
 
 
 def _search(

@@ -30,7 +30,7 @@ class History(Logs):
 
 
 class Keeper:
-    """Scores every epoch and keeps the weights of the best."""
+    """Scores every epoch, or more often, and keeps the weights of the best."""
 
     def __init__(
         self, task: Task, compute: Compute, features: Features, dev: Examples, each: int, patience: int | None
@@ -38,7 +38,7 @@ class Keeper:
         self.task, self.compute, self.features, self.dev, self.each = task, compute, features, dev, each
         self.patience = patience
         self.best: float | None = None
-        self.epoch = 0
+        self.epoch = self.step = 0
         self.weights: dict[str, Tensor] = {}
 
     def evaluate(self, progress: Progress) -> tuple[float, dict[str, float]]:
@@ -46,10 +46,10 @@ class Keeper:
         scores = self.task.evaluate(self.compute.network, self.features, self.dev)
         score, epoch = scores[self.task.metric], math.ceil(progress.step / self.each)
         if self.best is None or score > self.best:
-            self.best, self.epoch = score, epoch
+            self.best, self.epoch, self.step = score, epoch, progress.step
             trained = self.compute.master.named_parameters()
             self.weights = {name: p.detach().clone() for name, p in trained if p.requires_grad}
-        elif self.patience is not None and epoch - self.epoch >= self.patience:
+        elif self.patience is not None and progress.step - self.step >= self.patience * self.each:
             progress.total = progress.step
         return -score, scores
 

@@ -133,7 +133,7 @@ class DistilSettings:
             raise KeyProblem("temperature", f"must be above 0, not {self.temperature}")
         for name in ("ce", "mlm", "pair", "cosine", "hidden", "relation"):
             at_least(name, getattr(self, name), 0)
-        if not any((self.ce, self.mlm, self.cosine, self.hidden, self.relation)):
+        if not any((self.ce, self.mlm, self.pair, self.cosine, self.hidden, self.relation)):
             raise KeyProblem("ce", "every weight is 0: there is nothing to learn")
 
 

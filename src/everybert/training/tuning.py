@@ -41,8 +41,8 @@ from everybert.training.step import Compute
 ADAPTER = "default"
 """What a freshly trained adapter is called until it is given a name."""
 ALONE = World()
-Kept = dict[tuple[str, str], tuple[Features, Features]]
-"""Frozen features of the training and the dev set, by which layers and which pooling they are of."""
+Kept = dict[tuple[str, str, str | None], tuple[Features, Features]]
+"""Frozen features of the training and the dev set, by the layers, the pooling and the teacher that they are of."""
 USUAL_SIZE = 0.07
 """Published encoders' weights (W₁, root mean square) are no larger; those of a long run with Muon may be."""
 FILL = 256
@@ -191,7 +191,7 @@ def tune(
     peak = settings.rate(network)
     adapters = prepare(network, task, settings, fresh_pooler)
     if settings.mode == "frozen":
-        of = (settings.features, settings.pool)
+        of = (settings.features, settings.pool, settings.teacher)
         kept = {} if kept is None or settings.reinit else kept  # renewed layers differ from seed to seed
         if of not in kept:
             kept[of] = (_cached(network, task, train_features), _cached(network, task, dev_features))
