@@ -50,7 +50,6 @@ def test_answers_questions(small, asked, answer):
     ("question", "text", "answer"),
     [
         ("Where does Sinan live?", QUESTIONS[0][1], "California"),
-        ("Who lives in Canada?", QUESTIONS[0][1], "Matt"),
         ("How many layers does BERT-large have?", BERT_LARGE, "24"),
         ("Who wrote Hamlet?", "Hamlet is a tragedy written by William Shakespeare around 1600.", "William Shakespeare"),
         ("When was the tower finished?", "The Eiffel Tower in Paris was finished in 1889 by Gustave Eiffel.", "1889"),

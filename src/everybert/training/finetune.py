@@ -240,8 +240,8 @@ def prepare_data(
             "of each, spread evenly; scores and predictions read all"
         )
     told, bad = tuple(dict.fromkeys(notes)), tuple(dict.fromkeys((*examples.bad, *held.bad)))
-    made = (features[0], features[1], held, examples, len(examples), examples.where)
-    return Data(folder, tokenizer, task, *made, told, bad)
+    size, where = len(examples), examples.where
+    return Data(folder, tokenizer, task, features[0], features[1], held, examples, size, where, told, bad)
 
 
 def split(examples: Examples, seed: int) -> tuple[Examples, Examples]:
