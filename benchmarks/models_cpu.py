@@ -1,7 +1,7 @@
 """How fast models are on this machine's cores, side by side: the same texts through each, taking turns.
 
-    python benchmarks/models_cpu.py W/trunk W/taught --text FILE
-    python benchmarks/models_cpu.py W/trunk W/taught --text FILE --count 500 --rounds 7
+    python benchmarks/models_cpu.py --models W/trunk,W/taught --text FILE
+    python benchmarks/models_cpu.py --models W/trunk,W/taught --text FILE --count 500 --rounds 7
 
 Vectors of lines of the file, as `everybert embed` makes them, in fp32. The median of the rounds counts; the ratio is to
 the first model.
@@ -23,14 +23,14 @@ from everybert.inference.model import load
 def main() -> None:
     """Measure, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", help="folders or bundled names")
+    parser.add_argument("--models", required=True, help="folders or bundled names, with commas")
     parser.add_argument("--text", type=Path, required=True, help="a text file; its lines are the texts")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     with args.text.open(encoding="utf-8") as file:
         texts = [line for line, _ in zip((line.strip() for line in file if len(line) > 20), range(args.count))]
-    models = {name: load(name, device="cpu") for name in args.models}
+    models = {name: load(name, device="cpu") for name in args.models.split(",")}
     times: dict[str, list[float]] = {name: [] for name in models}
     for number in range(-1, args.rounds):  # once to warm up
         for name, model in models.items():
@@ -39,7 +39,7 @@ def main() -> None:
             if number >= 0:
                 times[name].append(time.perf_counter() - start)
     tokens = sum(len(model.tokenizer.encode(text).ids) for model in list(models.values())[:1] for text in texts)
-    first = statistics.median(times[args.models[0]])
+    first = statistics.median(times[next(iter(models))])
     print(f"{len(texts)} texts, {tokens / len(texts):.0f} tokens on average, {args.rounds} rounds")
     print("\n| model | layers | parameters | texts/s | × |\n|---|---|---|---|---|")
     for name, model in models.items():

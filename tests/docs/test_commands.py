@@ -52,6 +52,7 @@ BENCHMARKS = {
     "finetune_gpu.py": "--data SST-2 --tokenizer FOLDER --model FOLDER --steps 1 --batch-size 2",
     "glue_modes.py": "--model FOLDER --data glue --tasks SST-2 --modes frozen --seeds 1 --epochs 1",
     "infer_gpu.py": "--device cpu --tiny",
+    "models_cpu.py": "--models FOLDER,FOLDER/ --text FILE --count 4 --rounds 1",
     "pretrain_cpu.py": "--text bundled --steps 12 --rounds 1 --threads 1",
     "pretrain_gpu.py": "--tiny --quick --steps 1 --tokens 512",
     "scaling.py": "--lengths 64 --rounds 1",

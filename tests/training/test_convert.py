@@ -16,6 +16,7 @@ from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.convert import add_words, extend, extend_folder, to_longformer
 from everybert.training.pretrain import pretrain
+from everybert.training.recipe import Recipe
 
 SIZE = {"hidden_size": 32, "layers": 2, "heads": 2, "intermediate_size": 64}
 
@@ -122,6 +123,17 @@ def test_the_longformer_recipe_trains(folder, tmp_path):
     result = pretrain(recipe, corpus, tmp_path / "run", device="cpu", quiet=True)
     config = load_network(result.model).config
     assert (config.family, config.max_positions, config.windows) == ("longformer", 256, (16, 16))
+
+
+def test_own_texts_are_learnt_from_a_folder_on(folder, tmp_path):
+    corpus = write_corpus(tmp_path / "c", documents=40, heldout=5)
+    small = {"batch__tokens": 512, "batch__pack": 512, "batch__length": 64, "run__workers": 0, "schedule__warmup": 1}
+    recipe = Recipe.load("own-text", model__init=str(folder), steps=3, **small)
+    result = pretrain(recipe, corpus, tmp_path / "run", device="cpu", quiet=True)
+    before, after = (load_network(f).network.encoder.state_dict() for f in (folder, result.model))
+    name = "layers.0.attention.qkv.weight"
+    assert 0 < (before[name] - after[name]).abs().max() < 0.01  # it went on from there
+    assert Recipe.load("own-text").model.init == "everybert-small"
 
 
 def test_only_bert_and_roberta_become_longformers():

@@ -38,7 +38,7 @@ def pretrain(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name or its .toml file.")] = None,
     corpus: Annotated[Path | None, typer.Option(help="Corpus folder, made by `everybert corpus build`.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder: logs, checkpoints, model.")] = None,
-    init: Annotated[str | None, typer.Option(help="A model folder to go on from.")] = None,
+    init: Annotated[str | None, typer.Option(help="A model to go on from: a folder or a bundled name.")] = None,
     steps: Steps = None,
     budget: Budget = None,
     set_: Set = None,
