@@ -374,29 +374,27 @@ def test_the_grid_keeps_the_best(base):
         finetune(base, "classify", sentiment(0), sentiment(1, 32), grid={"lrr": (1,)}, **few)
 
 
-def test_patience_stops_and_keeps_the_best_epoch(base, monkeypatch):
-    scores = iter([0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3])
-    real = classify.Classify.evaluate
+def script(monkeypatch, scores):
+    """Each evaluation's accuracy, as given; returns the pooler's weights that it was of."""
+    left, real, kept = iter(scores), classify.Classify.evaluate, []
 
     def fake(self, network, features, examples):
-        return real(self, network, features, examples) | {"accuracy": next(scores)}
+        kept.append(network.pooler.dense.weight.detach().clone())
+        return real(self, network, features, examples) | {"accuracy": next(left)}
 
     monkeypatch.setattr(classify.Classify, "evaluate", fake)
+    return kept
+
+
+def test_patience_stops_and_keeps_the_best_epoch(base, monkeypatch):
+    script(monkeypatch, [0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3])
     tuned = finetune(base, "classify", sentiment(0, 32), sentiment(1, 16), patience=2, **(FAST | {"epochs": 8}))
     assert tuned.runs[0].epoch == 2
     assert sum("f1" in row for row in tuned.history) == 4  # epochs 1 to 4, then patience was over
 
 
 def test_an_epoch_may_be_scored_more_than_once(base, monkeypatch):
-    scores = iter([0.5, 0.9, 0.8, 0.7, 0.6, 0.6])
-    real = classify.Classify.evaluate
-    kept = []
-
-    def fake(self, network, features, examples):
-        kept.append(network.pooler.dense.weight.detach().clone())
-        return real(self, network, features, examples) | {"accuracy": next(scores)}
-
-    monkeypatch.setattr(classify.Classify, "evaluate", fake)
+    kept = script(monkeypatch, [0.5, 0.9, 0.8, 0.7, 0.6, 0.6])
     few = FAST | {"epochs": 2, "batch_size": 8}
     tuned = finetune(base, "classify", sentiment(0, 40), sentiment(1, 16), evaluations=2, **few)
     steps = [row["step"] for row in tuned.history if "f1" in row]
@@ -408,13 +406,7 @@ def test_an_epoch_may_be_scored_more_than_once(base, monkeypatch):
 
 
 def test_patience_counts_whole_epochs_however_often_they_are_scored(base, monkeypatch):
-    scores = iter([0.5, 0.9, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6])
-    real = classify.Classify.evaluate
-
-    def fake(self, network, features, examples):
-        return real(self, network, features, examples) | {"accuracy": next(scores)}
-
-    monkeypatch.setattr(classify.Classify, "evaluate", fake)
+    script(monkeypatch, [0.5, 0.9, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6])
     few = FAST | {"epochs": 4, "batch_size": 8, "patience": 1, "evaluations": 2}
     tuned = finetune(base, "classify", sentiment(0, 32), sentiment(1, 16), **few)
     assert [row["step"] for row in tuned.history if "f1" in row] == [2, 4, 6, 8]  # four steps an epoch, one more
