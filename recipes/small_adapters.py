@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -152,6 +153,7 @@ def polish(args: argparse.Namespace) -> None:
     settings["lora"] = chosen(best.settings.split(","))["lora"]
     out = args.work / "polished" / "qa"
     out.parent.mkdir(exist_ok=True)
+    shutil.rmtree(out, ignore_errors=True)  # of a polishing that was stopped, or of an adapter before
     tuned = finetune(
         args.work / "trunk", "answer", mixed, None, out, mode="lora", start=str(best.folder), quiet=True, **settings
     )

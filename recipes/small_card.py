@@ -70,7 +70,8 @@ LIMITS = """
 It is small and has seen little text, most of it encyclopaedic: it knows few facts, and its fillings repeat the biases
 of its sources (a man who wants milk goes to the farm; the store is its seventh guess). Answers to questions may take
 too much, or too little; for short texts the adapter was trained on made-up sentences of two or three facts ("Rosa left
-school in 1912 and Fatima left school in 2016"), and it is surer of such sentences than of others. Labels are guesses
+school in 1912 and Fatima left school in 2016"; "X lives in A and Y lives in B" is one of their forms, so the example
+above shows it at its best), and it is surer of such sentences than of others. Labels are guesses
 with a probability; people must decide where decisions matter. English only, lower case only, at most 512 tokens at a
 time (longer texts are read in windows).
 """
