@@ -14,7 +14,6 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -22,10 +21,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from everybert import __version__
 from everybert.errors import EverybertError
 from everybert.serving import compatible, playground, routes
-from everybert.serving.gate import Gate
+from everybert.serving.gate import Gate, Receive, Scope, Send, refusal_of
 from everybert.serving.limits import Refusal, error_body
 from everybert.serving.reference import add_reference
 from everybert.serving.service import Service
+from everybert.serving.strict import StrictRoute
 
 log = logging.getLogger("everybert.serving")
 
@@ -39,7 +39,7 @@ def create_app(service: Service, key: str | None = None) -> FastAPI:
         yield
         await asyncio.to_thread(service.close)
 
-    app = FastAPI(
+    app = App(
         title="everybert",
         version=__version__,
         description="Encoders of the BERT family over HTTP.",
@@ -49,13 +49,24 @@ def create_app(service: Service, key: str | None = None) -> FastAPI:
     )
     app.state.service = service
     _health(app, service)
-    app.include_router(compatible.router(service))
-    app.include_router(routes.router(service))
-    app.include_router(playground.router(service))
+    posts: dict[str, StrictRoute] = {}
+    for router in (compatible.router(service), routes.router(service), playground.router(service)):
+        app.include_router(router)
+        posts |= {r.path: r for r in router.routes if isinstance(r, StrictRoute) and r.dependant.body_params}
     add_reference(app)
-    _errors(app, service)
-    app.add_middleware(Gate, limits=service.limits, metrics=service.metrics, key=key)  # type: ignore[arg-type]
+    _errors(app)
+    app.gate = Gate(super(App, app).__call__, service, posts, key)
     return app
+
+
+class App(FastAPI):
+    """FastAPI behind the gate."""
+
+    gate: Gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        await self.gate(scope, receive, send)
 
 
 def _health(app: FastAPI, service: Service) -> None:
@@ -78,34 +89,16 @@ def _health(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
-def _errors(app: FastAPI, service: Service) -> None:
-    """Every error as JSON with a cause; never what was sent, which may be long or no JSON at all."""
+def _errors(app: FastAPI) -> None:
+    """The errors that FastAPI catches, in the gate's form."""
 
-    def send(request: Request, status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-        return JSONResponse(error_body(request.url.path, status, message), status, headers)
+    async def refused(request: Request, error: Exception) -> Response:
+        refusal = refusal_of(error)
+        body = error_body(request.url.path, refusal.status, refusal.message)
+        return JSONResponse(body, refusal.status, refusal.headers)
 
-    @app.exception_handler(Refusal)
-    async def refused(request: Request, error: Refusal) -> Response:
-        return send(request, error.status, error.message, error.headers)
-
-    @app.exception_handler(EverybertError)
-    async def unfit(request: Request, error: EverybertError) -> Response:
-        return send(request, 422, str(error))
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:] if isinstance(part, str | int))
-        why = "this endpoint has no such field" if first["type"] == "extra_forbidden" else first["msg"][:200]
-        return send(request, 422, f"{where[:80] or 'the body'}: {why}")
-
-    @app.exception_handler(HTTPException)
-    async def plain(request: Request, error: HTTPException) -> Response:
-        return send(request, error.status_code, str(error.detail), dict(error.headers or {}))
-
-    @app.exception_handler(Exception)
-    async def unforeseen(request: Request, error: Exception) -> Response:
-        return send(request, 500, "the server failed on this request; its log says why")
+    for kind in (Refusal, EverybertError, HTTPException, Exception):
+        app.add_exception_handler(kind, refused)
 
 
 # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -122,8 +115,10 @@ class Protocol(H11Protocol):
         self._clock = self.loop.call_later(self.seconds, self._silent)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop it."""
+        """Stop it; and let nobody work for a client that is gone."""
         self._clock.cancel()
+        if self.cycle is not None and "call" in self.cycle.scope:
+            self.cycle.scope["call"].gone = True  # type: ignore[typeddict-item]
         super().connection_lost(exc)
 
     def _silent(self) -> None:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
+from fastapi import Request
 from pydantic_core import to_json
+from starlette.exceptions import HTTPException
 
-from everybert.serving.limits import Call, Limits, Refusal, error_body, too_much
-from everybert.serving.metrics import Metrics
+from everybert.errors import EverybertError
+from everybert.serving.limits import Call, Refusal, error_body, too_much
+from everybert.serving.service import Service
+from everybert.serving.strict import StrictRoute
+
+log = logging.getLogger("everybert.serving")
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -24,15 +32,19 @@ CHUNK = 65536
 
 
 class Gate:
-    """A POST is read whole, within a size and a time; then it has a deadline, and is `gone` when its client leaves.
+    """A POST is read whole, within a size and a time; then it has a deadline, and its endpoint answers.
 
-    Other requests are cheap, and only need the key where there is one and they show more than health.
+    `posts` are the endpoints, by path; they are called from here, which takes half the time of the way through
+    `app`, FastAPI, which has all the rest. Other requests are cheap, and only need the key where there is one and
+    they show more than health.
     """
 
-    def __init__(self, app: App, limits: Limits, metrics: Metrics, key: str | None = None) -> None:
+    def __init__(self, app: App, service: Service, posts: Mapping[str, StrictRoute], key: str | None = None) -> None:
         self.app = app
-        self.limits = limits
-        self.metrics = metrics
+        self.service = service
+        self.posts = posts
+        self.limits = service.limits
+        self.metrics = service.metrics
         self.key = key.encode() if key else None
         self.taken = 0
         self.bytes = 0
@@ -42,7 +54,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, path = time.monotonic(), scope["path"]
+        start = time.monotonic()
         reader, sender = Reader(receive), Sender(send, self.limits.body_seconds)
         try:
             self._check_key(scope)
@@ -50,11 +62,11 @@ class Gate:
                 await self._post(scope, reader, sender)
             else:
                 await self.app(scope, reader, sender)
-        except Refusal as refusal:
-            await reader.drain(self.limits.body)
-            await sender.refuse(path, refusal)
         except ConnectionError:  # the client left while it sent, or did not read
             pass
+        except Exception as error:
+            await reader.drain(self.limits.body)
+            await sender.refuse(scope["path"], refusal_of(error))
         finally:
             self.metrics.answered(scope, sender.status or 499, time.monotonic() - start)
 
@@ -70,29 +82,40 @@ class Gate:
 
     async def _post(self, scope: Scope, reader: Reader, send: Sender) -> None:
         if self.taken >= self.limits.queue:
-            raise self._overloaded(scope)
+            raise self._overloaded()
         self.taken += 1
         self.metrics.in_flight.set(self.taken)
-        call = Call(self.limits)
+        call = scope["call"] = Call(self.limits)
         try:
-            try:
-                async with asyncio.timeout(self.limits.body_seconds):
-                    call.body = await self._body(scope, reader)
-            except TimeoutError:
-                raise Refusal(408, f"the body did not arrive within {self.limits.body_seconds:g} s") from None
-            self.bytes += len(call.body)
-            call.deadline = time.monotonic() + self.limits.seconds
-            scope["call"] = call
-            await self._watched(call, scope, reader, send)
+            answer = await self._answer(scope, call, reader)
+            await answer(scope, reader, send)
         finally:
             call.gone = True
             self.bytes -= len(call.body)
             self.taken -= 1
             self.metrics.in_flight.set(self.taken)
 
-    def _overloaded(self, scope: Scope) -> Refusal:
-        after = scope["app"].state.service.retry_after() if "app" in scope else 1
-        return Refusal(429, "too many requests at a time; try again later", {"Retry-After": str(after)})
+    async def _answer(self, scope: Scope, call: Call, reader: Reader) -> App:
+        """What sends the answer: that of the endpoint, within its time; FastAPI where there is none at this path."""
+        try:
+            async with asyncio.timeout(self.limits.body_seconds) as clock:
+                call.body = await self._body(scope, reader)
+                self.bytes += len(call.body)
+                route = self.posts.get(scope["path"])
+                if route is None:
+                    return self.app
+                scope["route"] = route
+                call.deadline = time.monotonic() + self.limits.seconds
+                clock.reschedule(asyncio.get_running_loop().time() + self.limits.seconds)
+                return await route.answer(Request(scope))
+        except TimeoutError:
+            if call.deadline < math.inf:
+                raise call.late() from None
+            raise Refusal(408, f"the body did not arrive within {self.limits.body_seconds:g} s") from None
+
+    def _overloaded(self) -> Refusal:
+        after = {"Retry-After": str(self.service.retry_after())}
+        return Refusal(429, "too many requests at a time; try again later", after)
 
     async def _body(self, scope: Scope, reader: Reader) -> bytes:
         headers = dict(scope["headers"])
@@ -111,33 +134,8 @@ class Gate:
             if size > self.limits.body:
                 raise too_much(size, self.limits.body, "bytes of body")
             if self.bytes + size > self.limits.queue_bytes:
-                raise self._overloaded(scope)
+                raise self._overloaded()
         return b"".join(parts)
-
-    async def _watched(self, call: Call, scope: Scope, receive: Receive, send: Sender) -> None:
-        """Run the application on the body while looking whether the client is still there."""
-        left = asyncio.Event()
-        sent = False
-
-        async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            call.gone = True
-            left.set()
-
-        async def replay() -> Message:
-            nonlocal sent
-            if not sent:
-                sent = True
-                return {"type": "http.request", "body": call.body, "more_body": False}
-            await left.wait()
-            return {"type": "http.disconnect"}
-
-        watcher = asyncio.create_task(watch())
-        try:
-            await self.app(scope, replay, send)
-        finally:
-            watcher.cancel()
 
 
 class Reader:
@@ -155,6 +153,8 @@ class Reader:
 
     async def drain(self, most: int) -> None:
         """Read what a refused client is still sending, within reason: it may not look for an answer before."""
+        if self.done:
+            return
         try:
             async with asyncio.timeout(1.0):
                 while most > 0 and not self.done:
@@ -197,3 +197,15 @@ class Sender:
         pairs = [(k.lower().encode(), v.encode()) for k, v in headers.items()]
         await self({"type": "http.response.start", "status": refusal.status, "headers": pairs})
         await self({"type": "http.response.body", "body": body})
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """Every error as an answer with a cause; never what was sent, which may be long or no JSON at all."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, EverybertError):
+        return Refusal(422, str(error))
+    if isinstance(error, HTTPException):
+        return Refusal(error.status_code, str(error.detail), dict(error.headers or {}))
+    log.error("a request failed", exc_info=error)
+    return Refusal(500, "the server failed on this request; its log says why")

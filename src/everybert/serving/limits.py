@@ -97,8 +97,12 @@ class Call:
     def check(self) -> None:
         """Stop where nobody waits any more."""
         if self.gone or time.monotonic() > self.deadline:
-            self.gone = True
-            raise Refusal(503, f"no answer within {self.limits.seconds:g} s; try again later", {"Retry-After": "1"})
+            raise self.late()
+
+    def late(self) -> Refusal:
+        """The time is over: what to tell those who still wait."""
+        self.gone = True
+        return Refusal(503, f"no answer within {self.limits.seconds:g} s; try again later", {"Retry-After": "1"})
 
     def read(self, lengths: Sequence[int]) -> None:
         """Count texts of so many tokens, and refuse what is too long."""
