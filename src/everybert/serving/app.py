@@ -16,13 +16,13 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from everybert import __version__
 from everybert.errors import EverybertError
 from everybert.serving import compatible, playground, routes
 from everybert.serving.gate import Gate, Receive, Scope, Send, refusal_of
 from everybert.serving.limits import Refusal, error_body
+from everybert.serving.protocol import Protocol
 from everybert.serving.reference import add_reference
 from everybert.serving.service import Service
 from everybert.serving.strict import StrictRoute
@@ -104,28 +104,6 @@ def _errors(app: FastAPI) -> None:
 # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Protocol(H11Protocol):
-    """HTTP/1.1, with a time by which a connection's first request must have begun."""
-
-    seconds = 10.0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock."""
-        super().connection_made(transport)
-        self._clock = self.loop.call_later(self.seconds, self._silent)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop it; and let nobody work for a client that is gone."""
-        self._clock.cancel()
-        if self.cycle is not None and "call" in self.cycle.scope:
-            self.cycle.scope["call"].gone = True  # type: ignore[typeddict-item]
-        super().connection_lost(exc)
-
-    def _silent(self) -> None:
-        if self.cycle is None:
-            self.transport.abort()
-
-
 def serve(app: FastAPI, host: str, port: int, started: Callable[[int], None] = lambda port: None) -> None:
     """Serve until SIGTERM or SIGINT; then answer what was taken, and end. `started` is told the port."""
     limits = app.state.service.limits
@@ -141,7 +119,6 @@ def serve(app: FastAPI, host: str, port: int, started: Callable[[int], None] = l
         server_header=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=int(limits.seconds + limits.body_seconds) + 1,
-        h11_max_incomplete_event_size=16384,
     )
     server = _Server(config)
     server.started_at, server.service = started, app.state.service

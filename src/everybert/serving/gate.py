@@ -101,7 +101,7 @@ class Gate:
             async with asyncio.timeout(self.limits.body_seconds) as clock:
                 call.body = await self._body(scope, reader)
                 self.bytes += len(call.body)
-                route = self.posts.get(scope["path"])
+                route = self.posts.get(scope["path"].removeprefix(scope.get("root_path", "")))
                 if route is None:
                     return self.app
                 scope["route"] = route

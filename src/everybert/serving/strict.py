@@ -24,8 +24,8 @@ class StrictRoute(APIRoute):
     """
 
     def get_route_handler(self) -> Handler:
-        """As APIRoute's, which serves the endpoints without a body."""
-        return self.answer if self.dependant.body_params else super().get_route_handler()
+        """As APIRoute's, which serves the endpoints without a body; the others are reached through the gate alone."""
+        return _nobody if self.dependant.body_params else super().get_route_handler()
 
     async def answer(self, request: Request) -> Response:
         """What the endpoint gives for a request whose body was read by the gate."""
@@ -33,6 +33,10 @@ class StrictRoute(APIRoute):
         kind: type[BaseModel] = field.field_info.annotation  # type: ignore[assignment]
         body = _checked(kind, _json(request.scope["headers"], request.scope["call"].body))
         return await self.endpoint(**{field.name: body, self.dependant.request_param_name or "request": request})
+
+
+async def _nobody(request: Request) -> Response:
+    raise Refusal(404, "Not Found")
 
 
 def _json(headers: list[tuple[bytes, bytes]], raw: bytes) -> Any:
