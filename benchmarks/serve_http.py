@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator
 from itertools import cycle
 from pathlib import Path
 
+import uvloop
 from sentences import sentences
 
 SHORT = "How do I bake bread without yeast?"
@@ -107,7 +108,7 @@ def moments(rate: float, seconds: float) -> Iterator[float]:
         yield due
 
 
-# ── the client: bare HTTP/1.1 over asyncio, as light as can be ───────────────────────────────────────────────
+# ── the client: bare HTTP/1.1, as light as can be: what it takes, the server lacks ───────────────────────────
 
 
 def message(path: str, body: object) -> bytes:
@@ -117,25 +118,49 @@ def message(path: str, body: object) -> bytes:
     return head.encode() + data
 
 
-class Connection:
+class Connection(asyncio.Protocol):
     """One connection that is kept alive."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.end = 0  # of the answer that is coming, once its head is here
+        self.busy = False
 
-    async def open(self) -> Connection:
+    @classmethod
+    async def open(cls, port: int) -> Connection:
         """Connect."""
-        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 22)
-        return self
+        _, connection = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
+        return connection
 
-    async def send(self, request: bytes) -> bytes:
-        """A request's answer; anything but 200 ends the benchmark."""
-        self.writer.write(request)
-        head = await self.reader.readuntil(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200"):
-            raise SystemExit(f"the server answered {head[:40]!r}")
-        size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        return await self.reader.readexactly(size)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is open."""
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+
+    def ask(self, request: bytes, answered: Callable[[bytes], None]) -> None:
+        """Send a request, and call `answered` with the body when its answer is whole; one at a time."""
+        self.answered, self.busy = answered, True
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        """A part of an answer; anything but 200 ends the benchmark."""
+        self.data += data
+        if not self.end:
+            head = self.data.find(b"\r\n\r\n")
+            if head < 0:
+                return
+            if not self.data.startswith(b"HTTP/1.1 200"):
+                raise SystemExit(f"the server answered {bytes(self.data[:40])!r}")
+            size = bytes(self.data[:head]).lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            self.start, self.end = head + 4, head + 4 + int(size)
+        if len(self.data) >= self.end:
+            body = bytes(self.data[self.start :])
+            self.data, self.end, self.busy = bytearray(), 0, False
+            self.answered(body)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It is closed, which the server does with idle ones alone."""
+        if self.busy:
+            raise SystemExit(f"the server closed a connection: {error}")
 
 
 Mark = tuple[float, float, float]
@@ -144,20 +169,30 @@ Mark = tuple[float, float, float]
 
 async def saturate(port: int, requests: list[bytes], clients: int, mark: Callable[[], Mark]) -> Mark:
     """What it takes to answer as many requests as there are, while every connection always has one under way."""
-    connections = [await Connection(port).open() for _ in range(clients)]
-    endless, marks, done = cycle(requests), [], 0
+    connections = [await Connection.open(port) for _ in range(clients)]
+    endless, marks, done, left = cycle(requests), [], 0, clients
+    over = asyncio.get_running_loop().create_future()
 
-    async def work(connection: Connection) -> None:
-        nonlocal done
-        while len(marks) < 2:
-            await connection.send(next(endless))
+    def work(connection: Connection) -> None:
+        def answered(body: bytes) -> None:
+            nonlocal done, left
             done += 1
             if done in (clients, clients + len(requests)):
                 marks.append(mark())
+            if len(marks) < 2:
+                connection.ask(next(endless), answered)
+                return
+            left -= 1
+            if not left:
+                over.set_result(None)
 
-    await asyncio.gather(*map(work, connections))
+        connection.ask(next(endless), answered)
+
     for connection in connections:
-        connection.writer.close()
+        work(connection)
+    await over
+    for connection in connections:
+        connection.transport.close()
     start, end = marks
     return end[0] - start[0], end[1] - start[1], end[2] - start[2]
 
@@ -182,9 +217,11 @@ async def at_rate(port: int, request: bytes, rate: float, seconds: float) -> lis
         nonlocal busy
         busy += 1
         while free and free[-1][1] < time.perf_counter() - IDLE:
-            free.pop()[0].writer.close()
-        connection = free.pop()[0] if free else await Connection(port).open()
-        await connection.send(request)
+            free.pop()[0].transport.close()
+        connection = free.pop()[0] if free else await Connection.open(port)
+        answer = asyncio.get_running_loop().create_future()
+        connection.ask(request, answer.set_result)
+        await answer
         latencies.append((time.perf_counter() - due, stolen() == before))
         free.append((connection, time.perf_counter()))
         busy -= 1
@@ -224,7 +261,7 @@ def rounds_of(run: Process, port: int, texts: list[str], rounds: int, mark: Call
         if number >= 0:
             found["engine"].append((seconds, run.seconds() - before, 0.0))
         for name, (requests, clients) in ways.items():
-            spent = asyncio.run(saturate(port, requests, clients, mark))
+            spent = uvloop.run(saturate(port, requests, clients, mark))
             if number >= 0:
                 found[name].append(spent)
     return found
@@ -264,14 +301,14 @@ def main() -> None:
 
         found = rounds_of(run, port, texts, options.rounds, mark)
         request = message("/embed", {"inputs": SHORT})
-        rate = 1000 / asyncio.run(saturate(port, [request] * 1000, 64, mark))[0]
+        rate = 1000 / uvloop.run(saturate(port, [request] * 1000, 64, mark))[0]
         latency = {}
         alone = run.ask("1e9 3")
         for name, load in (("one after another", 0.5 / alone), ("64 connections", rate / 2)):
             turns = []
             for _ in range(options.rounds):  # in turn: the machine is not equally fast at all times
                 own = run.ask(f"{load} {options.seconds / 2}")
-                turns.append((own, asyncio.run(at_rate(port, request, load, options.seconds))))
+                turns.append((own, uvloop.run(at_rate(port, request, load, options.seconds))))
             latency[name] = load, turns
     finally:
         place.unlink()
@@ -279,6 +316,11 @@ def main() -> None:
             process.child.terminate()
             process.child.wait(30)
     report(found, tokens, len(texts), latency, options.json)
+
+
+def quantile(values: list[float], q: float) -> float:
+    """Of sorted values; of none, no number."""
+    return values[int(len(values) * q)] if values else float("nan")
 
 
 def report(found: dict, tokens: int, count: int, latency: dict, as_json: bool) -> None:
@@ -298,8 +340,8 @@ def report(found: dict, tokens: int, count: int, latency: dict, as_json: bool) -
         own = statistics.median(alone for alone, _ in turns)
         times = sorted(one for _, some in turns for one in some)
         whole = [seconds for seconds, ran in times if ran]
-        p50, p99 = (times[int(len(times) * q)][0] for q in (0.5, 0.99))
-        clean = whole[int(len(whole) * 0.99)]
+        p50, p99 = (quantile([seconds for seconds, _ in times], q) for q in (0.5, 0.99))
+        clean = quantile(whole, 0.99)
         said[name] = {"rate": load, "alone": own, "p50": p50, "p99": p99, "p99_not_stolen": clean}
         figures = f"{own * 1e3:.1f} | {p50 * 1e3:.1f} | {p99 * 1e3:.1f} | {p99 / own:.2f}"
         rest = f"{len(whole) / len(times):.1%} | {clean * 1e3:.1f} | {clean / own:.2f}"
@@ -308,7 +350,7 @@ def report(found: dict, tokens: int, count: int, latency: dict, as_json: bool) -
         each = [(alone, sorted(seconds for seconds, ran in some if ran)) for alone, some in turns]
         print(
             f"{name}, the last column by round:",
-            *(f"{part[int(len(part) * 0.99)] / alone:.2f}" for alone, part in each),
+            *(f"{quantile(part, 0.99) / alone:.2f}" for alone, part in each),
         )
     if as_json:
         ratios = {name: base / rows[0] for name, rows in median.items()}
