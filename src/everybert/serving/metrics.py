@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from functools import cache
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -28,13 +29,15 @@ class Metrics:
         self.batch_tokens = make(Histogram, "batch_tokens", "Tokens of a batch.", buckets=TOKENS)
         self.batch_seconds = make(Histogram, "batch_seconds", "Time of a batch.", buckets=SECONDS)
         self.failures = make(Counter, "failures", "Errors of the server's own making.")
+        self._of = cache(lambda path, status: (self.requests.labels(path, str(status)), self.seconds.labels(path)))
 
     def answered(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
         """One request; paths that there are not share one name, so that nobody can fill the memory with them."""
         route = scope.get("route")
         path = getattr(route, "path", None) or ("refused" if status in (401, 408, 413, 415, 429, 499) else "unknown")
-        self.requests.labels(path, str(status)).inc()
-        self.seconds.labels(path).observe(seconds)
+        count, time = self._of(path, status)
+        count.inc()
+        time.observe(seconds)
 
     def text(self) -> bytes:
         """In the exposition format."""
