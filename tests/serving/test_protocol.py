@@ -101,10 +101,11 @@ def test_too_many_requests_in_one_packet_end_the_connection(url):
 
 def test_a_client_that_leaves_is_noticed_though_it_had_asked_for_more(folders):
     with own.running({"words": folders["words"]}, Limits(inline=0)) as (url, service), own.held(service, "words"):
-        queue = service.scheduler._queue
-        with connect(url) as busy, connect(url) as second, connect(url) as client:
-            for other in (busy, second):  # until every thread that runs the model has something
-                other.sendall(request({"inputs": ["the cat sees a red dog ."] * 20}))
+        queue, trunk = service.scheduler._queue, service.shelf.entries["words"].direct.trunk
+        with contextlib.ExitStack() as others, connect(url) as client:
+            for number in range(len(service.scheduler._threads)):  # every thread that runs the model has something
+                others.enter_context(connect(url)).sendall(request({"inputs": ["the cat sees a red dog ."] * 20}))
+                own.until(lambda count=number + 1: trunk.running == count and not queue)
             client.sendall(request({"inputs": "a " * 100}) * 3)
             own.until(lambda: any(len(ticket.texts) == 1 for ticket in queue))
             (waiting,) = [ticket for ticket in queue if len(ticket.texts) == 1]
