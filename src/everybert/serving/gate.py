@@ -34,9 +34,9 @@ CHUNK = 65536
 class Gate:
     """A POST is read whole, within a size and a time; then it has a deadline, and its endpoint answers.
 
-    `posts` are the endpoints, by path; they are called from here, which takes half the time of the way through
-    `app`, FastAPI, which has all the rest. Other requests are cheap, and only need the key where there is one and
-    they show more than health.
+    `posts` are the endpoints, by path; they are called from here, which saves the way through `app`, FastAPI, which
+    has all the rest. Other requests are cheap, and only need the key where there is one and they show more than
+    health.
     """
 
     def __init__(self, app: App, service: Service, posts: Mapping[str, StrictRoute], key: str | None = None) -> None:

@@ -101,7 +101,7 @@ class Service:
 
 
 def _landed(future: Future[bytes]) -> asyncio.Future[bytes]:
-    """Another thread's result, for the event loop. As asyncio.wrap_future, which takes thrice as long; and the work
+    """Another thread's result, for the event loop. As asyncio.wrap_future, in fewer steps; and the work
     goes on where nobody waits for it any more: it may share its batch with others'."""
     loop = asyncio.get_running_loop()
     landed = loop.create_future()
