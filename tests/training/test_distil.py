@@ -136,6 +136,12 @@ def teacher(corpus, tmp_path_factory):
     return pretrain(recipe, corpus, tmp_path_factory.mktemp("t") / "teacher", device="cpu", quiet=True).model
 
 
+@pytest.fixture(scope="module")
+def judge(corpus, tmp_path_factory):
+    recipe = tiny_recipe(steps=60, examples__kind="pairs", model__dropout=0.0)
+    return pretrain(recipe, corpus, tmp_path_factory.mktemp("t") / "judge", device="cpu", quiet=True).model
+
+
 def lesson(**settings):
     return tiny_recipe(
         steps=30, examples__kind="full", distil={"ce": 5.0, **settings}, schedule__peak=2e-3, run__log_every=5
@@ -161,9 +167,7 @@ def test_a_distilled_student_is_a_distilbert_that_transformers_reads(teacher, co
         distil(result.model, corpus, out, student=student, recipe=lesson(copy=False), device="cpu", quiet=True)
 
 
-def test_a_student_of_pairs_keeps_both_heads(teacher, corpus, tmp_path):
-    recipe = tiny_recipe(steps=60, examples__kind="pairs", model__dropout=0.0)
-    judge = pretrain(recipe, corpus, tmp_path / "judge", device="cpu", quiet=True).model
+def test_a_student_of_pairs_keeps_both_heads(teacher, judge, corpus, tmp_path):
     taught = tiny_recipe(steps=6, examples__kind="pairs", model__layers=1, distil={"ce": 5.0}, run__log_every=2)
     result = distil(judge, corpus, tmp_path / "run", recipe=taught, device="cpu", quiet=True)
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
@@ -175,11 +179,12 @@ def test_a_student_of_pairs_keeps_both_heads(teacher, corpus, tmp_path):
 
 
 @pytest.mark.parametrize("name", [n for n in names() if Recipe.load(n).distil])
-def test_every_recipe_teaches_scaled_down(teacher, corpus, tmp_path, name):
+def test_every_recipe_teaches_scaled_down(teacher, judge, corpus, tmp_path, name):
     shape = {"layers": 1, "hidden_size": 32, "heads": 2, "intermediate_size": 64, "max_positions": 64}
     changes = {f"model__{key}": value for key, value in shape.items()}
     changes |= {"batch__tokens": 512, "batch__pack": 512, "batch__length": 64, "run__workers": 0, "schedule__warmup": 1}
-    result = distil(teacher, corpus, tmp_path / "run", recipe=name, device="cpu", quiet=True, steps=4, **changes)
+    master = judge if Recipe.load(name).examples.paired else teacher
+    result = distil(master, corpus, tmp_path / "run", recipe=name, device="cpu", quiet=True, steps=4, **changes)
     assert result.finished and 3 < result.figures["heldout_loss"] < 6
 
 
