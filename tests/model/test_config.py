@@ -78,6 +78,7 @@ def test_fresh_weights_are_as_bert_draws_them():
         ([[-1]], None, "token id -1"),
         ([[1] * 17], None, "17 tokens"),
         ([[1]], [[2]], "segment id 2"),
+        ([[1]], [[-1]], "segment id -1"),
     ],
 )
 def test_out_of_range_inputs_say_why(ids, segments, why):

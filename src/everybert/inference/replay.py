@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -66,21 +66,24 @@ def filled(batch: Ragged, shape: Shape) -> Ragged:
     ends = np.full(shape.sequences + 1, shape.tokens, dtype=np.int32)
     ends[0] = 0
     np.cumsum(lengths, out=ends[1 : len(lengths) + 1])
-    places = torch.from_numpy(np.arange(gap, dtype=np.int64) % longest)
-
-    def padded(x: Tensor | None) -> Tensor | None:
-        return None if x is None else torch.cat((x, x.new_zeros(gap)))
-
-    tokens_T = padded(batch.tokens_T)
-    assert tokens_T is not None
+    places = torch.from_numpy(np.arange(gap, dtype=np.int64) % longest).to(batch.device)
+    zeros = torch.zeros(gap, dtype=torch.int64, device=batch.device)
     return Ragged(
-        tokens_T=tokens_T,
+        tokens_T=joined((batch.tokens_T, zeros)),
         offsets_B1=torch.from_numpy(ends).to(batch.device),
         lengths=tuple(lengths),
-        positions_T=torch.cat((batch.positions_T, places.to(batch.device))),
-        segments_T=padded(batch.segments_T),
+        positions_T=joined((batch.positions_T, places)),
+        segments_T=None if batch.segments_T is None else joined((batch.segments_T, zeros)),
         max_length=shape.longest,
     )
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """One after the other. On the host by numpy: torch wakes all its threads for more than 32,768 numbers, which takes
+    milliseconds while other threads tokenize."""
+    if any(part.device.type != "cpu" for part in parts):
+        return torch.cat(tuple(parts))
+    return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))
 
 
 @dataclass(frozen=True)
@@ -204,8 +207,12 @@ def moved(batch: Ragged, device: torch.device) -> Ragged:
 
 
 def _pinned(x: Tensor, device: torch.device) -> Tensor:
-    """Host memory that the device can read by itself."""
-    return x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x
+    """Host memory that the device can read by itself, filled by this thread alone (see `joined`)."""
+    if device.type != "cuda" or x.device.type != "cpu":
+        return x
+    pinned = torch.empty_like(x, pin_memory=True)
+    np.copyto(pinned.numpy(), x.numpy())
+    return pinned
 
 
 def _inputs(batch: Ragged) -> list[Tensor]:

@@ -201,7 +201,7 @@ class Encoder(nn.Module):
 
     def check(self, batch: Ragged) -> None:
         """Refuse ids, segments and positions that the tables do not have, before a kernel reads out of bounds."""
-        low, high = int(batch.tokens_T.min()), int(batch.tokens_T.max())
+        low, high = _extremes(batch.tokens_T)
         if low < 0 or high >= self.config.vocab_size:
             bad = low if low < 0 else high
             raise EverybertError(
@@ -215,9 +215,16 @@ class Encoder(nn.Module):
                 "cut it, or use windows"
             )
         if batch.segments_T is not None and self.config.segments > 1:
-            top = int(batch.segments_T.max())
-            if top >= self.config.segments or int(batch.segments_T.min()) < 0:
-                raise EverybertError(f"segment id {top} is outside this model's {self.config.segments} segments")
+            low, high = _extremes(batch.segments_T)
+            if low < 0 or high >= self.config.segments:
+                bad = low if low < 0 else high
+                raise EverybertError(f"segment id {bad} is outside this model's {self.config.segments} segments")
+
+
+def _extremes(x_T: Tensor) -> tuple[int, int]:
+    """The lowest and the highest; on the host by numpy, which needs no other thread for it."""
+    x = x_T.numpy() if x_T.device.type == "cpu" else x_T
+    return int(x.min()), int(x.max())
 
 
 def initialise(module: nn.Module, config: EncoderConfig) -> None:

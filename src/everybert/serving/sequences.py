@@ -75,8 +75,8 @@ def merge(batches: Sequence[Ragged]) -> tuple[Ragged, list[int]]:
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
 
     def lay(parts: list[Tensor]) -> Tensor:
-        pieces = torch.cat(parts).split(lengths)
-        return torch.cat([pieces[i] for i in order])
+        pieces = replay.joined(parts).split(lengths)
+        return replay.joined([pieces[i] for i in order])
 
     def of(name: str) -> Tensor | None:
         found = [getattr(batch, name) for batch in batches]
