@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import tiny_bert
@@ -131,11 +132,22 @@ def held(service: Service, name: str) -> Iterator[threading.Event]:
 
 
 def _before(service: Service, name: str, wait: Callable[[], object]) -> None:
-    encoder = service.shelf.entries[name].model.network.encoder._real[0].encoder  # type: ignore[union-attr]
+    for encoder in encoders(service, name):
+        _wait_first(encoder, wait)
+
+
+def encoders(service: Service, name: str) -> list[Any]:
+    """A model's encoder, and what runs single texts in its place: a trace, which knows nothing of a new `forward`."""
+    served = service.shelf.entries[name]
+    found = [served.model.network.encoder._real[0].encoder]  # type: ignore[union-attr]
+    return found + ([served.direct.model.network.encoder] if served.direct is not None else [])
+
+
+def _wait_first(encoder: Any, wait: Callable[[], object]) -> None:
     forward = encoder.forward
 
     def later(*args: object, **more: object) -> object:
         wait()
         return forward(*args, **more)
 
-    encoder.forward = later  # type: ignore[method-assign]
+    encoder.forward = later

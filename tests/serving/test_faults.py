@@ -21,6 +21,7 @@ from server import TEXTS, connect, post
 import everybert
 from everybert.serving.limits import Limits
 from everybert.serving.service import Service
+from everybert.serving.traced import TracedEncoder
 
 BODY = json.dumps({"inputs": ["the cat eats"] * 3}).encode()
 HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -60,24 +61,27 @@ def test_bytes_in_the_queue_are_bounded(folders):
 
 
 def test_clients_that_leave_are_not_worked_for(folders):
-    """Twenty clients leave while the model is busy with another: it does that one's work, and the next one's."""
-    with own.running({"words": folders["words"]}, Limits(inline=0)) as (url, service), ThreadPoolExecutor(1) as pool:
+    """Twenty clients leave while every thread is busy with another: it does these ones' work, and the next one's."""
+    with own.running({"words": folders["words"]}, Limits(inline=0)) as (url, service), ThreadPoolExecutor(64) as pool:
         done, queue = service.metrics.batch_tokens._sum, service.scheduler._queue
+        threads = len(service.scheduler._threads)
         trunk = service.shelf.entries["words"].model.network.encoder._real[0]
         warm = done.get()
         assert post(url, "/embed", {"inputs": "a"}).status_code == 200
         each = done.get() - warm
         with own.held(service, "words"):
-            first = pool.submit(post, url, "/embed", {"inputs": "a"})
-            own.until(lambda: service.metrics.in_flight._value.get() == trunk.running == 1 and not queue)
+            first = []
+            for count_of in range(1, threads + 1):
+                first.append(pool.submit(post, url, "/embed", {"inputs": "a"}))
+                own.until(lambda n=count_of: service.metrics.in_flight._value.get() == trunk.running == n and not queue)
             for _ in range(20):
                 with connect(url) as client:
                     client.sendall(HEAD % len(BODY) + BODY)
             own.until(lambda: len(queue) + count(service, 499) == 20 and all(ticket.call.gone for ticket in queue))
-        assert first.result(60).status_code == 200
+        assert all(job.result(60).status_code == 200 for job in first)
         assert post(url, "/embed", {"inputs": "a"}).status_code == 200
         own.until(lambda: service.metrics.in_flight._value.get() == 0)
-        assert done.get() == warm + 3 * each
+        assert done.get() == warm + (2 + threads) * each
 
 
 def test_half_sent_bodies_do_not_block_others(folders):
@@ -141,7 +145,7 @@ def test_weights_overwritten_in_place_do_no_harm(folders, tmp_path):
 
 def test_a_failure_inside_is_500_without_details_and_the_next_request_works(folders):
     with own.running({"words": folders["words"]}) as (url, service):
-        encoder = service.shelf.entries["words"].model.network.encoder._real[0].encoder
+        (encoder,) = [e for e in own.encoders(service, "words") if isinstance(e, TracedEncoder)]
         forward = encoder.forward
         encoder.forward = lambda *a, **k: 1 / 0
         answer = post(url, "/embed", {"inputs": "a"})

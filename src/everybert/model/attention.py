@@ -11,6 +11,7 @@ Attention(Q, K, V) = softmax(Q Kᵀ / √D) V, for each head, within each sequen
 | global tokens (Longformer)              | as above, plus the global keys for all and full rows for them  |
 | someone watches the weights             | the textbook formula, one sequence at a time                   |
 | ONNX export                             | one rectangle with a mask: all pairs, whatever the pattern     |
+| traces of few tokens (a server's)       | all pairs of the batch, those of two sequences masked away     |
 
 Legend: T tokens in the batch, B sequences, N tokens of each once padded, A heads, D head size, n tokens of one
 sequence, w one-sided window.
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from everybert.model.config import EncoderConfig
-from everybert.model.ragged import Ragged, Rectangle
+from everybert.model.ragged import Ragged, Rectangle, Row
 
 Watch = Callable[[str, Tensor], None]
 Rotary = tuple[Tensor, Tensor]
@@ -92,6 +93,9 @@ def attend(
     """Attention within each sequence by the best means at hand. `p` is dropout on the probabilities."""
     if isinstance(batch, Rectangle):
         return rectangular(q_TAD, k_TAD, v_TAD, batch, window, own_TAD)
+    if isinstance(batch, Row):
+        q, k, v = (x.transpose(0, 1)[None] for x in (q_TAD, k_TAD, v_TAD))  # (1, A, T, D)
+        return sdpa(q, k, v, attn_mask=batch.same_TT)[0].transpose(0, 1)
     if own_TAD is None and flashable(q_TAD) and (window is None or _varlen_has_window()):
         return varlen(q_TAD, k_TAD, v_TAD, batch, window, p)
     if own_TAD is None and (window is None or max(batch.lengths) <= window + 1):

@@ -168,6 +168,25 @@ class Ragged:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Row(Ragged):
+    """A batch of few tokens whose operations do not depend on its lengths, so that a trace of them serves any other."""
+
+    same_TT: Tensor
+    """bool: whether two tokens are of one sequence, and so see each other."""
+
+    @classmethod
+    def of_sequences(cls, tokens_T: Tensor, positions_T: Tensor, sequence_T: Tensor) -> Row:
+        """A batch from its tokens, their positions, and the number of the sequence that each belongs to."""
+        return cls(
+            tokens_T=tokens_T,
+            offsets_B1=tokens_T[:0],
+            lengths=(),
+            positions_T=positions_T,
+            same_TT=sequence_T[:, None] == sequence_T,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rectangle(Ragged):
     """B sequences padded to N tokens, laid end to end: for ONNX export alone, whose graphs have no ragged batches.
 

@@ -3,13 +3,17 @@
 What waits is a ticket: sequences that a request's thread needs hidden states of (sequences.py), or texts to embed,
 which are asked for most and go without such a thread (texts.py). A thread of the scheduler takes what has gathered, up
 to a budget of tokens, as one ragged batch. On the CPU each core has a thread and a batch of its own, as in the engine;
-on an accelerator there is one thread. What is brief, and finds the CPU idle, the event loop computes by itself.
+on an accelerator there is one thread. What is brief, and finds the CPU idle, the event loop computes by itself, with
+all cores; but on two cores what is traced (traced.py) goes to a thread, which is as fast, and what comes next to the
+other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -17,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -29,8 +33,15 @@ from everybert.serving.metrics import Metrics
 
 FEW = 64
 """Tokens of a batch below which the CPU takes about as long for one as for all: the time of reading the weights."""
+FEW_CORES = 2
+"""So many compute a short text together little faster than one alone: each takes a text of its own."""
+BUSY = 2
+"""Requests a core, from which on they are many."""
 BRIEF = 0.05
 """Seconds for which the event loop may compute: nobody else is heard meanwhile."""
+NICE = 10
+"""Steps of priority by which the threads that compute stand behind the event loop (and other programs of the same
+control group)."""
 PASSES = 2
 """Passes of the event loop before it computes, so that requests which came at the same moment go together."""
 
@@ -83,6 +94,8 @@ class Ticket(ABC):
     """It leads a batch of few tokens."""
     alone: ClassVar[bool] = False
     """Whether nothing may share its batch."""
+    apart: ClassVar[bool] = False
+    """Whether it runs without Python's lock, so that threads of one core each do not wait for each other."""
 
     @property
     @abstractmethod
@@ -110,6 +123,7 @@ class Scheduler:
         self._wake = threading.Condition()  # its lock is re-entrant
         self._closing = False
         self._running = 0  # batches
+        self._taken = 0  # their tickets
         self._inline = 0  # tokens that the event loop may compute by itself
         self._due = False  # it will look what there is
         self._speed = 0.0  # tokens a second of a thread, lately
@@ -182,8 +196,9 @@ class Scheduler:
         So no thread must be woken, none competes for Python's lock, and a short text has all cores. Requests that come
         meanwhile wait in their sockets, and are the next batch.
         """
-        self.put(ticket, wake=not self._inline)
-        if self._inline and not self._due:
+        inline = self._inline > 0 and not (len(self._threads) <= FEW_CORES and self._parts(ticket))
+        self.put(ticket, wake=not inline)
+        if inline and not self._due:
             self._due = True
             asyncio.get_running_loop().call_soon(self._turn, PASSES)
 
@@ -222,6 +237,7 @@ class Scheduler:
 
     def _work(self) -> None:
         torch.set_num_threads(1)  # of this thread: the other cores have threads of their own
+        _step_back()
         while tickets := self._take():
             self._run(tickets)
 
@@ -249,6 +265,7 @@ class Scheduler:
         first.few = sum(ticket.tokens for ticket in taken) < FEW
         first.trunk.small += first.few
         self._running += 1
+        self._taken += len(taken)
         self.metrics.waiting.set(self.waiting)
         return taken
 
@@ -259,6 +276,7 @@ class Scheduler:
         finally:
             with self._wake:
                 self._running -= 1
+                self._taken -= len(tickets)
                 tickets[0].trunk.running -= 1
                 tickets[0].trunk.small -= tickets[0].few
                 if self._queue or self._closing:
@@ -278,7 +296,13 @@ class Scheduler:
 
     def _gathers(self, ticket: Ticket) -> bool:
         """Whether it is too little for a second batch beside a small one: what comes meanwhile will go with it."""
+        if self._parts(ticket):
+            return False
         return ticket.trunk.small > 0 and sum(t.tokens for t in self._queue if t is ticket or t.fits(ticket)) < FEW
+
+    def _parts(self, ticket: Ticket) -> bool:
+        """Whether it had better be computed at once, by itself: of many requests, larger batches serve more."""
+        return ticket.apart and self._taken + len(self._queue) <= BUSY * len(self._threads)
 
     def _drop_unwanted(self) -> None:
         for ticket in tuple(self._queue):
@@ -321,3 +345,12 @@ class Scheduler:
         self.metrics.batch_seconds.observe(seconds)
         for ticket, result in zip(tickets, results):
             ticket.future.set_result(result)
+
+
+def _step_back() -> None:
+    """Let the event loop go before this thread, which computes: requests are heard and answered while all cores are
+    busy. Without it they wait for the end of a time slice, some milliseconds, each way."""
+    if sys.platform == "linux":  # elsewhere a priority is the whole process's
+        here = threading.get_native_id()
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, here, os.getpriority(os.PRIO_PROCESS, here) + NICE)

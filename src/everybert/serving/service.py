@@ -44,6 +44,10 @@ class Service:
         self.scheduler.start(cores if cpu else 1, self.limits.inline if cpu else 0)
         for served in self.shelf.entries.values():
             self.pool.submit(served.model.embed, ["warm up"]).result()
+            if (direct := served.direct) is not None and ":" not in served.name:  # others are traced when asked for
+                call = Call(Limits())
+                ticket = Texts(direct.trunk, direct.adapter, call, direct.model, ["warm up"], {}, lambda found: b"")
+                self.scheduler.run(ticket)
         self.ready = True
 
     def close(self) -> None:

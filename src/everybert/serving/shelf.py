@@ -21,6 +21,7 @@ from everybert.serving.limits import CountingTokenizer, Limits, Refusal
 from everybert.serving.scheduler import Scheduler, Trunk
 from everybert.serving.sequences import SharedEncoder
 from everybert.serving.texts import Direct
+from everybert.serving.traced import TracedEncoder
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Shelf:
         model.use(None)
         for adapter, folder in (adapters or {}).items():
             model.add_adapter(folder, adapter)
+        model.network.requires_grad_(False)  # nothing is trained here
         budget = self.limits.budget or (BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU)
         trunk = Trunk(name, model.network.encoder, model.use, budget)
         base = self._view(model, trunk, None)
@@ -114,11 +116,11 @@ def _turn(encoder: Encoder) -> None:
 
 
 def _direct(view: Model, trunk: Trunk, adapter: str | None) -> Direct | None:
-    """The view with the trunk's own encoder in it."""
+    """The view with the trunk's own encoder in it, traced for single texts."""
     if view.device.type != "cpu":
         return None
     model, network = copy.copy(view), copy.copy(view.network)
-    network._modules = {**view.network._modules, "encoder": trunk.encoder}
+    network._modules = {**view.network._modules, "encoder": TracedEncoder(trunk.encoder)}
     model.network, model.bundle, model.views = network, Bundle(), {}
     return Direct(trunk, adapter, model)
 
