@@ -83,13 +83,15 @@ def test_other_batches_go_to_the_encoder():
 
 
 @torch.inference_mode()
-def test_eight_bits_are_traced_too():
+def test_eight_bits_run_step_by_step():
+    """Their products cannot be traced; nothing is lost but the gain."""
     encoder = encoder_of()
     to_int8(encoder)
     traced = ready(encoder)
-    for n in (1, 9, 64):
-        batch = Ragged.of([list(range(n % 40)) or [1]])
-        torch.testing.assert_close(traced(batch), encoder(batch), rtol=0, atol=1e-5)
+    assert not traced.ready
+    for n in (1, 9, 40):
+        batch = Ragged.of([list(range(n))])
+        assert torch.equal(traced(batch), encoder(batch))
 
 
 @torch.inference_mode()
@@ -106,6 +108,7 @@ def test_an_adapter_in_use_is_in_the_trace():
     bare = ready(network.encoder)
     adapters.use("one")
     traced = ready(network.encoder)
+    assert bare.ready and traced.ready
     torch.testing.assert_close(traced(batch), network.encoder(batch), rtol=0, atol=1e-5)
     assert not torch.allclose(traced(batch), bare(batch), atol=1e-3)
 
@@ -121,11 +124,7 @@ def test_what_cannot_be_traced_runs_step_by_step(why, monkeypatch, caplog):
         calls.append(1)
         if why == "an error":
             raise RuntimeError("no")
-        return (
-            real(lambda t, p: function(t, p) + 1, example, **how)
-            if why == "a difference"
-            else real(function, example, **how)
-        )
+        return real((lambda *x: function(*x) + 1) if why == "a difference" else function, example, **how)
 
     monkeypatch.setattr(torch.jit, "trace", trace)
     if why == "a gradient":
@@ -137,7 +136,8 @@ def test_what_cannot_be_traced_runs_step_by_step(why, monkeypatch, caplog):
             assert torch.equal(traced(batch), encoder(batch))
     assert not traced.ready
     assert len(calls) == (0 if why == "windows" else 1), "tried once"
-    assert why == "windows" or "step by step" in caplog.text
+    said = {"windows": "", "an error": "(no)", "a difference": "trace differs", "a gradient": "cannot be traced"}
+    assert said[why] in caplog.text
 
 
 def test_one_of_several_threads_traces():

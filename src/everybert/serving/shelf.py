@@ -116,7 +116,7 @@ def _turn(encoder: Encoder) -> None:
 
 
 def _direct(view: Model, trunk: Trunk, adapter: str | None) -> Direct | None:
-    """The view with the trunk's own encoder in it, traced for single texts."""
+    """The view with the trunk's own encoder in it, traced for few tokens."""
     if view.device.type != "cpu":
         return None
     model, network = copy.copy(view), copy.copy(view.network)
