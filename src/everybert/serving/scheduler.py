@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 import torch
 
 from everybert.model.encoder import Encoder
+from everybert.serving import cores
 from everybert.serving.limits import Call, Refusal
 from everybert.serving.metrics import Metrics
 
@@ -133,7 +134,8 @@ class Scheduler:
         """Begin to serve, with so many threads; the event loop itself computes batches of at most `inline` tokens."""
         self._inline = inline
         self._threads = [
-            threading.Thread(target=self._work, name=f"everybert-scheduler-{i}", daemon=True) for i in range(threads)
+            threading.Thread(target=self._work, args=(i, threads), name=f"everybert-scheduler-{i}", daemon=True)
+            for i in range(threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -235,8 +237,9 @@ class Scheduler:
 
     # ── the scheduler's own threads ──────────────────────────────────────────────────────────────────────────
 
-    def _work(self) -> None:
+    def _work(self, number: int, threads: int) -> None:
         torch.set_num_threads(1)  # of this thread: the other cores have threads of their own
+        cores.take(number, threads)
         _step_back()
         while tickets := self._take():
             self._run(tickets)
