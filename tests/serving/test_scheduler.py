@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from server import until
 
 from everybert.model.ragged import Ragged
+from everybert.serving import scheduler as room
 from everybert.serving.limits import Call, Limits, Refusal
 from everybert.serving.metrics import Metrics
 from everybert.serving.scheduler import BRIEF, NICE, Scheduler, Trunk
@@ -287,7 +288,8 @@ class Apart(Sequences):
     apart = True
 
 
-def test_what_is_traced_goes_to_an_idle_thread_at_once_and_with_the_rest_when_there_is_much():
+def test_what_is_traced_goes_to_an_idle_thread_at_once_and_with_the_rest_when_there_is_much(monkeypatch):
+    monkeypatch.setattr(room, "BUSY", 3)  # so much are seven requests for two threads
     echo = Echo()
     echo.gate.clear()
     scheduler, trunk = start(echo, threads=2)
