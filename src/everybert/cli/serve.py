@@ -48,9 +48,8 @@ def serve(
     budget: Annotated[int | None, typer.Option(help="Tokens of a batch.", min=1)] = None,
 ) -> None:
     """Serve models over HTTP: OpenAI's and TEI's endpoints, our own, and a page to play with."""
-    # oneDNN keeps a thousand compiled products, one for each size of batch: memory grows for minutes, no speed is won.
-    # So many are all of the sizes that are met often: up to 48 tokens (traced.py), four products a layer.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
+    # oneDNN keeps a thousand compiled products, one for each size of batch: memory grows for minutes, no speed is won
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     try:
         from everybert.serving.app import create_app
         from everybert.serving.app import serve as run

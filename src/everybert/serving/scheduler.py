@@ -36,7 +36,7 @@ FEW = 64
 """Tokens of a batch below which the CPU takes about as long for one as for all: the time of reading the weights."""
 FEW_CORES = 2
 """So many compute a short text together little faster than one alone: each takes a text of its own."""
-BUSY = 8
+BUSY = 4
 """Requests a core, up to which what is short goes to the first idle thread; more had better be gathered."""
 BRIEF = 0.05
 """Seconds for which the event loop may compute: nobody else is heard meanwhile."""

@@ -4,15 +4,11 @@ Each of an encoder's some two hundred operations gives Python's lock away and mu
 each compute a short text take half as long again as one. A trace runs without the lock, and without the interpreter's
 own time: threads of one core each are as fast side by side as alone. One trace serves every batch of few tokens.
 
-A product with few tokens takes the time of reading its weights. Those of a small model are kept a second time as
-oneDNN reads them best.
-
-Legend: T tokens in the batch, H hidden, I inputs, O outputs.
+Legend: T tokens in the batch, H hidden.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 import warnings
@@ -23,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from everybert.model.adapters import AdaptedLinear
 from everybert.model.encoder import Encoder
 from everybert.model.ragged import Ragged, Row
 from everybert.serving.cores import on_own_core
@@ -34,10 +29,6 @@ Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 MOST = 128
 """Tokens: with more, the products take so long that what is between them does not matter, and most pairs of tokens are
 of two sequences, which are computed in vain."""
-SHORT = 48
-"""Tokens: with more, packed weights are no faster than others."""
-LIGHT = 128 * 2**20
-"""Bytes of all products' weights: those of a larger model are not kept twice."""
 CLOSE = 1e-5
 """Largest difference to what the encoder itself gives."""
 
@@ -96,13 +87,16 @@ def traceable(encoder: Encoder) -> bool:
 def traced(encoder: Encoder) -> Run | None:
     """The encoder's trace, if batches of any lengths have the same vectors by it.
 
-    It is for weights as they are now: packed ones would not follow a change.
+    It holds the weights as they are now: none may need a gradient.
     """
+
+    def whole(tokens_T: Tensor, positions_T: Tensor, sequence_T: Tensor) -> Tensor:
+        return encoder(Row.of_sequences(tokens_T, positions_T, sequence_T))
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated: but torch.compile needs a compiler where the server runs
         try:
-            whole = _Whole(packed(encoder) if packable(encoder) else encoder)
-            run = torch.jit.trace(whole, _tensors(_batch(encoder, 3, 2)), check_trace=False).forward
+            run = torch.jit.trace(whole, _tensors(_batch(encoder, 3, 2)), check_trace=False)
         except Exception as error:  # whatever an operation may say: the encoder itself still serves
             log.info("the encoder cannot be traced (%s); it runs step by step", str(error)[:80])
             return None
@@ -112,50 +106,6 @@ def traced(encoder: Encoder) -> Run | None:
             log.info("the encoder's trace differs from it for lengths of %s; it runs step by step", lengths)
             return None
     return run
-
-
-class _Whole(nn.Module):
-    """An encoder whose batch is tensors alone, as a trace wants them."""
-
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.train(encoder.training)
-
-    def forward(self, tokens_T: Tensor, positions_T: Tensor, sequence_T: Tensor) -> Tensor:
-        return self.encoder(Row.of_sequences(tokens_T, positions_T, sequence_T))
-
-
-class _PackedLinear(nn.Module):
-    """A linear layer that has its weights twice. It is compiled: a trace would keep one of the two ways."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.weight, self.bias, self.short = linear.weight, linear.bias, SHORT
-        packed_OI = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().clone(), SHORT // 4)
-        self.register_buffer("packed_OI", packed_OI)
-
-    def forward(self, x_TI: Tensor) -> Tensor:
-        if x_TI.shape[0] <= self.short:
-            return torch.ops.mkldnn._linear_pointwise(x_TI, self.packed_OI, self.bias, "none", [], "")
-        return nn.functional.linear(x_TI, self.weight, self.bias)
-
-
-def packable(encoder: nn.Module) -> bool:
-    """Whether an encoder's weights may be kept twice: it is small, in fp32, and traced once, not for each adapter."""
-    linears = [part for part in encoder.modules() if isinstance(part, nn.Linear)]
-    plain = not any(isinstance(part, AdaptedLinear) or part.weight.dtype != torch.float32 for part in linears)
-    light = sum(part.weight.nbytes for part in linears) <= LIGHT
-    return plain and light and torch.backends.mkldnn.is_available() and torch.cpu._is_avx2_supported()
-
-
-def packed(part: Any) -> Any:
-    """The same module, with its own weights, whose linear layers have them packed too."""
-    if type(part) is nn.Linear:
-        return torch.jit.script(_PackedLinear(part))
-    same = copy.copy(part)
-    same._modules = {name: child and packed(child) for name, child in part._modules.items()}
-    return same
 
 
 def _batch(encoder: Encoder, *lengths: int) -> Ragged:
