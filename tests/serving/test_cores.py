@@ -90,6 +90,16 @@ def test_errors_pass_and_the_thread_is_free_again(machine):
     assert machine.moves[-1][1] == {3, 5}
 
 
+def test_what_an_operator_changes_later_stays(machine):
+    cores.take(1, 2)
+    machine.cores = {3}  # taskset, while the server runs
+    machine.compute(0.01, 0.01)
+    assert [where for _, where in machine.moves] == [{3}]
+    machine.cores = {3, 5, 7}
+    machine.compute(0.01, 0.01)
+    assert [where for _, where in machine.moves[1:]] == [{5}, {3, 5, 7}]
+
+
 def test_cores_that_are_taken_away_do_not_matter(machine, monkeypatch):
     def refuse(pid, where):
         raise OSError("no such core")

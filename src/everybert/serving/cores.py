@@ -27,8 +27,7 @@ class Core:
     """The core of a thread, and whether it has it to itself."""
 
     def __init__(self, number: int) -> None:
-        self.all = os.sched_getaffinity(0)
-        self.own = {sorted(self.all)[number]}
+        self.own = {sorted(os.sched_getaffinity(0))[number]}
         self.shared = 0  # times in a row
         self.free_until = 0.0
 
@@ -39,18 +38,20 @@ class Core:
         if start < self.free_until:
             yield
             return
-        self._go(self.own)
+        before = os.sched_getaffinity(0)  # an operator may have changed it, for this thread too
+        if self.own <= before:
+            self._go(self.own)
         try:
             yield
         finally:
-            self._go(self.all)
+            self._go(before)
             end = time.monotonic()
             self.shared = self.shared + 1 if time.thread_time() - ran < SHARED * (end - start) else 0
             if self.shared >= OFTEN:
                 self.shared, self.free_until = 0, end + PAUSE
 
     def _go(self, cores: set[int]) -> None:
-        with suppress(OSError):  # they may have been taken away from the process since
+        with suppress(OSError):  # they may be taken away from the process at any time
             os.sched_setaffinity(0, cores)  # of this thread
 
 
