@@ -24,8 +24,7 @@ from everybert.training.distil import (
     taught_by,
 )
 from everybert.training.pretrain import pretrain
-from everybert.training.recipe import Recipe, names
-from everybert.training.settings import DistilSettings
+from everybert.training.recipe import DistilSettings, Recipe, names
 
 
 def network(layers=4, hidden=32, family="bert", segments=2, seed=0, heads=("mlm",)):

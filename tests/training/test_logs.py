@@ -2,11 +2,13 @@
 
 import errno
 import json
+from functools import partial
 
 import pytest
 from rich.console import Console
 
 from everybert.errors import EverybertError
+from everybert.training import logs
 from everybert.training.logs import Logs, clock, forget_after, progress_line, shorten
 
 
@@ -28,25 +30,25 @@ def test_the_line_says_it_all():
 
 
 def test_plain_lines_without_a_terminal(capsys):
-    with Logs(None) as logs:
-        logs.show("one")
-        logs.show("two")  # too soon after the first
-        logs.show("three", every=0)
+    with Logs(None) as log:
+        log.show("one")
+        log.show("two")  # too soon after the first
+        log.show("three", every=0)
     assert capsys.readouterr().err.split() == ["one", "three"]
-    with Logs(None, quiet=True) as logs:
-        logs.show("four", every=0)
-        logs.say("five")
+    with Logs(None, quiet=True) as log:
+        log.show("four", every=0)
+        log.print("five")
     assert capsys.readouterr().err == ""
 
 
 def test_a_live_line_in_a_terminal(tmp_path):
-    with (tmp_path / "screen").open("w") as screen, Logs(None) as logs:
-        logs.console = Console(file=screen, force_terminal=True, width=60)
-        logs.show("loss 3.2")
-        assert logs.live is not None
-        logs.say("a line that stays")
+    with (tmp_path / "screen").open("w") as screen, Logs(None) as log:
+        log.console = Console(file=screen, force_terminal=True, width=60)
+        log.show("loss 3.2")
+        assert log.live is not None
+        log.print("a line that stays")
     assert "a line that stays" in (tmp_path / "screen").read_text()
-    assert logs.live is None
+    assert log.live is None
 
 
 def test_a_full_disk_is_one_line(tmp_path):
@@ -57,8 +59,24 @@ def test_a_full_disk_is_one_line(tmp_path):
         def close(self):
             pass
 
-    with Logs(tmp_path) as logs:
-        logs.file.close()
-        logs.file = Full()
+    with Logs(tmp_path) as log:
+        log.file.close()
+        log.file = Full()
         with pytest.raises(EverybertError, match=r"No space left on device.*checkpoint is intact"):
-            logs.write(1, {"loss": 1.0})
+            log.write(1, {"loss": 1.0})
+
+
+def test_rows_are_remembered_without_a_folder():
+    with Logs(None, quiet=True) as log:
+        log.write(1, {"loss": 1.0})
+    assert log.rows == [{"step": 1, "loss": 1.0}]
+
+
+@pytest.mark.parametrize(("terminal", "hidden"), ((True, False), (True, True), (False, False)))
+def test_a_progress_bar_is_for_terminals(capsys, monkeypatch, terminal, hidden):
+    monkeypatch.setattr(logs, "Console", partial(Console, force_terminal=terminal, width=60))
+    with logs.progress_bar("texts", 10, hidden=hidden) as update:
+        update(5)
+        update(20, total=20)
+    seen = capsys.readouterr()
+    assert seen.out == "" and ("texts" in seen.err) == (terminal and not hidden)

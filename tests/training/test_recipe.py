@@ -3,9 +3,7 @@
 import pytest
 
 from everybert.errors import EverybertError
-from everybert.training.recipe import Recipe, names
-from everybert.training.settings import seconds
-from everybert.training.tables import Source
+from everybert.training.recipe import Recipe, Source, names, seconds
 
 GOOD = """
 steps = 100
@@ -55,6 +53,9 @@ def test_reads_a_recipe():
         (GOOD + "[[phase]]\nshare = 0.5\n", 12, "add up to 0.5, not 1"),
         (GOOD + "[[phase]]\nshare = 0.5\n[[phase]]\nshare = 0.5\nlenght = 3\n", 15, "did you mean length"),
         (GOOD + "[[phase]]\nsteps = 60\n[[phase]]\nsteps = 60\n", 2, "is 100, but the phases have 120 together"),
+        (GOOD + "[[phase]]\nsteps = 0\n", 12, "must be at least 1"),
+        (GOOD + "[[phase]]\nlength = 64\n", 11, "either its share of the run or its steps"),
+        (GOOD + "[[phase]]\nshare = 1.0\ntokens = 5\n", 13, "cannot be smaller than a pack"),
         (GOOD + '[optimizer]\nkind = "adam"\n', 12, "must be one of adamw, muon"),
     ],
 )

@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everybert.training.recipe import Recipe
+from everybert.training.recipe import Recipe, ScheduleSettings, Source
 from everybert.training.schedule import Planner, learning_rate, moment, plan_steps
-from everybert.training.settings import ScheduleSettings
 from everybert.training.state import Progress
-from everybert.training.tables import Source
 
 kinds = st.sampled_from(["linear", "cosine", "wsd"])
 

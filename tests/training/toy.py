@@ -1,7 +1,6 @@
 """A recipe for a toy that trains in a second."""
 
-from everybert.training.recipe import Recipe
-from everybert.training.tables import Source
+from everybert.training.recipe import Recipe, Source
 
 TINY = """
 seed = 3

@@ -19,7 +19,7 @@ from everybert.store.folder import atomic_folder
 from everybert.store.hub import resolve
 from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.settings import ModelSettings
+from everybert.training.recipe import ModelSettings
 
 ROUND = 64
 """Vocabularies are rounded up to a multiple of this, which matrix kernels like."""

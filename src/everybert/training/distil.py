@@ -27,9 +27,7 @@ from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network, read_config
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.pretrain import Result, Setting, check_length, fit_config, prepare, run
-from everybert.training.recipe import Recipe, parse_model
-from everybert.training.settings import DistilSettings, ModelSettings
-from everybert.training.tables import Source
+from everybert.training.recipe import DistilSettings, ModelSettings, Recipe, Source, parse_model
 
 NAMES = ("ce", "mlm", "pair", "cosine", "hidden", "relation")
 

@@ -1,30 +1,48 @@
-"""What a run tells: a line of JSON every few steps, TensorBoard where it is installed, and a live line for people."""
+"""What a long job reports: log.jsonl and TensorBoard curves for later, a progress line or bar for now."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from everybert.errors import EverybertError
 
 
+@contextlib.contextmanager
+def progress_bar(what: str, total: int | None = None, hidden: bool = False) -> Iterator[Callable[..., None]]:
+    """A progress bar on standard error. Yields `update(completed, total=None)`; `hidden` shows nothing."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+
+        def update(completed: float, total: float | None = None) -> None:
+            bar.update(task, completed=completed, total=total)
+
+        yield update
+
+
 class Logs:
-    """Writes log.jsonl (and TensorBoard's events) and keeps the progress line; `quiet` shows nothing."""
+    """The log of a training run: a row every few steps, and a progress line; `quiet` shows no lines."""
 
     def __init__(self, folder: Path | None, resume_at: int = 0, quiet: bool = False, board: bool = False) -> None:
+        """Write log.jsonl (and TensorBoard events with `board`) to the folder; with None only remember the rows."""
         self.console = Console(stderr=True)
         self.quiet = quiet
-        self.file = None
-        self.board = None
+        self.rows: list[dict[str, Any]] = []
+        self.file = self.board = None
         self.live: Live | None = None
-        self.told = 0.0
+        self.shown = 0.0
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / "log.jsonl"
@@ -33,23 +51,25 @@ class Logs:
             self.board = _board(folder / "tensorboard", resume_at) if board else None
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """One line of log.jsonl, and the same numbers as curves."""
-        if self.file is not None:
-            try:
-                self.file.write(json.dumps({"step": step, **values}) + "\n")
-                self.file.flush()
-            except OSError as error:
-                raise EverybertError(
-                    f"log.jsonl could not be written ({error.strerror}): the last checkpoint is intact, make room and "
-                    "run again to resume"
-                ) from error
+        """Log the values of a step."""
+        if self.file is None:
+            self.rows.append({"step": step, **values})
+            return
+        try:
+            self.file.write(json.dumps({"step": step, **values}) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise EverybertError(
+                f"log.jsonl could not be written ({error.strerror}): the last checkpoint is intact, make room and "
+                "run again to resume"
+            ) from error
         if self.board is not None:
             for name, value in values.items():
                 if isinstance(value, int | float):
                     self.board.add_scalar(name, value, step)
 
     def show(self, line: str, every: float = 30.0) -> None:
-        """The progress line: live in a terminal, else a plain line now and then."""
+        """Update the progress line: live in a terminal, else printed at most once per `every` seconds."""
         if self.quiet:
             return
         if self.console.is_terminal:
@@ -57,26 +77,23 @@ class Logs:
                 self.live = Live(console=self.console, refresh_per_second=4, transient=True)
                 self.live.start()
             self.live.update(Text(line, no_wrap=True, overflow="ellipsis"))
-        elif time.monotonic() - self.told >= every:
-            self.told = time.monotonic()
-            self.say(line)
+        elif time.monotonic() - self.shown >= every:
+            self.shown = time.monotonic()
+            self.print(line)
 
-    def say(self, line: str) -> None:
-        """A line that stays."""
+    def print(self, line: str) -> None:
+        """Print a line above the progress line."""
         if not self.quiet:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Put everything away."""
+        """Close the files and end the progress line."""
         if self.live is not None:
             self.live.stop()
-            self.live = None
-        if self.file is not None:
-            self.file.close()
-            self.file = None
-        if self.board is not None:
-            self.board.close()
-            self.board = None
+        for file in (self.file, self.board):
+            if file is not None:
+                file.close()
+        self.live = self.file = self.board = None
 
     def __enter__(self) -> Logs:
         return self
@@ -86,16 +103,14 @@ class Logs:
 
 
 def forget_after(path: Path, step: int) -> None:
-    """Drop the lines of steps that a killed run did after its last checkpoint: they are about to be done again."""
+    """Drop the lines after the last checkpoint of a killed run: those steps are about to be repeated."""
     if not path.exists():
         return
     kept = []
     for line in path.read_text("utf-8").splitlines():
-        try:
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was cut off when the run was killed
             if json.loads(line)["step"] <= step:
                 kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            continue  # the line that was being written when the run was killed
     draft = path.with_name(path.name + ".tmp")
     draft.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
     draft.replace(path)
@@ -103,20 +118,16 @@ def forget_after(path: Path, step: int) -> None:
 
 def progress_line(step: int, total: int | None, values: dict[str, Any], left: float | None) -> str:
     """step 1,200/10,000  loss 3.214  1.25M tokens/s  MFU 41 %  data wait 0.3 %  ETA 12:40."""
-    parts = [f"step {step:,}" + (f"/{total:,}" if total else "")]
-    if "loss" in values:
-        parts.append(f"loss {values['loss']:.3f}")
-    if "tokens_per_second" in values:
-        parts.append(f"{shorten(values['tokens_per_second'])} tokens/s")
-    if values.get("mfu") is not None:
-        parts.append(f"MFU {values['mfu']:.0%}")
-    if "data_wait" in values:
-        parts.append(f"data wait {values['data_wait']:.1%}")
-    if values.get("skipped"):
-        parts.append(f"skipped {values['skipped']}")
-    if left is not None:
-        parts.append(f"ETA {clock(left)}")
-    return "  ".join(parts)
+    parts = {
+        "loss": lambda v: f"loss {v:.3f}",
+        "tokens_per_second": lambda v: f"{shorten(v)} tokens/s",
+        "mfu": lambda v: f"MFU {v:.0%}",
+        "data_wait": lambda v: f"data wait {v:.1%}",
+        "skipped": lambda v: f"skipped {v}",
+    }
+    line = [f"step {step:,}" + (f"/{total:,}" if total else "")]
+    line += [text(values[name]) for name, text in parts.items() if values.get(name) is not None]
+    return "  ".join(line if left is None else [*line, f"ETA {clock(left)}"])
 
 
 def shorten(value: float) -> str:
@@ -134,7 +145,7 @@ def clock(seconds: float) -> str:
 
 
 def _board(folder: Path, step: int) -> Any:
-    """TensorBoard's writer, or None where it is not installed."""
+    """A TensorBoard writer, or None if it is not installed."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         from torch.utils.tensorboard import SummaryWriter

@@ -24,7 +24,7 @@ from everybert.training.data import Step
 from everybert.training.distributed import World
 from everybert.training.logs import Logs, progress_line
 from everybert.training.optim import Optimizer
-from everybert.training.settings import RunSettings
+from everybert.training.recipe import RunSettings
 from everybert.training.state import Progress
 from everybert.training.step import Compute
 
@@ -141,7 +141,7 @@ def evaluate(job: Job, progress: Progress, logs: Logs) -> bool:
             progress.best, progress.best_step = score, progress.step
         if world.first:
             logs.write(progress.step, progress.figures)
-            logs.say(f"step {progress.step:,}: " + "  ".join(f"{k} {v:.4g}" for k, v in progress.figures.items()))
+            logs.print(f"step {progress.step:,}: " + "  ".join(f"{k} {v:.4g}" for k, v in progress.figures.items()))
     flag, total = world.agree(float(improved), -1.0 if progress.total is None else float(progress.total))
     progress.total = None if total < 0 else int(total)
     return bool(flag)

@@ -21,8 +21,7 @@ from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.store.huggingface import Unfilled
 from everybert.training.convert import ROUND
-from everybert.training.recipe import Recipe
-from everybert.training.settings import Phase, seconds
+from everybert.training.recipe import Phase, Recipe, seconds
 from everybert.training.speed import GPUS, Gpu, Work, attention_flops, product_flops, step_seconds
 
 PEAK = {name: gpu.flops for name, gpu in GPUS.items()}

@@ -213,12 +213,12 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
     silent = quiet or not world.first
     with Logs(None if finished or not world.first else out, progress.step, silent, recipe.run.tensorboard) as logs:
         if finished:
-            logs.say(f"{out} is finished ({progress.step:,} steps): nothing to do. The model is in {out / 'model'}")
+            logs.print(f"{out} is finished ({progress.step:,} steps): nothing to do. The model is in {out / 'model'}")
             return Result(out, True, progress.step, progress.figures)
         if found is not None:
-            logs.say(f"resuming {out} from step {progress.step:,}")
+            logs.print(f"resuming {out} from step {progress.step:,}")
         elif (unseen := untrained_positions(recipe, network.config)) is not None:
-            logs.say(
+            logs.print(
                 f"note: no example has more than {unseen} tokens, so the positions from {unseen} to "
                 f"{network.config.max_positions} stay random: set [model] max_positions = {unseen}, or train longer"
             )
@@ -229,9 +229,9 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
             with world.together():
                 if world.first and trained is not None:
                     write_model(setting, trained)
-            logs.say(f"finished: the model is in {out / 'model'}")
+            logs.print(f"finished: the model is in {out / 'model'}")
         else:
-            logs.say(f"stopped at step {progress.step:,}; the run is saved: run the same command again to resume")
+            logs.print(f"stopped at step {progress.step:,}; the run is saved: run the same command again to resume")
         world.barrier()
     return Result(out, done, progress.step, progress.figures)
 

@@ -13,8 +13,7 @@ from itertools import accumulate, pairwise
 from statistics import median_low
 from typing import TYPE_CHECKING
 
-from everybert.training.recipe import Recipe
-from everybert.training.settings import Pair, ScheduleSettings, seconds
+from everybert.training.recipe import Pair, Recipe, ScheduleSettings, seconds
 
 if TYPE_CHECKING:
     from everybert.training.state import Progress

@@ -34,7 +34,7 @@ from everybert.training.distributed import World
 from everybert.training.keeper import History, Keeper
 from everybert.training.loop import Job, train
 from everybert.training.optim import Optimizer, OptimizerConfig
-from everybert.training.settings import RunSettings
+from everybert.training.recipe import RunSettings
 from everybert.training.state import Progress
 from everybert.training.step import Compute
 
