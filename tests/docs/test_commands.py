@@ -96,7 +96,7 @@ def test_what_cannot_be_run_is_little_and_exists():
         "gpu",
         "-o",
         "addopts=-q",
-        "tests/inference/test_replay.py",
+        "tests/model/test_graphs.py",
     ]
     assert "test_" in machines.run([sys.executable, "-m", "pytest", *options], pages.ROOT)
 

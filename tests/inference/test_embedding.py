@@ -11,7 +11,11 @@ import pytest
 import torch
 
 from everybert.errors import EverybertError
+from everybert.inference import embedding
 from everybert.inference.model import Model, load
+from everybert.model import engine
+from everybert.model.engine import in_order
+from everybert.model.ragged import Ragged
 
 WORDS = [
     *("river", "mountain", "engine", "whisper", "theorem", "bread", "quickly", "violet", "because", "seven"),
@@ -190,3 +194,60 @@ def test_modules_unknown_to_us_are_named(bert_folder: Path, tmp_path: Path):
     with pytest.raises(EverybertError, match=r"LSTM.*pooling="):
         model.embed(["text"])
     assert model.embed(["text"], pooling="mean").shape == (1, 48)
+
+
+# ── tokenization ahead of compute ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("long", ["window", "cut"])
+def test_many_runs_give_the_vectors_of_one(bert: Model, monkeypatch, long):
+    """Texts of 1 to 90 tokens (the window is 32): tokenized in one go, in runs, and in runs without a thread."""
+    texts = [" ".join(["dog", "cat", "plays"][: 1 + i % 3] * (1 + i % 30)) for i in range(120)]
+    whole = bert.embedded(texts, long=long)
+    monkeypatch.setattr(embedding, "CHARACTERS", {True: 200, False: 200})
+    parts = bert.embedded(texts, long=long)
+    monkeypatch.setattr(embedding, "ahead", lambda work, items: map(work, items))
+    plain = bert.embedded(texts, long=long)
+    assert (parts.vectors == plain.vectors).all()
+    assert parts.tokens == whole.tokens and parts.cut == whole.cut
+    torch.testing.assert_close(torch.from_numpy(parts.vectors), torch.from_numpy(whole.vectors), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("long", ["window", "cut"])
+def test_an_accelerators_runs_fill_their_batches(bert: Model, monkeypatch, long):
+    """Rehearsed on the CPU: a run's last, half-full batch waits for the next run; texts keep their order."""
+    texts = [" ".join(["dog", "cat", "plays"][: 1 + i % 3] * (1 + i % 30)) for i in range(120)]
+    whole = bert.embedded(texts, long=long)
+    sizes = []
+    check = bert.network.encoder.check
+
+    def noted(batch: Ragged):
+        sizes.append(len(batch.tokens_T))
+        check(batch)
+
+    monkeypatch.setattr(bert.network.encoder, "check", noted)
+    monkeypatch.setattr(embedding, "on_cpu", lambda network: False)
+    monkeypatch.setattr(embedding, "CHARACTERS", {True: 500, False: 500})
+    for module in (embedding, engine):
+        monkeypatch.setattr(module, "BUDGET_GPU", 256)
+    monkeypatch.setattr(engine, "plan", lambda lengths, budget: in_order(lengths, 256))
+    found = bert.embedded(texts, long=long)
+    torch.testing.assert_close(torch.from_numpy(found.vectors), torch.from_numpy(whole.vectors), atol=1e-5, rtol=0)
+    assert found.tokens == whole.tokens
+    assert max(sizes) <= 256 and sum(size >= 256 - 96 for size in sizes) >= len(sizes) - 1
+
+
+def test_what_is_no_text_is_named(bert: Model):
+    with pytest.raises(EverybertError, match="not a string"):
+        bert.embed(["a", 3])
+
+
+@pytest.mark.gpu
+def test_vectors_on_the_device_are_those_of_the_cpu(bert: Model, bert_folder):
+    texts = [" ".join(["dog", "cat", "plays"][: 1 + i % 3] * (1 + i % 30)) for i in range(120)]
+    device = load(bert_folder, device="cuda", dtype="bfloat16")
+    for long in ("window", "cut"):
+        wanted = torch.from_numpy(bert.embedded(texts, long=long).vectors)
+        for _ in range(3):  # run, recorded, replayed
+            found = torch.from_numpy(device.embedded(texts, long=long).vectors)
+            assert torch.cosine_similarity(found, wanted).min() > 0.999

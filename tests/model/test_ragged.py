@@ -1,5 +1,7 @@
 """Ragged batches: what goes in comes out, in order, whatever the lengths."""
 
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from everybert.errors import EverybertError
 from everybert.model.attention import grouped
 from everybert.model.heads import log_partition, pool_mean
-from everybert.model.ragged import Ragged
+from everybert.model.ragged import Ragged, Targets
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
@@ -82,3 +84,15 @@ def test_pooling_and_partition_per_sequence(ns):
 def test_bad_batches_say_why(make, why):
     with pytest.raises(EverybertError, match=why):
         make()
+
+
+def test_targets_move_with_their_batch():
+    @dataclass(frozen=True)
+    class Labels(Targets):
+        label_B: torch.Tensor
+        count: int
+
+    batch = replace(Ragged.of([[1, 2], [3]]), targets=Labels(torch.tensor([4, 5]), 7))
+    moved = batch.to("meta").targets
+    assert moved is not None and moved.label_B.device.type == "meta" and moved.count == 7
+    assert list(batch.targets.tensors()) == ["label_B"]

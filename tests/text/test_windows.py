@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everybert.errors import EverybertError
-from everybert.text.windows import Window, windows
+from everybert.text.windows import Window, cover, windows
 
 _shapes = st.integers(1, 40).flatmap(lambda size: st.tuples(st.just(size), st.integers(0, size - 1)))
 
@@ -49,3 +49,20 @@ def test_the_owner_has_the_most_context(n, shape):
 def test_impossible_windows_are_refused(size, overlap):
     with pytest.raises(EverybertError, match="overlap"):
         windows(10, size, overlap)
+
+
+@given(st.integers(0, 700), st.integers(0, 2), st.integers(0, 2), st.integers(8, 200))
+def test_windows_own_every_token_once_in_order(n, lead, tail, size):
+    ids = list(range(1000, 1000 + lead + n + tail))
+    pieces = cover(ids, lead, tail, size)
+    owned = [token for piece in pieces for token in piece.ids[piece.own]]
+    assert owned == ids
+    for piece in pieces:
+        assert len(piece.ids) <= size
+        assert piece.ids[:lead] == ids[:lead]
+        assert list(piece.ids[len(piece.ids) - tail :]) == ids[len(ids) - tail :]
+        for token in range(len(ids)):
+            if piece.owns(token):
+                assert piece.ids[piece.index(token)] == ids[token]
+    for token in range(len(ids)):
+        assert sum(piece.owns(token) for piece in pieces) == 1

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from everybert.errors import EverybertError
-from everybert.inference.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.inference.masks import mask_id, pieces_of
 from everybert.inference.model import Model
+from everybert.model.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Encoding
 

@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everybert.errors import EverybertError
-from everybert.inference.engine import BUDGET_GPU, Inputs, Piece, ahead, cover, encode, in_order
-from everybert.inference.replay import device_of
+from everybert.model.engine import BUDGET_GPU, Inputs, ahead, encode, fetched, in_order
+from everybert.model.graphs import device_of
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.store.folder import inside, read_json, write_json
 from everybert.text.tokenizer import Tokenizer
+from everybert.text.windows import Piece, cover
 
 MODES = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens"}
 """Poolings, in the order in which several are concatenated, and what older 1_Pooling/config.json files call them."""
@@ -206,22 +207,6 @@ def _pooled(network: Network, pieces: list[Piece], modes: tuple[str, ...]) -> Ca
 
     encode(network, Inputs([piece.ids for piece in pieces]), read)
     return fetched(out_PMH)
-
-
-def fetched(x: Tensor) -> Callable[[], np.ndarray]:
-    """Start to copy a tensor to the host; what comes back waits for it."""
-    if not x.is_cuda:
-        return x.numpy
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-    host.copy_(x, non_blocking=True)
-    done = torch.cuda.Event()
-    done.record()
-
-    def wait() -> np.ndarray:
-        done.synchronize()
-        return host.numpy().copy()  # pinned memory is scarce
-
-    return wait
 
 
 def _combined(

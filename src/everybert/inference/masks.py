@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.inference.engine import Inputs, Piece, cover, encode
 from everybert.inference.results import Candidate, Score, TokenScore
+from everybert.model.engine import Inputs, encode
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Encoding, Tokenizer
+from everybert.text.windows import Piece, cover
 
 MOST_SCORED = 4096
 """Tokens of a text that `score` takes: each costs a pass through the encoder."""

@@ -19,7 +19,6 @@ from torch import Tensor
 from everybert.errors import EverybertError
 from everybert.inference import embedding, looking, masks, task_use
 from everybert.inference.bundle import Bundle, read_bundle
-from everybert.inference.engine import Inputs, Piece, encode
 from everybert.inference.results import Candidate, Score, TokenVectors
 from everybert.inside.attention import Attention
 from everybert.inside.attribution import Attribution
@@ -27,6 +26,7 @@ from everybert.inside.neighbours import Neighbours
 from everybert.inside.trace import Trace
 from everybert.model.config import EncoderConfig
 from everybert.model.device import pick_device
+from everybert.model.engine import Inputs, encode
 from everybert.model.heads import Network
 from everybert.model.int8 import to_int8
 from everybert.model.ragged import Ragged
@@ -38,6 +38,7 @@ from everybert.tasks.choose import Choice
 from everybert.tasks.classify import Prediction, Text
 from everybert.tasks.tag import Words
 from everybert.text.tokenizer import Encoding, Tokenizer
+from everybert.text.windows import Piece
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 

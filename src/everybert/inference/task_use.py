@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from everybert.errors import EverybertError
 from everybert.inference.bundle import Bundle
-from everybert.inference.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.model.adapters import AdapterSet
+from everybert.model.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.model.features import FeatureHead
 from everybert.store.adapters import load_adapter, load_feature_head, read_adapter, save_feature_head
 from everybert.store.hub import resolve

@@ -156,17 +156,18 @@ class Network(nn.Module):
     def mlm_logits(self, x_TH: Tensor, index_M: Tensor | None = None) -> Tensor:
         """(M, V) logits at the given token indices, or at all."""
         x_MH = x_TH if index_M is None else x_TH[index_M]
-        return self._head("mlm")(x_MH, self.encoder.embeddings.token.weight)
+        return self.head("mlm")(x_MH, self.encoder.embeddings.token.weight)
 
     def sequence_logits(self, x_TH: Tensor, batch: Ragged, name: str) -> Tensor:
         """(B, C) logits of nsp or classify; (B, 1) of choose, one sequence a choice."""
-        return self._head(name)(self.summary(x_TH, batch, name))
+        return self.head(name)(self.summary(x_TH, batch, name))
 
     def token_logits(self, x_TH: Tensor, name: str) -> Tensor:
         """(T, C) logits of tag; (T, 2) start and end logits of answer."""
-        return self._head(name)(x_TH)
+        return self.head(name)(x_TH)
 
-    def _head(self, name: str) -> nn.Module:
+    def head(self, name: str) -> nn.Module:
+        """The head of that name; an error says which heads there are."""
         if name not in self.heads:
             has = ", ".join(self.heads) or "none"
             raise EverybertError(f"this model has no {name} head (it has: {has}); load or fine-tune one that has")

@@ -5,16 +5,31 @@ Legend: T tokens in the batch, B sequences, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What a loss compares predictions with. Subclasses add fields; those that are tensors move with the batch."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The fields that are tensors, by name."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: x for name, x in values.items() if isinstance(x, Tensor)}
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        """The same targets with `fn` applied to each tensor."""
+        return replace(self, **{name: fn(x) for name, x in self.tensors().items()})
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,8 @@ class Ragged:
     """bool, Longformer's global tokens, or None for none."""
     max_length: int = 0
     """An upper bound of the lengths; constant over a run, so that kernels are compiled once."""
+    targets: Targets | None = None
+    """What the batch's loss needs besides the tokens."""
     extra: dict = field(default_factory=dict, compare=False)
     """Labels and the like that travel with the batch; `to` moves its tensors too."""
 
@@ -163,6 +180,7 @@ class Ragged:
             positions_T=move(self.positions_T),
             segments_T=move(self.segments_T),
             globals_T=move(self.globals_T),
+            targets=None if self.targets is None else self.targets.map(move),
             extra={k: move(v) for k, v in self.extra.items()},
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from everybert.inference import replay
+from everybert.model import graphs
 from everybert.model.ragged import Ragged
 from everybert.serving.limits import CALL
 from everybert.serving.scheduler import Scheduler, Ticket, Trunk
@@ -56,9 +56,9 @@ def _forward(tickets: Sequence[Sequences]) -> list[Tensor]:
                 return [first.trunk.encoder(first.batch, **first.inside)]
         if first.inside:
             return [first.trunk.encoder(first.batch, **first.inside)]
-        return [replay.forward(first.trunk.encoder, first.batch)]
+        return [graphs.forward(first.trunk.encoder, first.batch)]
     batch, order = merge([ticket.batch for ticket in tickets])
-    pieces = batch.split(replay.forward(first.trunk.encoder, batch))
+    pieces = batch.split(graphs.forward(first.trunk.encoder, batch))
     back: list[Any] = [None] * len(pieces)
     for piece, at in zip(pieces, order):
         back[at] = piece
@@ -70,13 +70,13 @@ def merge(batches: Sequence[Ragged]) -> tuple[Ragged, list[int]]:
     """Several batches as one, equal lengths together; and for each of its sequences, where it stood end to end."""
     if len({batch.device for batch in batches}) > 1:  # most come from the host, and go to the device as one
         device = next(batch.device for batch in batches if batch.device.type != "cpu")
-        batches = [replay.moved(batch, device) for batch in batches]
+        batches = [graphs.moved(batch, device) for batch in batches]
     lengths = [n for batch in batches for n in batch.lengths]
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
 
     def lay(parts: list[Tensor]) -> Tensor:
-        pieces = replay.joined(parts).split(lengths)
-        return replay.joined([pieces[i] for i in order])
+        pieces = graphs.joined(parts).split(lengths)
+        return graphs.joined([pieces[i] for i in order])
 
     def of(name: str) -> Tensor | None:
         found = [getattr(batch, name) for batch in batches]

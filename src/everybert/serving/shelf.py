@@ -13,9 +13,9 @@ from torch import nn
 
 from everybert.errors import EverybertError
 from everybert.inference.bundle import Bundle
-from everybert.inference.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.inference.model import Model, load
 from everybert.model.encoder import Encoder
+from everybert.model.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.model.heads import Network
 from everybert.serving.limits import CountingTokenizer, Limits, Refusal
 from everybert.serving.scheduler import Scheduler, Trunk

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 from everybert.errors import EverybertError
+
+OVERLAP = 128
+"""Tokens that neighbouring windows of a long text share, at most a quarter of the window."""
 
 
 class Window(NamedTuple):
@@ -30,3 +35,50 @@ def windows(n: int, size: int, overlap: int) -> list[Window]:
     starts = [*range(0, n - size, size - overlap), n - size]
     edges = [0, *((a + b + size + 1) // 2 for a, b in pairwise(starts)), n]
     return [Window(s, s + size, a, b) for s, (a, b) in zip(starts, pairwise(edges), strict=True)]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A window of a text as a sequence of its own, the text's special tokens around it."""
+
+    ids: Sequence[int]
+    start: int
+    stop: int
+    """Of this sequence, the tokens it owns: their results are taken from here."""
+    at: int
+    """Where the first owned token stands in the whole text's sequence."""
+
+    @property
+    def own(self) -> slice:
+        """The owned tokens of this sequence."""
+        return slice(self.start, self.stop)
+
+    def index(self, token: int) -> int:
+        """Where a token of the whole text's sequence stands in this one."""
+        return token - self.at + self.start
+
+    def owns(self, token: int) -> bool:
+        """Whether a token of the whole text's sequence takes its result from this one."""
+        return self.at <= token < self.at + self.stop - self.start
+
+
+def cover(ids: Sequence[int], lead: int, tail: int, size: int) -> list[Piece]:
+    """A text's sequence as sequences of at most `size` tokens, each token owned by exactly one.
+
+    `lead` and `tail` count the special tokens before and after the text; every window has them.
+    """
+    n = len(ids)
+    if n <= size:
+        return [Piece(ids, 0, n, 0)]
+    body, room = ids[lead : n - tail], size - lead - tail
+    spans = windows(len(body), room, min(OVERLAP, room // 4))
+    pieces = []
+    for span in spans:
+        start, stop = lead + span.own_start - span.start, lead + span.own_stop - span.start
+        at = lead + span.own_start
+        if span is spans[0]:
+            start, at = 0, 0
+        if span is spans[-1]:
+            stop = size
+        pieces.append(Piece([*ids[:lead], *body[span.start : span.stop], *ids[n - tail :]], start, stop, at))
+    return pieces

@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import contextvars
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from everybert.errors import EverybertError
-from everybert.inference import embedding, engine
-from everybert.inference.engine import Inputs, ahead, cover, encode, in_order, plan, shared_out, side_by_side
-from everybert.inference.model import Model
+from everybert.model import engine
+from everybert.model.engine import Inputs, ahead, encode, in_order, plan, run_head, shared_out, side_by_side
+from everybert.model.features import FeatureConfig, add_feature_head, head_logits
+from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 
 
@@ -43,23 +47,6 @@ def test_every_core_gets_as_many_batches(tokens, cores):
     assert engine.BUDGET_CPU // 4 <= budget <= engine.BUDGET_CPU
     if budget > engine.BUDGET_CPU // 4:
         assert -(-tokens // budget) % cores == 0 or tokens % budget == 0 or -(-tokens // budget) < cores
-
-
-@given(st.integers(0, 700), st.integers(0, 2), st.integers(0, 2), st.integers(8, 200))
-def test_windows_own_every_token_once_in_order(n, lead, tail, size):
-    ids = list(range(1000, 1000 + lead + n + tail))
-    pieces = cover(ids, lead, tail, size)
-    owned = [token for piece in pieces for token in piece.ids[piece.own]]
-    assert owned == ids
-    for piece in pieces:
-        assert len(piece.ids) <= size
-        assert piece.ids[:lead] == ids[:lead]
-        assert list(piece.ids[len(piece.ids) - tail :]) == ids[len(ids) - tail :]
-        for token in range(len(ids)):
-            if piece.owns(token):
-                assert piece.ids[piece.index(token)] == ids[token]
-    for token in range(len(ids)):
-        assert sum(piece.owns(token) for piece in pieces) == 1
 
 
 def test_cores_work_side_by_side_and_the_thread_count_comes_back():
@@ -97,22 +84,67 @@ def test_an_error_in_one_batch_reaches_the_caller():
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_results_do_not_depend_on_how_batches_are_run(bert: Model, threads):
+def sequences(count: int = 288) -> list[list[int]]:
     generator = torch.Generator().manual_seed(0)
-    sequences = [torch.randint(5, 40, (int(n),), generator=generator).tolist() for n in torch.arange(1, 33).repeat(9)]
-    alone = {}
-    for i in (0, 40, 100, 287):
-        encode(bert.network, Inputs([sequences[i]]), lambda which, batch, x, i=i: alone.update({i: x}))
+    return [torch.randint(5, 60, (1 + i % 32,), generator=generator).tolist() for i in range(count)]
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(count)
     try:
-        together = bert.hidden(sequences)
+        yield
     finally:
         torch.set_num_threads(before)
-    assert [len(x) for x in together] == [len(s) for s in sequences]
-    for i, x in alone.items():
-        torch.testing.assert_close(together[i], x, atol=1e-5, rtol=0)
+
+
+def hidden(network: Network, inputs: Inputs, layer: int | None = None) -> list[torch.Tensor]:
+    out = {}
+    encode(network, inputs, lambda which, batch, x_TH: out.update(zip(which, batch.split(x_TH))), layer)
+    return [out[i] for i in range(len(inputs.ids))]
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("layer", [None, 0, 2])
+def test_results_do_not_depend_on_how_batches_are_run(tiny: Network, cores, layer):
+    given = sequences()
+    with threads(cores):
+        together = hidden(tiny, Inputs(given), layer)
+    for i in (0, 40, 100, 287):
+        states: list[torch.Tensor] = []
+        with torch.inference_mode():
+            tiny.encoder(Ragged.of([given[i]]), states)
+        torch.testing.assert_close(together[i], states[-1 if layer is None else layer], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("name", ["classify", "tag"])
+@pytest.mark.parametrize("features", [None, "last", "sum", "concat"])
+def test_a_head_gives_one_array_per_sequence(tiny: Network, cores, name, features):
+    """(C,) for heads of whole sequences, (n, C) for heads of tokens; whatever the head and the batches."""
+    labels = tiny.heads[name].output.out_features
+    if features is not None:
+        add_feature_head(tiny, name, labels, FeatureConfig(features)).eval()
+    given = sequences()
+    segments = [[i % 2 for i in range(len(ids))] for ids in given]
+    tiny.train()  # as during fine-tuning: dropout is off for the predictions, and on again after
+    with threads(cores):
+        found = run_head(tiny, Inputs(given, segments), name)
+    assert tiny.training and tiny.heads[name].training
+    tiny.eval()
+    assert len(found) == len(given)
+    for i in (0, 40, 100, 287):
+        with torch.inference_mode():
+            wanted = head_logits(tiny, Ragged.of([given[i]], [segments[i]]), name)
+        wanted = wanted[0] if name == "classify" else wanted
+        assert found[i].dtype == np.float32
+        np.testing.assert_allclose(found[i], wanted.numpy(), atol=1e-5, rtol=0)
+
+
+def test_a_missing_head_is_named(tiny: Network):
+    with pytest.raises(EverybertError, match="no answer head"):
+        run_head(tiny, Inputs([[5, 6]]), "answer")
 
 
 # ── tokenization ahead of compute ────────────────────────────────────────────────────────────────────────────
@@ -166,46 +198,3 @@ def test_the_thread_has_the_callers_context():
     mark = contextvars.ContextVar("mark", default=0)
     mark.set(7)
     assert list(ahead(lambda x: mark.get(), range(4))) == [7] * 4
-
-
-@pytest.mark.parametrize("long", ["window", "cut"])
-def test_many_runs_give_the_vectors_of_one(bert: Model, monkeypatch, long):
-    """Texts of 1 to 90 tokens (the window is 32): tokenized in one go, in runs, and in runs without a thread."""
-    texts = [" ".join(["dog", "cat", "plays"][: 1 + i % 3] * (1 + i % 30)) for i in range(120)]
-    whole = bert.embedded(texts, long=long)
-    monkeypatch.setattr(embedding, "CHARACTERS", {True: 200, False: 200})
-    parts = bert.embedded(texts, long=long)
-    monkeypatch.setattr(embedding, "ahead", lambda work, items: map(work, items))
-    plain = bert.embedded(texts, long=long)
-    assert (parts.vectors == plain.vectors).all()
-    assert parts.tokens == whole.tokens and parts.cut == whole.cut
-    torch.testing.assert_close(torch.from_numpy(parts.vectors), torch.from_numpy(whole.vectors), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("long", ["window", "cut"])
-def test_an_accelerators_runs_fill_their_batches(bert: Model, monkeypatch, long):
-    """Rehearsed on the CPU: a run's last, half-full batch waits for the next run; texts keep their order."""
-    texts = [" ".join(["dog", "cat", "plays"][: 1 + i % 3] * (1 + i % 30)) for i in range(120)]
-    whole = bert.embedded(texts, long=long)
-    sizes = []
-    check = bert.network.encoder.check
-
-    def noted(batch: Ragged):
-        sizes.append(len(batch.tokens_T))
-        check(batch)
-
-    monkeypatch.setattr(bert.network.encoder, "check", noted)
-    monkeypatch.setattr(embedding, "on_cpu", lambda network: False)
-    monkeypatch.setattr(embedding, "CHARACTERS", {True: 500, False: 500})
-    for module in (embedding, engine):
-        monkeypatch.setattr(module, "BUDGET_GPU", 256)
-    monkeypatch.setattr(engine, "plan", lambda lengths, budget: in_order(lengths, 256))
-    found = bert.embedded(texts, long=long)
-    torch.testing.assert_close(torch.from_numpy(found.vectors), torch.from_numpy(whole.vectors), atol=1e-5, rtol=0)
-    assert found.tokens == whole.tokens
-    assert max(sizes) <= 256 and sum(size >= 256 - 96 for size in sizes) >= len(sizes) - 1
-
-
-def test_what_is_no_text_is_named(bert: Model):
-    with pytest.raises(EverybertError, match="not a string"):
-        bert.embed(["a", 3])

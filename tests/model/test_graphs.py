@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from everybert.inference import replay
-from everybert.inference.engine import BUDGET_GPU
-from everybert.inference.model import Model
-from everybert.inference.replay import WAVE, Recording, Replays, filled, rounded
+from everybert.model import graphs
+from everybert.model.engine import BUDGET_GPU, Inputs, run_head
+from everybert.model.graphs import WAVE, Recording, Replays, filled, rounded
+from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 
 CPU = torch.device("cpu")
@@ -33,7 +34,7 @@ def pretend(encoder, batch, pool):
         out.copy_(encoder(replace(batch, lengths=given.lengths)))
         return out
 
-    return Recording(replay._inputs(batch), run)
+    return Recording(graphs._inputs(batch), run)
 
 
 @given(st.lists(st.integers(1, 512), min_size=1, max_size=300))
@@ -66,12 +67,12 @@ class Sizes(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def test_the_host_makes_a_large_batch_without_the_threads_of_torch(bert: Model):
+def test_the_host_makes_a_large_batch_without_the_threads_of_torch(tiny: Network):
     """They are woken for more than 32,768 numbers, milliseconds each time while texts are tokenized: once a batch grew
     from 32,768 tokens to 33,792, texts on an H200 took three times as long."""
     batch = ragged([30] * 1_120, segments=True)
     with Sizes() as sizes:
-        bert.network.encoder.check(batch)
+        tiny.encoder.check(batch)
         filled(batch, rounded(batch))
     views = {"aten.lift_fresh.default", "aten.detach.default"}
     assert not [name for name, size in sizes.seen if size > 32_768 and name not in views]
@@ -86,9 +87,9 @@ def test_there_are_few_shapes():
 
 
 @pytest.mark.parametrize("segments", [False, True])
-def test_recorded_passes_give_what_the_encoder_gives(bert: Model, segments):
+def test_recorded_passes_give_what_the_encoder_gives(tiny: Network, segments):
     """Three batches of one shape (run, recorded, replayed), and others between them; results stay as they were."""
-    encoder, replays = bert.network.encoder, Replays(CPU, pretend)
+    encoder, replays = tiny.encoder, Replays(CPU, pretend)
     batches = [ragged(n, i, segments) for i, n in enumerate(([3, 30, 7], [20, 20], [32] * 7, [9, 31], [5, 1, 4, 28]))]
     with torch.inference_mode():
         wanted = [encoder(batch) for batch in batches]
@@ -99,8 +100,8 @@ def test_recorded_passes_give_what_the_encoder_gives(bert: Model, segments):
     assert 2 <= len(replays.made) < len(batches)
 
 
-def test_a_recording_is_not_used_after_the_weights_moved(bert: Model):
-    encoder, replays, batch = bert.network.encoder, Replays(CPU, pretend), ragged([4, 9])
+def test_a_recording_is_not_used_after_the_weights_moved(tiny: Network):
+    encoder, replays, batch = tiny.encoder, Replays(CPU, pretend), ragged([4, 9])
     for _ in range(3):
         replays(encoder, batch)
     assert len(replays.made) == 1
@@ -110,11 +111,11 @@ def test_a_recording_is_not_used_after_the_weights_moved(bert: Model):
     assert len(replays.made) == 1 and len(replays.seen) == 2
 
 
-def test_what_cannot_be_recorded_runs_as_it_is(bert: Model):
+def test_what_cannot_be_recorded_runs_as_it_is(tiny: Network):
     def fail(encoder, batch, pool):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    encoder, replays, batch = bert.network.encoder, Replays(CPU, fail), ragged([4, 9])
+    encoder, replays, batch = tiny.encoder, Replays(CPU, fail), ragged([4, 9])
     for _ in range(4):
         found = replays(encoder, batch)
     assert not replays.works
@@ -122,27 +123,28 @@ def test_what_cannot_be_recorded_runs_as_it_is(bert: Model):
         torch.testing.assert_close(found, encoder(batch), atol=1e-5, rtol=0)
 
 
-def test_the_engine_uses_recordings_where_they_serve(bert: Model, monkeypatch):
-    """The accelerator's path, rehearsed: batches in order, filled and recorded, give the same vectors."""
-    texts = [" ".join(["dog", "cat", "plays"][: 1 + i % 3] * (1 + i % 7)) for i in range(200)]
-    wanted = bert.embed(texts)
+def test_the_engine_uses_recordings_where_they_serve(tiny: Network, monkeypatch):
+    """The accelerator's path, rehearsed: batches filled and recorded give the same hidden states."""
+    given = [[5 + (i * j) % 50 for j in range(1 + i % 20)] for i in range(200)]
+    wanted = run_head(tiny, Inputs(given), "tag")
     replays = Replays(CPU, pretend)
-    monkeypatch.setattr(replay, "recordable", lambda encoder: True)
-    monkeypatch.setitem(replay.REPLAYS, bert.network.encoder, replays)
-    found = bert.embed(texts)
-    torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(wanted), atol=1e-5, rtol=0)
+    monkeypatch.setattr(graphs, "recordable", lambda encoder: True)
+    monkeypatch.setitem(graphs.REPLAYS, tiny.encoder, replays)
+    found = run_head(tiny, Inputs(given), "tag")
+    for mine, want in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(mine, want, atol=1e-5, rtol=0)
     assert replays.seen
 
 
-def test_the_cpu_and_adapters_have_no_recordings(bert: Model):
-    assert not replay.recordable(bert.network.encoder)
+def test_the_cpu_and_adapters_have_no_recordings(tiny: Network):
+    assert not graphs.recordable(tiny.encoder)
 
 
 @pytest.mark.gpu
-def test_graphs_on_the_device_give_what_the_encoder_gives(bert: Model):
+def test_graphs_on_the_device_give_what_the_encoder_gives(tiny: Network):
     from everybert.model.encoder import Encoder, initialise
 
-    config = bert.network.config.replace(hidden_size=64, heads=4, intermediate_size=128)  # heads that kernels take
+    config = tiny.config.replace(hidden_size=64, heads=4, intermediate_size=128)  # heads that kernels take
     encoder = Encoder(config)
     initialise(encoder, config)
     encoder = encoder.to("cuda", torch.bfloat16).eval()
@@ -150,20 +152,7 @@ def test_graphs_on_the_device_give_what_the_encoder_gives(bert: Model):
     with torch.inference_mode():
         wanted = [encoder(batch.to("cuda")) for batch in batches]
     for _ in range(3):
-        found = [replay.forward(encoder, batch) for batch in batches]
+        found = [graphs.forward(encoder, batch) for batch in batches]
         for mine, want in zip(found, wanted):
             torch.testing.assert_close(mine, want, atol=3e-2, rtol=0)
-    assert replay.REPLAYS[encoder].works and len(replay.REPLAYS[encoder].made) >= 2
-
-
-@pytest.mark.gpu
-def test_vectors_on_the_device_are_those_of_the_cpu(bert: Model, bert_folder):
-    from everybert.inference.model import load
-
-    texts = [" ".join(["dog", "cat", "plays"][: 1 + i % 3] * (1 + i % 30)) for i in range(120)]
-    device = load(bert_folder, device="cuda", dtype="bfloat16")
-    for long in ("window", "cut"):
-        wanted = torch.from_numpy(bert.embedded(texts, long=long).vectors)
-        for _ in range(3):  # run, recorded, replayed
-            found = torch.from_numpy(device.embedded(texts, long=long).vectors)
-            assert torch.cosine_similarity(found, wanted).min() > 0.999
+    assert graphs.REPLAYS[encoder].works and len(graphs.REPLAYS[encoder].made) >= 2

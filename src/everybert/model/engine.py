@@ -1,4 +1,4 @@
-"""Sequences through the encoder: batches filled to a budget of tokens, equal lengths together, long texts in windows.
+"""Sequences of ids through the encoder and a head, on every device, in batches of a budget of tokens.
 
 Legend: T tokens in the batch, B sequences, H hidden.
 """
@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from everybert.inference import replay
+from everybert.model import graphs
+from everybert.model.features import SEQUENCE_HEADS, FeatureHead, read_features
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
-from everybert.text.windows import windows
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -30,10 +31,8 @@ Read = Callable[[list[int], Ragged, Tensor], None]
 BUDGET_CPU = 1024
 """Tokens of a batch on the CPU: products large enough to be fast, activations small enough to stay in memory pages
 already touched."""
-BUDGET_GPU = 4 * replay.WAVE
+BUDGET_GPU = 4 * graphs.WAVE
 """Tokens of a batch on an accelerator: enough to fill it, and whole waves of tiles."""
-OVERLAP = 128
-"""Tokens that neighbouring windows of a long text share, at most a quarter of the window."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +92,69 @@ def encode(network: Network, inputs: Inputs, read: Read, layer: int | None = Non
     """Run all sequences, batch after batch, and hand each batch's hidden states (T, H) to `read`.
 
     The states are the last layer's unless `layer` says otherwise. On the CPU several batches run side by side, one
-    to a core: `read` is called from several threads, never twice for the same sequence. On an accelerator nothing
+    per core: `read` is called from several threads, never twice for the same sequence. On an accelerator nothing
     here waits for it, so that the next batch is made while it computes.
     """
-    device = replay.device_of(network.encoder)
+    device = graphs.device_of(network.encoder)
+
+    def work(which: list[int], batch: Ragged) -> None:
+        if layer is None:
+            x_TH = graphs.forward(network.encoder, batch)
+            read(which, graphs.moved(batch, device), x_TH)
+        else:
+            states: list[Tensor] = []
+            batch = graphs.moved(batch, device)
+            network.encoder(batch, states)
+            read(which, batch, states[layer])
+
+    _batches(network, inputs, work, budget)
+
+
+def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = None) -> list[np.ndarray]:
+    """The encoder, then the head of that name: one float32 array per sequence, in order.
+
+    Heads of whole sequences (classify, choose, nsp) give (C,), heads of tokens (tag, answer) give (n, C). Dropout is
+    off, even for a network in training. Results are copied to the host while the next batches run.
+    """
+    head = network.head(name)
+    device = graphs.device_of(network.encoder)
+    out: dict[int, np.ndarray] = {}
+    copies: deque[tuple[list[int], Ragged, Callable[[], np.ndarray]]] = deque()
+
+    def collect() -> None:
+        which, batch, values = copies.popleft()
+        rows = values()
+        parts = rows if name in SEQUENCE_HEADS else np.split(rows, np.cumsum(batch.lengths)[:-1])
+        out.update(zip(which, parts))
+
+    def work(which: list[int], batch: Ragged) -> None:
+        on_device = graphs.moved(batch, device)
+        if isinstance(head, FeatureHead):
+            logits = head(read_features(network, on_device, name))
+        elif name in SEQUENCE_HEADS:
+            logits = network.sequence_logits(graphs.forward(network.encoder, batch), on_device, name)
+        else:
+            logits = network.token_logits(graphs.forward(network.encoder, batch), name)
+        copies.append((which, batch, fetched(logits.float())))
+        if len(copies) > 2 and device.type != "cpu":
+            collect()
+
+    training = network.training
+    network.eval()
+    try:
+        _batches(network, inputs, work, budget)
+    finally:
+        network.train(training)
+    while copies:
+        collect()
+    return [out[i] for i in range(len(inputs.ids))]
+
+
+def _batches(
+    network: Network, inputs: Inputs, work: Callable[[list[int], Ragged], None], budget: int | None = None
+) -> None:
+    """Plan the batches and call `work` with each, and the numbers of its sequences; on the CPU, one thread per core."""
+    device = graphs.device_of(network.encoder)
     lengths = [len(ids) for ids in inputs.ids]
     cores = torch.get_num_threads() if device.type == "cpu" else 1
     if device.type == "cpu":
@@ -105,23 +163,32 @@ def encode(network: Network, inputs: Inputs, read: Read, layer: int | None = Non
         groups = in_order(lengths, budget or BUDGET_GPU)
 
     @torch.inference_mode()
-    def work(which: list[int]) -> None:
+    def checked(which: list[int]) -> None:
         batch = inputs.batch(which)
         network.encoder.check(batch)
-        if layer is None:
-            x_TH = replay.forward(network.encoder, batch)
-            read(which, replay.moved(batch, device), x_TH)
-        else:
-            states: list[Tensor] = []
-            batch = replay.moved(batch, device)
-            network.encoder(batch, states)
-            read(which, batch, states[layer])
+        work(which, batch)
 
     if cores > 1 and len(groups) > 1 and cores <= 2 * len(groups):
-        side_by_side(work, groups, cores)
+        side_by_side(checked, groups, cores)
     else:
         for which in groups:
-            work(which)
+            checked(which)
+
+
+def fetched(x: Tensor) -> Callable[[], np.ndarray]:
+    """Start to copy a tensor to the host; what comes back waits for it."""
+    if not x.is_cuda:
+        return x.numpy
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    host.copy_(x, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+
+    def wait() -> np.ndarray:
+        done.synchronize()
+        return host.numpy().copy()  # pinned memory is scarce
+
+    return wait
 
 
 def side_by_side(work: Callable[[list[int]], None], groups: Sequence[list[int]], cores: int) -> None:
@@ -160,53 +227,3 @@ def ahead(work: Callable[[Given], Made], items: Iterable[Given], most: int = 2) 
             yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-# ── texts longer than the window ─────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A window of a text as a sequence of its own, the text's special tokens around it."""
-
-    ids: Sequence[int]
-    start: int
-    stop: int
-    """Of this sequence, the tokens it owns: their results are taken from here."""
-    at: int
-    """Where the first owned token stands in the whole text's sequence."""
-
-    @property
-    def own(self) -> slice:
-        """The owned tokens of this sequence."""
-        return slice(self.start, self.stop)
-
-    def index(self, token: int) -> int:
-        """Where a token of the whole text's sequence stands in this one."""
-        return token - self.at + self.start
-
-    def owns(self, token: int) -> bool:
-        """Whether a token of the whole text's sequence takes its result from this one."""
-        return self.at <= token < self.at + self.stop - self.start
-
-
-def cover(ids: Sequence[int], lead: int, tail: int, size: int) -> list[Piece]:
-    """A text's sequence as sequences of at most `size` tokens, each token owned by exactly one.
-
-    `lead` and `tail` count the special tokens before and after the text; every window has them.
-    """
-    n = len(ids)
-    if n <= size:
-        return [Piece(ids, 0, n, 0)]
-    body, room = ids[lead : n - tail], size - lead - tail
-    spans = windows(len(body), room, min(OVERLAP, room // 4))
-    pieces = []
-    for span in spans:
-        start, stop = lead + span.own_start - span.start, lead + span.own_stop - span.start
-        at = lead + span.own_start
-        if span is spans[0]:
-            start, at = 0, 0
-        if span is spans[-1]:
-            stop = size
-        pieces.append(Piece([*ids[:lead], *body[span.start : span.stop], *ids[n - tail :]], start, stop, at))
-    return pieces
