@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import torch
 
+from everybert.files import atomic_folder
 from everybert.model.heads import Network
-from everybert.store.folder import atomic_folder
 from everybert.store.huggingface import read_config, save_network
 from everybert.tasks.classify import read
 from everybert.tasks.metrics import interval

@@ -19,8 +19,8 @@ from small_sets import entailment, entities, glue_set, questions, squad, treeban
 
 from everybert.corpus.cloze import cloze_questions, write_cloze
 from everybert.evaluation.evaluate import evaluate
+from everybert.files import MANIFEST
 from everybert.inference.model import load
-from everybert.store.folder import MANIFEST
 from everybert.text.readers import read_documents
 from everybert.text.sentences import split_sentences
 from everybert.training.finetune import finetune

@@ -24,10 +24,10 @@ from everybert.data.reviews import make_reviews
 from everybert.data.tales import BLANKS, documents
 from everybert.errors import EverybertError
 from everybert.evaluation.evaluate import evaluate
+from everybert.files import atomic_folder, is_complete, write_text
 from everybert.inference.model import Model, load
 from everybert.model.heads import Network
 from everybert.plots import draw_curves, text_plot
-from everybert.store.folder import atomic_folder, is_complete
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.train_tokenizer import train_tokenizer
 from everybert.training.finetune import finetune
@@ -80,7 +80,7 @@ def quickstart(
     claim(out)
     began = time.perf_counter()
     with part(say, story, 1, "Text: a small world, in which every blank has an answer"):
-        write_text(out, size, say)
+        write_texts(out, size, say)
     with part(say, story, 2, "Tokenizer: words and pieces of words, learnt from that text"):
         tokenizer = make_tokenizer(out, say)
     with part(say, story, 3, "Corpus: the text as numbers, some of it held out"):
@@ -124,12 +124,10 @@ def claim(out: Path) -> None:
 def _write(path: Path, text: str) -> None:
     """Write a file unless it is there already: what was made from it stays valid."""
     if not path.exists() or path.read_text("utf-8") != text:
-        draft = path.with_name(path.name + ".tmp")
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        write_text(path, text)
 
 
-def write_text(out: Path, size: int, say: Console) -> None:
+def write_texts(out: Path, size: int, say: Console) -> None:
     """world.txt: documents separated by blank lines; and the task's three files."""
     texts = list(documents(size))
     _write(out / "world.txt", "\n\n".join(texts) + "\n")

@@ -24,8 +24,8 @@ try:
 except ImportError as error:  # pragma: no cover
     raise EverybertError("everybert.sklearn needs scikit-learn: pip install scikit-learn") from error
 
+from everybert.files import MANIFEST
 from everybert.inference.model import Model, load
-from everybert.store.folder import MANIFEST
 
 FEWEST = 20
 """Rows from which some are held out to choose the best epoch; with fewer, all are trained and scored on."""

@@ -326,7 +326,7 @@ def test_a_full_disk_is_told_and_the_build_continues(tmp_path, wordpiece, texts,
 
 def test_unwritable_place_is_told(tmp_path, wordpiece, texts):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(EverybertError, match="cannot write"):
+    with pytest.raises(EverybertError, match="could not be written"):
         build_corpus(texts, wordpiece, tmp_path / "file/c", workers=1)
 
 

@@ -119,7 +119,7 @@ def test_collocations(tmp_path):
     ("damage", "message"),
     [
         (lambda p: (p / "corpus.json").unlink(), "not a corpus folder"),
-        (lambda p: (p / "corpus.json").write_text("{"), "damaged"),
+        (lambda p: (p / "corpus.json").write_text("{"), "could not be read as JSON"),
         (lambda p: (p / "corpus.json").write_text('{"version": 99}'), "format 99"),
         (lambda p: (p / "shards/00000.tokens.bin").write_bytes(b"x"), "cut short"),
         (lambda p: (p / "shards/00000.tokens.bin").unlink(), "missing"),

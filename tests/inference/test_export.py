@@ -224,10 +224,10 @@ def test_transformers_reads_what_is_exported(tmp_path, kind, suffix):
 
 
 def test_an_adapter_is_merged(tmp_path):
+    from everybert.files import atomic_folder
     from everybert.model.adapters import AdapterSet, LoraConfig
     from everybert.model.heads import Network
     from everybert.store.adapters import save_adapter
-    from everybert.store.folder import atomic_folder
 
     base = save(tmp_path / "base")
     network = everybert.load(base).network

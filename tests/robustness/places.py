@@ -12,9 +12,9 @@ import pytest
 import torch
 from faults import DONE, SAID, SURVIVED, Faults
 
+from everybert.files import recover, verify_folder
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.store.folder import check, recover
 from everybert.store.huggingface import load_network
 from everybert.text.tokenizer import Tokenizer
 
@@ -99,7 +99,7 @@ def network(seed: int, **heads: int | None) -> Network:
 
 def weights(folder: Path) -> str:
     """A model's fingerprint, through the loader and its hashes."""
-    check(folder)
+    verify_folder(folder)
     state = load_network(folder).network.state_dict()
     Tokenizer.load(folder)
     return f"{sum(float(v.double().abs().sum()) for v in state.values()):.9f}"

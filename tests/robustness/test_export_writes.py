@@ -10,11 +10,11 @@ import torch
 from faults import KINDS
 from places import Place, beginning, network, sweep, weights
 
+from everybert.files import is_complete, read_json, verify_folder
 from everybert.inference import export as exporting
 from everybert.inference.embedding import Pooling
 from everybert.inference.model import Model, load
 from everybert.inference.quantise import quantise
-from everybert.store.folder import check, is_complete, read_json
 from everybert.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_waiting_for_the_disk")
@@ -35,7 +35,7 @@ def graph(folder: Path) -> str:
     """An ONNX folder's fingerprint: complete, its graph valid, its other files readable."""
     import onnx
 
-    check(folder)
+    verify_folder(folder)
     assert is_complete(folder) and "onnx" in read_json(folder / "everybert.json")
     onnx.checker.check_model(str(folder / "model.onnx"))
     assert [p.name for p in folder.glob("*.onnx*")] == ["model.onnx"] and not list(folder.glob("*.safetensors"))

@@ -17,10 +17,10 @@ import torch
 from faults import DONE, KINDS, RAISED, SAID, SURVIVED, Faults
 from places import Place, beginning, leftovers, network, sweep, weights
 
+from everybert.files import atomic_file, atomic_folder, is_complete, read_json, recover, verify_folder, write_json
 from everybert.inference.model import Model, load
 from everybert.model.adapters import AdapterSet
 from everybert.store.adapters import load_adapter, read_adapter
-from everybert.store.folder import atomic_file, atomic_folder, check, is_complete, read_json, recover, write_json
 from everybert.store.huggingface import load_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import finetune, pretrain
@@ -149,7 +149,7 @@ def test_what_finetuning_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     finetune.finetune(base, "classify", reviews(0), reviews(1), first, seed=5, **settings)
 
     def read(folder: Path) -> object:
-        check(folder)
+        verify_folder(folder)
         read_json(folder / "finetune.json")
         if mode == "frozen":  # the trunk stays: the head tells the versions apart
             return weights(folder) + hashlib.sha256((folder / "head.safetensors").read_bytes()).hexdigest()
@@ -209,7 +209,7 @@ def test_a_folder_that_was_cut_is_never_complete(tmp_path: Path, tokenizer: Toke
             (cut / file.name).write_bytes(content[: int(share * len(content))])
             if file.name == "manifest.json":
                 with pytest.raises(Exception, match="JSON"):
-                    check(cut)
+                    verify_folder(cut)
             assert not is_complete(cut), (file.name, share)
             with pytest.raises(Exception, match=r"could not be read|bytes where"):
                 load(cut)

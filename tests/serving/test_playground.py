@@ -86,9 +86,9 @@ def test_models_for_the_picker(url, folders):
 
 
 def test_adapters_for_the_picker(folders, tmp_path):
+    from everybert.files import atomic_folder
     from everybert.model.adapters import AdapterSet, LoraConfig
     from everybert.store.adapters import save_adapter
-    from everybert.store.folder import atomic_folder
 
     base = load(folders["labels"], device="cpu")
     adapters = AdapterSet(base.network)

@@ -196,10 +196,10 @@ def test_adapters_share_a_trunk(folders, tmp_path):
     """Requests for a trunk and two adapters, all at once: each is answered under its own."""
     import torch
 
+    from everybert.files import atomic_folder
     from everybert.model.adapters import AdapterSet, LoraConfig
     from everybert.model.heads import Network
     from everybert.store.adapters import save_adapter
-    from everybert.store.folder import atomic_folder
 
     base = folders["words"]
     for number, name in enumerate(("one", "two")):

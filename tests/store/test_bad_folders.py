@@ -19,8 +19,8 @@ pytest.importorskip("transformers")
 from tiny_models import make, saved
 
 from everybert.errors import EverybertError
+from everybert.files import atomic_folder
 from everybert.store import weights
-from everybert.store.folder import atomic_folder
 from everybert.store.huggingface import load_network, save_network
 
 

@@ -14,11 +14,11 @@ transformers = pytest.importorskip("transformers")
 from tiny_models import EVERY, STEMS, make, saved  # noqa: E402
 
 from everybert.errors import EverybertError  # noqa: E402
+from everybert.files import atomic_folder  # noqa: E402
 from everybert.model.heads import Network  # noqa: E402
 from everybert.model.presets import PRESETS  # noqa: E402
 from everybert.model.ragged import Ragged  # noqa: E402
 from everybert.store import config_json, layouts  # noqa: E402
-from everybert.store.folder import atomic_folder  # noqa: E402
 from everybert.store.huggingface import Loaded, load_network, read_config, save_network  # noqa: E402
 from everybert.text.tokenizer import Tokenizer  # noqa: E402
 

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from everybert.cli.main import app
 from everybert.errors import EverybertError
+from everybert.files import atomic_folder
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.store.folder import atomic_folder
 from everybert.store.huggingface import load_network, save_network
 from everybert.store.push import pack, push
 

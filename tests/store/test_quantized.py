@@ -15,10 +15,10 @@ pytest.importorskip("transformers")
 from tiny_models import STEMS, saved
 
 from everybert.errors import EverybertError
+from everybert.files import MANIFEST, atomic_folder
 from everybert.inference.model import load
 from everybert.model.int8 import is_int8, supported
 from everybert.model.presets import PRESETS
-from everybert.store.folder import MANIFEST, atomic_folder
 from everybert.store.huggingface import load_network, save_network
 from everybert.store.quantized import HOW, KEY, SCALE, is_quantised, quantise_tensors
 from everybert.store.weights import INT8, SAFE

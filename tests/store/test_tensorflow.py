@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everybert.errors import EverybertError
-from everybert.store.folder import atomic_folder
+from everybert.files import atomic_folder
 from everybert.store.huggingface import load_network, save_network
 from everybert.store.tensorflow import CRC, _masked_crc, open_checkpoint, renamed
 

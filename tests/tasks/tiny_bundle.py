@@ -9,7 +9,7 @@ from pathlib import Path
 import tiny_model
 
 import everybert
-from everybert.store.folder import atomic_folder
+from everybert.files import atomic_folder
 
 MOODS = [
     ("the film was good", "pos"),

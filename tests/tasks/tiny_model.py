@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from tiny_bert import VOCAB
 
+from everybert.files import atomic_folder
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.store.folder import atomic_folder
 from everybert.store.huggingface import save_network
 from everybert.text.tokenizer import Tokenizer
 

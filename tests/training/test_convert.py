@@ -8,10 +8,10 @@ from grammar import write_corpus, write_tokenizer
 from toy import tiny_recipe
 
 from everybert.errors import EverybertError
+from everybert.files import atomic_folder
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
-from everybert.store.folder import atomic_folder
 from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.convert import add_words, extend, extend_folder, to_longformer

@@ -89,7 +89,7 @@ def squad(
 ) -> None:
     """Exact match and F1 as the official scripts have them, of a model or of a file of predictions."""
     from everybert.evaluation import squad as measure
-    from everybert.store.folder import write_json
+    from everybert.files import write_json
 
     questions = measure.read_questions(data)
     if predictions is not None:

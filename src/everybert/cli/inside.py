@@ -120,7 +120,7 @@ def attention(
     device: Device = None,
 ) -> None:
     """Write a page with all of a text's attention: every head small, one large, as lines or as a matrix."""
-    from everybert.store.folder import atomic_file
+    from everybert.files import atomic_file
 
     found = load(model, device).attention(text, pair)
     page = found.html("Attention: " + (text if len(text) <= 60 else text[:59] + "…"))

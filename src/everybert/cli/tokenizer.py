@@ -48,7 +48,7 @@ def train(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from everybert.store.folder import atomic_folder
+    from everybert.files import atomic_folder
     from everybert.text.files import ReadReport, expand
     from everybert.text.readers import read_documents
     from everybert.text.train_tokenizer import train_tokenizer

@@ -125,7 +125,7 @@ def embed(
     if out is not None:
         import numpy as np
 
-        from everybert.store.folder import atomic_file
+        from everybert.files import atomic_file
 
         with atomic_file(out) as draft, draft.open("wb") as stream:
             np.save(stream, vectors)

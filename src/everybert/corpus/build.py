@@ -23,8 +23,9 @@ from everybert.corpus.progress import mining_bar, reading_bar
 from everybert.corpus.shards import VERSION, Corpus, dtype_for, read_meta
 from everybert.corpus.summary import CorpusSummary, gather, summarise
 from everybert.corpus.workers import Pool
-from everybert.corpus.writing import SPLITS, ShardWriter, digest_of, read_json, sync, told, write_array, write_json
+from everybert.corpus.writing import SPLITS, ShardWriter, write_array
 from everybert.errors import EverybertError
+from everybert.files import disk_errors, read_json, remove_stale, replace_folder, size_and_hash, sync, write_json
 from everybert.text.files import Errors, ReadReport, expand, kind
 from everybert.text.mediawiki import read_pages
 from everybert.text.readers import file_documents
@@ -32,6 +33,8 @@ from everybert.text.tokenizer import Tokenizer
 
 UNIT = 1 << 18  # characters a worker tokenizes at a time
 SHARD = 1 << 26  # characters of text in a shard
+DAMAGED = "start over with --fresh"
+KEPT = "finished shards are kept; check the path and its permissions, and run again"
 
 
 @dataclass(frozen=True)
@@ -89,13 +92,13 @@ def build_corpus(
     if fresh:
         shutil.rmtree(building, ignore_errors=True)
     if _is_finished(out, plan, sources, fresh):
-        with told(out):
+        with disk_errors(out, KEPT):
             _tidy(out)
             _add_collocations(out, pmi, progress)
         return summarise(out)
     started = time.monotonic()
     reading = Reading(sources, column, errors, per_line)
-    with told(building):
+    with disk_errors(building, KEPT):
         _start(building, plan, tokenizer)
         with _pool(engine, address, building / "tokenizer", options, workers) as pool:
             kept = _build(building, reading, options, dtype_for(tokenizer.size), len(names), pool, progress)
@@ -170,7 +173,7 @@ def _start(building: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> None:
         for saved in (building / "tokenizer").iterdir():
             sync(saved)
         write_json(file, plan)
-    before = read_json(file)
+    before = read_json(file, DAMAGED)
     changed = [key for key, value in plan.items() if before.get(key) != value]
     if changed:
         raise EverybertError(
@@ -311,7 +314,7 @@ def _settle(event: ShardEnd | tuple[str, Callable[[], Encoded]], writer: ShardWr
         return last
     if not event.finished:
         writer.close(event.number, event.digest)
-    elif read_json(records / f"{event.number:05d}.json")["digest"] != event.digest:
+    elif read_json(records / f"{event.number:05d}.json", DAMAGED)["digest"] != event.digest:
         raise EverybertError(_changed(records))
     return event.number
 
@@ -325,7 +328,7 @@ def _changed(records: Path) -> str:
 
 def _finish(building: Path, plan: dict[str, Any], vocab_size: int, reading: Reading) -> None:
     """Describe the finished shards in corpus.json and count the tokens of the training split."""
-    records = [read_json(file) for file in sorted((building / "records").glob("*.json"))]
+    records = [read_json(file, DAMAGED) for file in sorted((building / "records").glob("*.json"))]
     if not any(record["splits"]["train"]["documents"] for record in records):
         shutil.rmtree(building)
         lost = any(record["splits"]["heldout"]["documents"] for record in records)
@@ -346,7 +349,7 @@ def _finish(building: Path, plan: dict[str, Any], vocab_size: int, reading: Read
         counts += np.bincount(ids, minlength=vocab_size)
     write_array(building / "unigram.npy", counts)
     rest = [building / "unigram.npy", *sorted((building / "tokenizer").iterdir())]
-    made["files"] |= {str(file.relative_to(building)): digest_of(file) for file in rest}
+    made["files"] |= {str(file.relative_to(building)): size_and_hash(file) for file in rest}
     dtype = dtype_for(vocab_size).name
     head = plan | {"dtype": dtype, "vocab_size": vocab_size, "sources": _listed(reading.sources)}
     write_json(building / "corpus.json", head | made)
@@ -368,7 +371,7 @@ def _add_collocations(folder: Path, pmi: bool | PmiOptions, progress: bool) -> N
         meta["files"].pop("pmi.npz")
         write_json(folder / "corpus.json", meta)
     write_array(folder / "pmi.npz", ids=ids, offsets=offsets, scores=found.scores)
-    meta["files"]["pmi.npz"] = digest_of(folder / "pmi.npz")
+    meta["files"]["pmi.npz"] = size_and_hash(folder / "pmi.npz")
     write_json(folder / "corpus.json", meta | {"pmi": asdict(options), "collocations": len(found.ngrams)})
 
 
@@ -376,17 +379,13 @@ def _replace(out: Path, building: Path) -> None:
     """Put the finished folder in its place at once; what only a continued build needs goes afterwards."""
     for folder in (building / "shards", building / "tokenizer", building):
         sync(folder)
-    old = out.with_name(out.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if out.exists():
-        out.rename(old)
-    building.rename(out)
-    sync(out.parent)
+    replace_folder(building, out)
     _tidy(out)
 
 
 def _tidy(out: Path) -> None:
     """Remove what a finished corpus has no use for; a build that was killed here leaves it to the next."""
-    shutil.rmtree(out.with_name(out.name + ".old"), ignore_errors=True)
+    for folder in (out, out.parent):
+        remove_stale(folder)
     shutil.rmtree(out / "records", ignore_errors=True)
     (out / "plan.json").unlink(missing_ok=True)

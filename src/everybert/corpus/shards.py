@@ -12,8 +12,6 @@ A corpus folder holds
     shards/NAME.languages.npy  uint8 language of every document (only with several languages)
 """
 
-import json
-import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from everybert.errors import EverybertError
+from everybert.files import read_json, sync
 
 VERSION = 1
 OPEN_SHARDS = 256  # memory maps kept open at once: each holds a file descriptor, and limits of 1,024 are common
@@ -49,7 +48,7 @@ def write_shard(folder: Path, name: str, shard: Shard, with_languages: bool) -> 
     tokens = folder / f"{name}.tokens.bin"
     with tokens.open("wb") as file:
         shard.tokens.tofile(file)
-        _sync(file)
+    sync(tokens)
     arrays = {"sentences": shard.sentences.astype("<i8"), "documents": shard.documents.astype("<i8")}
     if with_languages:
         arrays["languages"] = shard.languages.astype(np.uint8)
@@ -58,13 +57,8 @@ def write_shard(folder: Path, name: str, shard: Shard, with_languages: bool) -> 
         paths.append(folder / f"{name}.{kind}.npy")
         with paths[-1].open("wb") as file:
             np.save(file, array, allow_pickle=False)
-            _sync(file)
+        sync(paths[-1])
     return paths
-
-
-def _sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 class Corpus:
@@ -227,11 +221,8 @@ def read_meta(path: str | Path) -> dict[str, Any]:
         if path.with_name(path.name + ".building").exists():
             raise EverybertError(f"{path} is not finished: run its `everybert corpus build` again to continue")
         raise EverybertError(f"{path} is not a corpus folder: make one with `everybert corpus build`")
-    try:
-        meta = json.loads(file.read_text("utf-8"))
-        version = meta["version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise EverybertError(f"{file} is damaged ({error}): build the corpus again") from error
+    meta = read_json(file, "build the corpus again")
+    version = meta.get("version") if isinstance(meta, dict) else None
     if version != VERSION:
         raise EverybertError(f"{path} has corpus format {version}, this everybert reads {VERSION}: build it again")
     return meta

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from everybert.corpus.shards import read_meta
-from everybert.corpus.writing import BINS, SPLITS, digest_of
+from everybert.corpus.writing import BINS, SPLITS
 from everybert.errors import EverybertError
+from everybert.files import size_and_hash
 
 COUNTS = ("documents", "sentences", "tokens", "unknown", "short")
 
@@ -80,5 +81,5 @@ def verify(path: str | Path) -> None:
     """Compare every file of a corpus with the size and hash it was finished with."""
     path = Path(path)
     for name, state in read_meta(path)["files"].items():
-        if not (path / name).exists() or digest_of(path / name) != state:
+        if not (path / name).exists() or size_and_hash(path / name) != state:
             raise EverybertError(f"{path / name} is missing or was changed: build the corpus again")

@@ -1,11 +1,5 @@
 """Shards written one after another, each with a record that makes it finished."""
 
-import errno
-import hashlib
-import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +7,7 @@ import numpy as np
 
 from everybert.corpus.encode import Encoded
 from everybert.corpus.shards import Shard, write_shard
-from everybert.errors import EverybertError
+from everybert.files import atomic_file, size_and_hash, write_json
 
 SPLITS = ("train", "heldout")
 EDGES = (8, 16, 32, 64, 128, 256, 512, 1024)  # upper ends of the histograms' bins, in tokens
@@ -47,7 +41,7 @@ class ShardWriter:
         documents, sentences = len(shard.documents) - 1, len(shard.sentences) - 1
         if documents:
             for path in write_shard(self.shards, name, shard, self.languages > 1):
-                files[f"shards/{path.name}"] = digest_of(path)
+                files[f"shards/{path.name}"] = size_and_hash(path)
         return {
             "name": name,
             "documents": documents,
@@ -78,60 +72,10 @@ def _histogram(lengths: np.ndarray) -> list[int]:
     return np.bincount(np.searchsorted(EDGES, lengths), minlength=len(BINS)).tolist()
 
 
-def digest_of(path: Path) -> list[Any]:
-    """[size, sha256] of a file."""
-    with path.open("rb") as file:
-        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
-
-
-def sync(path: Path) -> None:
-    """Have a file or folder on disk for certain."""
-    if os.name != "nt":  # where folders cannot be opened
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def write_array(path: Path, array: np.ndarray | None = None, **named: np.ndarray) -> None:
-    """Write an .npy or, from named arrays, an .npz, so that it is there whole or not at all."""
-    aside = path.with_name(path.name + ".tmp")
-    with aside.open("wb") as file:
+    """Write an .npy or, from named arrays, an .npz, atomically."""
+    with atomic_file(path) as draft, draft.open("wb") as file:
         if array is not None:
             np.save(file, array, allow_pickle=False)
         else:
             np.savez(file, **named)  # type: ignore[arg-type]
-    sync(aside)
-    aside.replace(path)
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a file so that it is there whole or not at all."""
-    aside = path.with_name(path.name + ".tmp")
-    with aside.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, ensure_ascii=False)
-    sync(aside)
-    aside.replace(path)
-
-
-def read_json(path: Path) -> Any:
-    """A file that `write_json` wrote."""
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise EverybertError(f"{path} is damaged ({error}): start over with --fresh") from error
-
-
-@contextmanager
-def told(folder: Path) -> Iterator[None]:
-    """Failures to write, told with their remedy."""
-    try:
-        yield
-    except OSError as error:
-        place = error.filename or folder
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            why = "the disk is full: free some space and run again, finished shards are kept"
-        else:
-            why = f"{error.strerror or error}: check the path and its permissions"
-        raise EverybertError(f"cannot write {place}: {why}") from error

@@ -13,10 +13,10 @@ from typing import Any
 
 from everybert.errors import EverybertError
 from everybert.evaluation.evaluate import evaluate
+from everybert.files import atomic_file, is_complete, read_json, write_json
 from everybert.inference.files import picker
 from everybert.inference.model import Model, load
 from everybert.inference.task_use import iterate
-from everybert.store.folder import atomic_file, is_complete, read_json, write_json
 from everybert.store.hub import resolve
 from everybert.store.huggingface import read_extras
 from everybert.tasks.columns import label_name

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from everybert.errors import EverybertError
+from everybert.files import read_json
 from everybert.inference.model import Model
 from everybert.inference.task_use import chosen, settle, using
 from everybert.model.engine import BUDGET_CPU, BUDGET_GPU
-from everybert.store.folder import read_json
 from everybert.tasks.answer import CHUNK, Answering, span_features
 from everybert.tasks.questions import Question
 from everybert.tasks.squad import best_over

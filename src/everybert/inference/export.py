@@ -19,13 +19,13 @@ import torch
 from torch.nn import functional as F
 
 from everybert.errors import EverybertError
+from everybert.files import atomic_folder, read_json, write_json
 from everybert.inference import embedding, task_use
 from everybert.inference.embedding import Pooling
 from everybert.inference.graph import Graph, Session, head_of, input_names, outputs
 from everybert.inference.model import Model, _dtype, load
 from everybert.model.features import FeatureHead
 from everybert.model.ragged import Ragged
-from everybert.store.folder import atomic_folder, read_json, write_json
 from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, load_network, read_extras, save_network
 from everybert.store.weights import SAFE
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
+from everybert.files import atomic_folder
 from everybert.inference import embedding, looking, masks, task_use
 from everybert.inference.bundle import Bundle, read_bundle
 from everybert.inference.results import Candidate, Score, TokenVectors
@@ -31,7 +32,6 @@ from everybert.model.heads import Network
 from everybert.model.int8 import to_int8
 from everybert.model.ragged import Ragged
 from everybert.store.adapters import is_adapter, trunk_digest
-from everybert.store.folder import atomic_folder
 from everybert.store.hub import resolve
 from everybert.store.huggingface import Report, load_network, save_network
 from everybert.tasks.choose import Choice

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everybert.errors import EverybertError
-from everybert.store.folder import atomic_file
+from everybert.files import atomic_file
 from everybert.tasks.columns import find_texts
 
 if TYPE_CHECKING:

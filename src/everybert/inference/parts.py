@@ -7,7 +7,6 @@ same. Parts gather in a folder beside `out` that takes its name when all are the
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -20,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from everybert.cluster import Engine, check_engine
 from everybert.errors import EverybertError
+from everybert.files import disk_errors, read_json, replace_folder, sha256_folder, size_and_hash, write_json
 from everybert.inference.files import CHUNK, Scored, described
 from everybert.inference.parquet import Part, open_parquet, plan_parts, read_rows, write_table
-from everybert.store.folder import read_json, write_json
 from everybert.store.hub import resolve
 from everybert.text.files import expand
 
@@ -93,7 +92,7 @@ def predict_parts(
     job = Job(task, str(folder), put_on, device, texts, dict(options or {}), skip_bad, str(building), dtype)
     plan = {
         "task": task,
-        "model": digest_of_folder(folder) + (digest_of_folder(Path(put_on)) if put_on else ""),
+        "model": sha256_folder(folder) + (sha256_folder(Path(put_on)) if put_on else ""),
         "inputs": [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in sources],
         "options": {"texts": list(texts), "skip_bad": skip_bad, "part_rows": part_rows, **job.options}
         | ({"dtype": dtype} if dtype is not None else {}),
@@ -254,22 +253,10 @@ def _record(file: Path) -> Record:
     """What the list says of a part."""
     with open_parquet(file) as found:
         rows, said = found.metadata.num_rows, found.schema_arrow.metadata[b"everybert"]
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return {"rows": rows, "bad": json.loads(said), "file": [file.name, file.stat().st_size, digest]}
+    return {"rows": rows, "bad": json.loads(said), "file": [file.name, *size_and_hash(file)]}
 
 
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def digest_of_folder(folder: Path) -> str:
-    """sha256 of a model: the names and contents of its files."""
-    digest = hashlib.sha256()
-    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
-        with file.open("rb") as stream:
-            digest.update(f"{file.relative_to(folder).as_posix()} ".encode())
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
 
 
 def _finished(out: Path, plan: dict[str, Any], fresh: bool) -> int | None:
@@ -312,15 +299,8 @@ def _finish(out: Path, building: Path, plan: dict[str, Any], records: list[Recor
         left.unlink(missing_ok=True)
     files = {name: [size, digest] for name, size, digest in (record["file"] for record in records)}
     write_json(building / LIST, plan | {"rows": sum(record["rows"] for record in records), "files": files})
-    old = out.with_name(out.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    try:
-        if out.exists():
-            out.rename(old)
-        building.rename(out)
-    except OSError as error:
-        raise EverybertError(f"{out} could not be replaced ({error.strerror}): run again to go on") from None
-    shutil.rmtree(old, ignore_errors=True)
+    with disk_errors(out, "finished parts are kept; run again to resume"):
+        replace_folder(building, out)
 
 
 def _scored(records: dict[int, Record], stopped: bool = False) -> Scored:

@@ -17,12 +17,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from everybert.errors import EverybertError
+from everybert.files import inside, read_json, verify_folder, write_json
 from everybert.model.adapters import QKV, TARGETS, AdapterSet, LoraConfig
 from everybert.model.config import EncoderConfig
 from everybert.model.features import FeatureConfig, FeatureHead, add_feature_head
 from everybert.model.heads import Network, Pooler
 from everybert.store import layouts
-from everybert.store.folder import check, inside, read_json, write_json
 from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, read_extras
 from everybert.store.weights import open_safetensors
 
@@ -144,7 +144,7 @@ def is_adapter(folder: str | Path) -> bool:
 def read_adapter(folder: str | Path) -> AdapterFile:
     """Read what the folder says; its weights are read when it is put on a trunk."""
     folder = Path(folder)
-    check(folder)
+    verify_folder(folder)
     raw = read_json(inside(folder, CONFIG))
     if not isinstance(raw, dict) or raw.get("peft_type") != "LORA":
         raise EverybertError(f"{folder / CONFIG} is not a LoRA adapter's; only LoRA is read")

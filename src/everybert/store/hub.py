@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from everybert.errors import EverybertError
-from everybert.store.folder import recover
+from everybert.files import recover
 
 BUNDLED = Path(__file__).parent.parent / "models"
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from everybert.errors import EverybertError
+from everybert.files import inside, read_json, recover, verify_folder, write_json
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import initialise
 from everybert.model.heads import Network, Pooler
 from everybert.store import config_json, layouts
-from everybert.store.folder import check, inside, read_json, recover, write_json
 from everybert.store.layouts import to_theirs
 from everybert.store.weights import Weights, open_weights, save_weights
 
@@ -124,7 +124,7 @@ def load_network(
     """
     folder = recover(folder)
     config, raw = read_config(folder)
-    check(folder, hashes=verify)
+    verify_folder(folder, hashes=verify)
     weights, original = _canonical(open_weights(folder, allow_pickle), config.family)
     _check_sizes(config, weights, folder)
     config, notes = _untied_if_apart(config, weights)

@@ -11,7 +11,7 @@ from typing import Any
 
 from everybert import __version__
 from everybert.errors import EverybertError
-from everybert.store.folder import BY_HAND, MANIFEST, check, contents, inside
+from everybert.files import EDITABLE, MANIFEST, inside, read_manifest, verify_folder
 
 CARD = "README.md"
 SENT = (".json", ".safetensors", ".txt", ".model", ".md", ".png", ".onnx", ".data")
@@ -42,18 +42,18 @@ def pack(folder: str | Path) -> Parcel:
     folder = Path(folder)
     if not folder.is_dir():
         raise EverybertError(f"there is no folder {folder}; give the folder of a model")
-    listed = contents(folder)
+    listed = read_manifest(folder)
     if listed is None:
         raise EverybertError(
             f"{folder} has no {MANIFEST}, so what belongs to it is not known; load it and save it with everybert first"
         )
-    check(folder)
+    verify_folder(folder)
     if not (folder / CARD).is_file():
         raise EverybertError(
             f"{folder} has no card: write {CARD} (what the model is, its data, its licence) and push again"
         )
     present = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
-    names = [n for n in present if n in BY_HAND or (n in listed and n.endswith(SENT))]
+    names = [n for n in present if n in EDITABLE or (n in listed and n.endswith(SENT))]
     left = tuple(n for n in present if n not in names and n != MANIFEST)
     return Parcel(folder, {name: inside(folder, name).stat().st_size for name in names}, left)
 

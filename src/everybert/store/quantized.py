@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
+from everybert.files import read_json
 from everybert.model.int8 import dequantise_rows, quantise_rows
-from everybert.store.folder import read_json
 from everybert.store.weights import INT8, Weights, open_safetensors
 
 SCALE = ".scale"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.store.folder import JSON_LIMIT, inside
+from everybert.files import JSON_LIMIT, inside
 from everybert.store.weights import Weights
 
 MAGIC = 0xDB4775248B80FB57

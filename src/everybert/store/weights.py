@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.store.folder import inside, read_json
+from everybert.files import inside, read_json
 
 SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 INT8 = "model.int8.safetensors"

@@ -13,9 +13,9 @@ from tokenizers import AddedToken
 from torch import Tensor
 
 from everybert.errors import EverybertError
+from everybert.files import atomic_folder
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.store.folder import atomic_folder
 from everybert.store.hub import resolve
 from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer

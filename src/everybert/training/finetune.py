@@ -17,11 +17,11 @@ import torch
 
 from everybert.corpus.random import make_key, permutation
 from everybert.errors import EverybertError
+from everybert.files import atomic_folder, write_json
 from everybert.model.features import FeatureHead
 from everybert.model.heads import Network
 from everybert.store.adapters import is_adapter, load_feature_head, save_adapter, save_feature_head
 from everybert.store.card import command_line, write_card
-from everybert.store.folder import atomic_folder, write_json
 from everybert.store.hub import resolve
 from everybert.store.huggingface import Loaded, load_network, read_config, save_network
 from everybert.tasks.classify import Classify

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from everybert.errors import EverybertError
+from everybert.files import write_text
 
 
 @contextlib.contextmanager
@@ -111,9 +112,7 @@ def forget_after(path: Path, step: int) -> None:
         with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was cut off when the run was killed
             if json.loads(line)["step"] <= step:
                 kept.append(line)
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-    draft.replace(path)
+    write_text(path, "".join(line + "\n" for line in kept))
 
 
 def progress_line(step: int, total: int | None, values: dict[str, Any], left: float | None) -> str:

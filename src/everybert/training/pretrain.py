@@ -20,9 +20,9 @@ import torch
 from everybert.corpus.layout import Layout
 from everybert.corpus.shards import Corpus
 from everybert.errors import EverybertError
+from everybert.files import MANIFEST, atomic_folder, is_complete, read_json, remove_stale, write_json
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import HEADS, Network
-from everybert.store.folder import MANIFEST, atomic_folder, is_complete, read_json, remove_stale, write_json
 from everybert.store.huggingface import save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import schedule

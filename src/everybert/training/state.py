@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from everybert.errors import EverybertError
-from everybert.store.folder import atomic_folder, check, is_complete, read_json, write_json
+from everybert.files import atomic_folder, is_complete, read_json, verify_folder, write_json
 from everybert.training.data import Place
 from everybert.training.distributed import World, like, own_rows
 from everybert.training.optim import Optimizer
@@ -134,7 +134,7 @@ def read_progress(path: Path) -> Progress:
 def load_checkpoint(path: Path, network: nn.Module, optimizer: Optimizer, verify: bool = True) -> Progress:
     """Put a checkpoint's weights and buffers back, after checking its files against their hashes."""
     if verify:
-        check(path)
+        verify_folder(path)
     progress = read_progress(path)
     try:
         own = network.state_dict()

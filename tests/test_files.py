@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from everybert.errors import EverybertError
-from everybert.store.folder import (
+from everybert.files import (
     atomic_folder,
-    check,
     inside,
     is_complete,
     read_json,
     recover,
     remove_stale,
+    verify_folder,
     write_json,
 )
 
@@ -34,7 +34,7 @@ def write(path: Path, word: str) -> None:
 def version(path: Path) -> str:
     """The version a reader sees; fails if it is not whole."""
     path = recover(path)
-    check(path)
+    verify_folder(path)
     word = read_json(path / "config.json")["word"]
     assert (path / "part" / "weights.bin").read_bytes() == word.encode() * 1000
     return word
@@ -193,27 +193,27 @@ def test_an_empty_folder_and_a_link_are_filled(tmp_path: Path):
 def test_damage_is_found(tmp_path: Path, damage, cause: str):
     path = tmp_path / "model"
     write(path, "old")
-    check(path)
+    verify_folder(path)
     damage(path / "part" / "weights.bin")
     with pytest.raises(EverybertError, match=cause) as caught:
-        check(path)
+        verify_folder(path)
     assert "\n" not in str(caught.value)
     assert is_complete(path) == (cause == "damaged or was edited")  # sizes only
 
 
 def test_folders_from_elsewhere_have_no_list(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
-    check(tmp_path)
+    verify_folder(tmp_path)
     assert not is_complete(tmp_path)
 
 
 def test_a_hostile_list_is_refused(tmp_path: Path):
     (tmp_path / "manifest.json").write_text('{"everybert": 1, "files": {"../x": {"size": 1, "sha256": ""}}}')
     with pytest.raises(EverybertError, match="outside itself"):
-        check(tmp_path)
+        verify_folder(tmp_path)
     (tmp_path / "manifest.json").write_text('{"everybert": 1, "files": {"x": 7}}')
     with pytest.raises(EverybertError, match="damaged"):
-        check(tmp_path)
+        verify_folder(tmp_path)
 
 
 def test_the_work_of_a_live_writer_is_left_alone(tmp_path: Path):
@@ -229,7 +229,7 @@ def test_the_work_of_a_live_writer_is_left_alone(tmp_path: Path):
 def test_writers_at_once_leave_one_whole_version(tmp_path: Path):
     code = """if True:
         import sys; sys.path.insert(0, sys.argv[3])
-        from test_folder import EverybertError, Path, write
+        from test_files import EverybertError, Path, write
         for _ in range(30):
             try: write(Path(sys.argv[1]), sys.argv[2])
             except EverybertError as error: assert chr(10) not in str(error)
@@ -295,5 +295,5 @@ def test_a_card_may_be_edited(tmp_path: Path):
         (tmp / "README.md").write_text("card", encoding="utf-8")
         (tmp / "config.json").write_text("{}", encoding="utf-8")
     (tmp_path / "model" / "README.md").write_text("a better card", encoding="utf-8")
-    check(tmp_path / "model")
+    verify_folder(tmp_path / "model")
     assert is_complete(tmp_path / "model")
