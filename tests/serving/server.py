@@ -137,10 +137,8 @@ def _before(service: Service, name: str, wait: Callable[[], object]) -> None:
 
 
 def encoders(service: Service, name: str) -> list[Any]:
-    """A model's encoder, and what runs single texts in its place: a trace, which knows nothing of a new `forward`."""
-    served = service.shelf.entries[name]
-    found = [served.model.network.encoder._real[0].encoder]  # type: ignore[union-attr]
-    return found + ([served.direct.model.network.encoder] if served.direct is not None else [])
+    """A model's encoder."""
+    return [service.shelf.entries[name].model.network.encoder._real[0].encoder]  # type: ignore[union-attr]
 
 
 def _wait_first(encoder: Any, wait: Callable[[], object]) -> None:

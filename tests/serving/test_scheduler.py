@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +14,9 @@ from hypothesis import strategies as st
 from server import until
 
 from everybert.model.ragged import Ragged
-from everybert.serving import scheduler as room
 from everybert.serving.limits import Call, Limits, Refusal
 from everybert.serving.metrics import Metrics
-from everybert.serving.scheduler import BRIEF, NICE, Scheduler, Trunk
+from everybert.serving.scheduler import BRIEF, Scheduler, Trunk
 from everybert.serving.sequences import Sequences, SharedEncoder, merge
 
 
@@ -270,42 +267,6 @@ def test_what_is_not_brief_is_left_to_the_threads(why):
         (thread,) = offered(scheduler, tickets)
         other.gate.set()
     assert thread in scheduler._threads
-    scheduler.close()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a priority is the whole process's")
-def test_the_event_loop_goes_before_the_threads_that_compute():
-    scheduler, trunk = start(Echo(), threads=2)
-    scheduler.run(Sequences(trunk, None, None, ragged(2)))
-    mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    until(lambda: {os.getpriority(os.PRIO_PROCESS, t.native_id) for t in scheduler._threads} == {min(19, mine + NICE)})
-    scheduler.close()
-
-
-class Apart(Sequences):
-    """As texts that a trace computes."""
-
-    apart = True
-
-
-def test_what_is_traced_goes_to_an_idle_thread_at_once_and_with_the_rest_when_there_is_much(monkeypatch):
-    monkeypatch.setattr(room, "BUSY", 3)  # so much are seven requests for two threads
-    echo = Echo()
-    echo.gate.clear()
-    scheduler, trunk = start(echo, threads=2)
-    with ThreadPoolExecutor(10) as pool:
-        jobs = []
-        for i in range(2):
-            jobs.append(pool.submit(scheduler.run, Apart(trunk, None, None, ragged(2, first=i))))
-            until(lambda n=i + 1: trunk.running == n and not scheduler._queue)  # beside the first, not behind it
-        jobs += [pool.submit(scheduler.run, Apart(trunk, None, None, ragged(2, first=i))) for i in range(2, 8)]
-        until(lambda: len(scheduler._queue) == 6)
-        with scheduler._wake:
-            assert not scheduler._parts(scheduler._queue[0])
-        echo.gate.set()
-        assert [int(job.result(60)[0, 0]) for job in jobs] == list(range(8))
-    until(lambda: scheduler._taken == 0)
-    assert len(echo.batches) < 6, "the six that waited shared batches"
     scheduler.close()
 
 

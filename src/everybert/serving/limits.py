@@ -37,8 +37,7 @@ class Limits:
     wait: float = 0.002
     """Seconds that a batch with room in it waits for requests that are on their way."""
     inline: int = 128
-    """Tokens up to which the event loop computes a batch by itself, on an idle CPU; 0 is never. On one or two cores
-    what is traced has a thread instead."""
+    """Tokens up to which the event loop computes a batch by itself, on an idle CPU; 0 is never."""
     budget: int | None = None
     """Tokens of a batch; None is the device's own measure."""
 

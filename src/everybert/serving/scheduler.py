@@ -3,17 +3,13 @@
 What waits is a ticket: sequences that a request's thread needs hidden states of (sequences.py), or texts to embed,
 which are asked for most and go without such a thread (texts.py). A thread of the scheduler takes what has gathered, up
 to a budget of tokens, as one ragged batch. On the CPU each core has a thread and a batch of its own, as in the engine;
-on an accelerator there is one thread. What is brief, and finds the CPU idle, the event loop computes by itself, with
-all cores; but on two cores what is traced (traced.py) goes to a thread, which is as fast, and what comes next to the
-other.
+on an accelerator there is one thread. A short batch on an idle CPU is computed by the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -21,28 +17,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
 from everybert.model.encoder import Encoder
-from everybert.serving import cores
 from everybert.serving.limits import Call, Refusal
 from everybert.serving.metrics import Metrics
 
 FEW = 64
 """Tokens of a batch below which the CPU takes about as long for one as for all: the time of reading the weights."""
-FEW_CORES = 2
-"""So many compute a short text together little faster than one alone: each takes a text of its own."""
-BUSY = 4
-"""Requests a core, up to which what is short goes to the first idle thread; more had better be gathered."""
 BRIEF = 0.05
 """Seconds for which the event loop may compute: nobody else is heard meanwhile."""
-NICE = 10
-"""Steps of priority by which the threads that compute stand behind the event loop (and other programs of the same
-control group)."""
 PASSES = 2
 """Passes of the event loop before it computes, so that requests which came at the same moment go together."""
 
@@ -95,8 +83,6 @@ class Ticket(ABC):
     """It leads a batch of few tokens."""
     alone: ClassVar[bool] = False
     """Whether nothing may share its batch."""
-    apart: ClassVar[bool] = False
-    """Whether it runs without Python's lock, so that threads of one core each do not wait for each other."""
 
     @property
     @abstractmethod
@@ -134,8 +120,7 @@ class Scheduler:
         """Begin to serve, with so many threads; the event loop itself computes batches of at most `inline` tokens."""
         self._inline = inline
         self._threads = [
-            threading.Thread(target=self._work, args=(i, threads), name=f"everybert-scheduler-{i}", daemon=True)
-            for i in range(threads)
+            threading.Thread(target=self._work, name=f"everybert-scheduler-{i}", daemon=True) for i in range(threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -198,7 +183,7 @@ class Scheduler:
         So no thread must be woken, none competes for Python's lock, and a short text has all cores. Requests that come
         meanwhile wait in their sockets, and are the next batch.
         """
-        inline = self._inline > 0 and not (len(self._threads) <= FEW_CORES and self._parts(ticket))
+        inline = self._inline > 0
         self.put(ticket, wake=not inline)
         if inline and not self._due:
             self._due = True
@@ -237,10 +222,8 @@ class Scheduler:
 
     # ── the scheduler's own threads ──────────────────────────────────────────────────────────────────────────
 
-    def _work(self, number: int, threads: int) -> None:
+    def _work(self) -> None:
         torch.set_num_threads(1)  # of this thread: the other cores have threads of their own
-        cores.take(number, threads)
-        _step_back()
         while tickets := self._take():
             self._run(tickets)
 
@@ -299,13 +282,7 @@ class Scheduler:
 
     def _gathers(self, ticket: Ticket) -> bool:
         """Whether it is too little for a second batch beside a small one: what comes meanwhile will go with it."""
-        if self._parts(ticket):
-            return False
         return ticket.trunk.small > 0 and sum(t.tokens for t in self._queue if t is ticket or t.fits(ticket)) < FEW
-
-    def _parts(self, ticket: Ticket) -> bool:
-        """Whether it had better be computed at once, by itself: of many requests, larger batches serve more."""
-        return ticket.apart and self._taken + len(self._queue) <= BUSY * len(self._threads)
 
     def _drop_unwanted(self) -> None:
         for ticket in tuple(self._queue):
@@ -348,12 +325,3 @@ class Scheduler:
         self.metrics.batch_seconds.observe(seconds)
         for ticket, result in zip(tickets, results):
             ticket.future.set_result(result)
-
-
-def _step_back() -> None:
-    """Let the event loop go before this thread, which computes: requests are heard and answered while all cores are
-    busy. Without it they wait for the end of a time slice, some milliseconds, each way."""
-    if sys.platform == "linux":  # elsewhere a priority is the whole process's
-        here = threading.get_native_id()
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, here, os.getpriority(os.PRIO_PROCESS, here) + NICE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -36,15 +35,12 @@ class Service:
 
     def start(self) -> None:
         """Warm every model up, and be ready."""
-        # Each of a model's hundred operations gives Python's lock away, and waits so long to have it back from a thread
-        # that has much to do: by default 5 ms.
-        sys.setswitchinterval(0.00005)
         cores = torch.get_num_threads()
         cpu = all(served.model.device.type == "cpu" for served in self.shelf.entries.values())
         self.scheduler.start(cores if cpu else 1, self.limits.inline if cpu else 0)
         for served in self.shelf.entries.values():
             self.pool.submit(served.model.embed, ["warm up"]).result()
-            if (direct := served.direct) is not None and ":" not in served.name:  # others are traced when asked for
+            if (direct := served.direct) is not None and ":" not in served.name:
                 call = Call(Limits())
                 ticket = Texts(direct.trunk, direct.adapter, call, direct.model, ["warm up"], {}, lambda found: b"")
                 self.scheduler.run(ticket)

@@ -21,7 +21,6 @@ from everybert.serving.limits import CountingTokenizer, Limits, Refusal
 from everybert.serving.scheduler import Scheduler, Trunk
 from everybert.serving.sequences import SharedEncoder
 from everybert.serving.texts import Direct
-from everybert.serving.traced import TracedEncoder
 
 
 @dataclass(frozen=True)
@@ -116,11 +115,11 @@ def _turn(encoder: Encoder) -> None:
 
 
 def _direct(view: Model, trunk: Trunk, adapter: str | None) -> Direct | None:
-    """The view with the trunk's own encoder in it, traced for few tokens."""
+    """The view with the trunk's own encoder in it."""
     if view.device.type != "cpu":
         return None
     model, network = copy.copy(view), copy.copy(view.network)
-    network._modules = {**view.network._modules, "encoder": TracedEncoder(trunk.encoder)}
+    network._modules = {**view.network._modules, "encoder": trunk.encoder}
     model.network, model.bundle, model.views = network, Bundle(), {}
     return Direct(trunk, adapter, model)
 

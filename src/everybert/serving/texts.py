@@ -16,7 +16,6 @@ from everybert.inference.embedding import Embedded
 from everybert.inference.model import Model
 from everybert.serving.limits import CALL, Call
 from everybert.serving.scheduler import Ticket, Trunk
-from everybert.serving.traced import MOST, TracedEncoder
 
 LETTERS = 5
 """Of a token, about: a request's tokens are guessed until it is tokenized."""
@@ -56,12 +55,6 @@ class Texts(Ticket):
     def tokens(self) -> int:
         """Of its texts; a guess before they are read."""
         return self.call.tokens or guess(self.texts)
-
-    @property
-    def apart(self) -> bool:  # type: ignore[override]
-        """Whether it is short enough for a trace."""
-        encoder = self.model.network.encoder
-        return isinstance(encoder, TracedEncoder) and encoder.ready and self.tokens <= MOST
 
     def fits(self, other: Ticket) -> bool:
         """Whether the two can share a batch."""
