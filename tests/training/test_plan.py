@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,35 +16,41 @@ from everybert.model.heads import Network
 from everybert.model.presets import preset
 from everybert.model.ragged import Ragged
 from everybert.training.plan import (
+    FACTORS,
+    GPUS,
     Machine,
+    Work,
     activation_bytes,
     count_parameters,
     flops_per_token,
     peak_flops,
     plan,
+    step_seconds,
     traffic_bytes,
 )
 from everybert.training.recipe import Recipe, names
-from everybert.training.speed import GPUS, POINTS, Work, fitted, step_seconds
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import fit_rates
 
 LOG = Path(__file__).parents[2] / "docs" / "LOG.md"
 
 
-@pytest.mark.parametrize("point", POINTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("point", fit_rates.POINTS, ids=lambda p: p.name)
 def test_measured_speeds_are_predicted_within_15_percent(point):
     seconds = point.work.tokens / point.tokens_per_second
-    others = tuple(p for p in POINTS if p is not point)
+    others = fit_rates.fit([p for p in fit_rates.POINTS if p is not point])
     assert sum(step_seconds(point.work)) == pytest.approx(seconds, rel=0.05)
-    assert sum(step_seconds(point.work, points=others)) == pytest.approx(seconds, rel=0.15)  # it left itself out
-    assert point.said in LOG.read_text("utf-8"), "the log no longer has this figure"
-    assert float(re.findall(r"[\d.]+", point.said)[0]) == pytest.approx(point.tokens_per_second / 1e3, rel=0.02) or (
-        "M" in point.said
+    assert sum(step_seconds(point.work, factors=others)) == pytest.approx(seconds, rel=0.15)  # leave one out
+    assert point.text in LOG.read_text("utf-8"), "the log no longer has this figure"
+    assert float(re.findall(r"[\d.]+", point.text)[0]) == pytest.approx(point.tokens_per_second / 1e3, rel=0.02) or (
+        "M" in point.text
     )
 
 
-def test_the_fit_is_physical():
-    attention, elementwise, dropout, muon = fitted()
-    assert min(attention, elementwise, dropout, muon) >= 1  # nothing is faster than the data sheet
+def test_the_shipped_factors_are_the_fit_and_physical():
+    assert pytest.approx(fit_rates.fit()) == FACTORS
+    assert min(FACTORS.values()) >= 1  # nothing is faster than the data sheet
 
 
 def test_operations_of_bert_base():
@@ -153,7 +160,7 @@ def test_every_shipped_recipe_has_a_plan_or_a_reason():
     for name in names():
         recipe = Recipe.load(name)
         if recipe.model.init is not None:
-            with pytest.raises(EverybertError, match="goes on from a folder"):
+            with pytest.raises(EverybertError, match="starts from a folder"):
                 plan(recipe, Machine())
         else:
             assert 0 < plan(recipe, Machine())["days"] < 10_000, name

@@ -42,13 +42,13 @@ def plan(
 
     Times follow what was measured on one H200 (docs/LOG.md); memory and network are counted, not measured.
     """
-    from everybert.training.plan import TOKENS_A_WORD, Machine
+    from everybert.training.plan import TOKENS_PER_WORD, Machine
     from everybert.training.plan import plan as make
     from everybert.training.recipe import Recipe
 
     if tokens and words:
         raise EverybertError("give --tokens or --words, not both")
-    size = read_size(tokens) if tokens else read_size(words) * TOKENS_A_WORD if words else None
+    size = read_size(tokens) if tokens else read_size(words) * TOKENS_PER_WORD if words else None
     found = make(Recipe.load(recipe, **overrides(set_, steps, budget)), Machine(gpu, gpus, sharded, price), size)
     print_json({"recipe": recipe, **found}) if as_json else show(recipe, found)
 
