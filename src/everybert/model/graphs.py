@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from everybert.model.encoder import Encoder
-from everybert.model.ragged import Ragged
+from everybert.model.ragged import Ragged, pinned
 
 log = logging.getLogger("everybert")
 WAVE = 64 * 132
@@ -138,7 +138,7 @@ class Replays:
                     return encoder(on_device)[:size]
             else:
                 for mine, given in zip(recording.inputs, _inputs(full)):
-                    mine.copy_(_pinned(given, self.device), non_blocking=True)
+                    mine.copy_(pinned(given, self.device), non_blocking=True)
             return recording.run(full)[:size].clone()  # the next batch will be written where this one was
 
     def _recorded(self, key: Any, encoder: Encoder, batch: Ragged) -> Recording | None:
@@ -190,29 +190,7 @@ def recordable(encoder: Encoder) -> bool:
 
 def moved(batch: Ragged, device: torch.device) -> Ragged:
     """The batch on a device; the copy runs beside what the host does next."""
-    if batch.device.type == device.type:
-        return batch
-
-    def there(x: Any) -> Any:
-        return None if x is None else _pinned(x, device).to(device, non_blocking=True)
-
-    return replace(
-        batch,
-        tokens_T=there(batch.tokens_T),
-        positions_T=there(batch.positions_T),
-        offsets_B1=there(batch.offsets_B1),
-        segments_T=there(batch.segments_T),
-        globals_T=there(batch.globals_T),
-    )
-
-
-def _pinned(x: Tensor, device: torch.device) -> Tensor:
-    """Host memory that the device can read by itself, filled by this thread alone (see `joined`)."""
-    if device.type != "cuda" or x.device.type != "cpu":
-        return x
-    pinned = torch.empty_like(x, pin_memory=True)
-    np.copyto(pinned.numpy(), x.numpy())
-    return pinned
+    return batch if batch.device.type == device.type else batch.to(device)
 
 
 def _inputs(batch: Ragged) -> list[Tensor]:

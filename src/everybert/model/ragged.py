@@ -17,6 +17,8 @@ from torch import Tensor
 
 from everybert.errors import EverybertError
 
+TENSORS = ("tokens_T", "offsets_B1", "positions_T", "segments_T", "globals_T")
+
 
 @dataclass(frozen=True)
 class Targets:
@@ -30,6 +32,10 @@ class Targets:
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """The same targets with `fn` applied to each tensor."""
         return replace(self, **{name: fn(x) for name, x in self.tensors().items()})
+
+    def of_step(self, counts: Tensor) -> Self:
+        """The same targets with the totals of a training step over all ranks, for losses that divide by them."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -165,24 +171,31 @@ class Ragged:
         """Cut a per-token tensor (T, …) into one (n_b, …) view for each sequence."""
         return list(torch.split(x, list(self.lengths)))
 
-    def to(self, device: torch.device | str | None, non_blocking: bool = False) -> Ragged:
-        """The same batch on another device."""
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Ragged:
+        """The same batch with `fn` applied to each tensor, those of the targets included."""
+        parts = {name: x for name in TENSORS if (x := getattr(self, name)) is not None}
+        targets = None if self.targets is None else self.targets.map(fn)
+        extra = {k: fn(v) if isinstance(v, Tensor) else v for k, v in self.extra.items()}
+        return replace(self, **{name: fn(x) for name, x in parts.items()}, targets=targets, extra=extra)
+
+    def to(self, device: torch.device | str | None) -> Ragged:
+        """The same batch on another device. A copy to CUDA does not wait for the device."""
         if device is None:
             return self
+        device = torch.device(device)
+        return self.map(lambda x: pinned(x, device).to(device, non_blocking=True))
 
-        def move(x):
-            return x.to(device, non_blocking=non_blocking) if isinstance(x, Tensor) else x
 
-        return replace(
-            self,
-            tokens_T=move(self.tokens_T),
-            offsets_B1=move(self.offsets_B1),
-            positions_T=move(self.positions_T),
-            segments_T=move(self.segments_T),
-            globals_T=move(self.globals_T),
-            targets=None if self.targets is None else self.targets.map(move),
-            extra={k: move(v) for k, v in self.extra.items()},
-        )
+def pinned(x: Tensor, device: torch.device) -> Tensor:
+    """A copy in page-locked memory if `x` is on the host and goes to CUDA: from there copies are asynchronous.
+
+    numpy copies in the calling thread; torch would wake all its threads, which takes milliseconds.
+    """
+    if device.type != "cuda" or x.device.type != "cpu":
+        return x
+    out = torch.empty_like(x, pin_memory=True)
+    np.copyto(out.numpy(), x.numpy())
+    return out
 
 
 @dataclass(frozen=True, kw_only=True)

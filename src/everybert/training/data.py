@@ -248,7 +248,7 @@ def ahead(items: Iterator[Item], device: torch.device) -> Iterator[Item]:
         if item is None:
             return None
         with torch.cuda.stream(side):
-            sent = replace(item, batch=item.batch.to(device, non_blocking=True))
+            sent = replace(item, batch=item.batch.to(device))
             return sent, side.record_event()
 
     with ThreadPoolExecutor(max_workers=1) as thread:

@@ -288,9 +288,7 @@ class Planned:
         layer = parameters / max(1, len(set(config.layer_order)))
         gathered = min(2 * layer, parameters) if sharded else parameters  # layer by layer, two at once
         matrices = parameters - config.embedding_width * config.vocab_size if recipe.optimizer.kind == "muon" else 0
-        accumulated = (
-            packs > self.machine.gpus
-        )  # whole until the last pack, then summed over GPUs
+        accumulated = packs > self.machine.gpus  # whole until the last pack, then summed over GPUs
         parts = {
             "fp32 weights": 4 * parameters / share,
             "bf16 weights": 2 * gathered,

@@ -388,7 +388,7 @@ def steps(
                 ragged = replace(ragged, extra=ragged.extra | {"share": share})
                 items.append(
                     Item(
-                        ragged.to(device, non_blocking=True),
+                        ragged.to(device),
                         number,
                         Position(epoch, 0, 0),
                         len(ragged.tokens_T),
