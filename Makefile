@@ -27,8 +27,8 @@ demo: $(STAMP)   ## the main job, start to end, on this machine's CPU
 	$(BIN)/everybert quickstart
 
 test: $(STAMP)   ## style, types and the fast tests (what CI runs), in Chromium too where there is one
-	$(BIN)/ruff check src tests benchmarks docs recipes
-	$(BIN)/ruff format --check src tests benchmarks docs recipes
+	$(BIN)/ruff check src tests benchmarks contrib docs recipes
+	$(BIN)/ruff format --check src tests benchmarks contrib docs recipes
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 	@if [ -n "$(CHROMIUM)" ]; then $(BROWSE) -m 'browser and not slow'; else \
@@ -64,13 +64,13 @@ test-oldest:     ## what needs no transformers, with the oldest dependencies (co
 	OMP_NUM_THREADS=1 build/oldest/bin/python -m pytest -p no:cacheprovider -n $(WORKERS) $(addprefix tests/,$(OLDEST))
 
 lint: $(STAMP)   ## style and types only
-	$(BIN)/ruff check src tests benchmarks docs recipes
-	$(BIN)/ruff format --check src tests benchmarks docs recipes
+	$(BIN)/ruff check src tests benchmarks contrib docs recipes
+	$(BIN)/ruff format --check src tests benchmarks contrib docs recipes
 	$(BIN)/mypy
 
 format: $(STAMP) ## rewrite to the house style
-	$(BIN)/ruff check --fix src tests benchmarks docs recipes
-	$(BIN)/ruff format src tests benchmarks docs recipes
+	$(BIN)/ruff check --fix src tests benchmarks contrib docs recipes
+	$(BIN)/ruff format src tests benchmarks contrib docs recipes
 
 audit: $(STAMP)  ## the pinned dependencies against the databases of known faults (asks PyPI); what cannot be looked up fails
 	test -x $(BIN)/pip-audit || $(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit

@@ -340,12 +340,11 @@ def die(pieces):
     os._exit(9)
 
 
-def test_wiki_dumps_and_packed_records_are_read(tmp_path, wordpiece):
-    page = "<page><ns>0</ns><revision><text>the '''old''' [[town]].\n* hill</text></revision></page>"
-    (tmp_path / "w.xml.bz2").write_bytes(bz2.compress(f"<mediawiki>{page}{page}</mediawiki>".encode()))
+def test_compressed_texts_and_records_are_read(tmp_path, wordpiece):
+    (tmp_path / "w.txt.bz2").write_bytes(bz2.compress(b"the old town.\n\nthe old town.\n"))
     rows = [json.dumps({"body": f"{text}\nA \ud800."}) for text in ("the river", "a bridge")]
     (tmp_path / "r.jsonl.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
-    inputs = [tmp_path / "w.xml.bz2", tmp_path / "r.jsonl.gz"]
+    inputs = [tmp_path / "w.txt.bz2", tmp_path / "r.jsonl.gz"]
     summary = build_corpus(inputs, wordpiece, tmp_path / "c", workers=2, heldout=0)
     assert (summary.counts["documents"], summary.counts["duplicates"]) == (3, 1)
     assert corpus_documents(tmp_path / "c")[0] == "theoldtown."

@@ -78,12 +78,6 @@ def test_a_full_memory_of_words_is_emptied(folders, monkeypatch):
     assert encoder.characters < 2000
 
 
-def test_wikitext_becomes_prose(folders):
-    encoder = Encoder(folders / "wordpiece", 1, False)
-    result = encoder([Piece("the [[river]]{{x|y}} sings.\n* town", namespaces=frozenset())])
-    assert decoded(encoder, result) == ["the river sings."]
-
-
 @pytest.mark.parametrize(
     "change",
     [

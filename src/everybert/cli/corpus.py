@@ -22,7 +22,7 @@ def build(
     out: Annotated[Path, typer.Option(help="Corpus folder to make.")],
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Files or folders: txt, jsonl, json, csv, tsv, parquet, MediaWiki .xml.bz2; - is stdin."),
+        typer.Argument(help="Files or folders: txt, jsonl, json, csv, tsv, parquet; - is stdin."),
     ] = None,
     language: Annotated[
         list[str] | None, typer.Option(help="LANGUAGE=FILE, repeated: files or folders of one language.")

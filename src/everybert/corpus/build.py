@@ -26,8 +26,7 @@ from everybert.corpus.workers import Pool
 from everybert.corpus.writing import SPLITS, ShardWriter, write_array
 from everybert.errors import EverybertError
 from everybert.files import disk_errors, read_json, remove_stale, replace_folder, size_and_hash, sync, write_json
-from everybert.text.files import Errors, ReadReport, expand, kind
-from everybert.text.mediawiki import read_pages
+from everybert.text.files import Errors, ReadReport, expand
 from everybert.text.readers import file_documents
 from everybert.text.tokenizer import Tokenizer
 
@@ -67,7 +66,7 @@ def build_corpus(
     engine: Engine = "local",
     address: str | None = None,
 ) -> CorpusSummary:
-    """Build a corpus folder from text, records or MediaWiki dumps; run again to continue an interrupted build.
+    """Build a corpus folder from text or records; run again to continue an interrupted build.
 
     Give `files`, or `languages` (a language's name to its files). `heldout` is the share of documents kept
     from training, chosen by their hash. Documents under `min_tokens` are left out. A line end ends a sentence
@@ -205,13 +204,9 @@ class Reading:
     def _all(self) -> Iterator[Piece]:
         column, errors, per_line = self._how
         for path, language in self.sources:
-            if kind(path) == ".xml":
-                for wikitext, namespaces in read_pages(path, self.report):
-                    yield Piece(wikitext, language=language, namespaces=namespaces)
-            else:
-                for text in file_documents(path, column, errors, per_line, self.report):
-                    if text := text.strip():
-                        yield Piece(text, language=language)
+            for text in file_documents(path, column, errors, per_line, self.report):
+                if text := text.strip():
+                    yield Piece(text, language=language)
 
 
 @dataclass(frozen=True)
@@ -265,7 +260,7 @@ def _shard_end(units: dict[str, list[Piece]], end: ShardEnd) -> Iterator[Unit | 
 def _pieces(document: Piece) -> Iterator[Piece]:
     """A document in parts of at most a unit, cut at a line end, else at a space, else anywhere."""
     text, start = document.text, 0
-    if len(text) <= UNIT or document.namespaces is not None:
+    if len(text) <= UNIT:
         yield document
         return
     while start < len(text):

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from everybert.corpus.shards import dtype_for
-from everybert.text.mediawiki import prose
 from everybert.text.sentences import split_sentences
 from everybert.text.tokenizer import Tokenizer
 
@@ -29,13 +28,12 @@ LOCAL_NORMALIZERS = frozenset(
 
 @dataclass(frozen=True)
 class Piece:
-    """A document, or a part of one too long to tokenize at once; `namespaces` marks wikitext."""
+    """A document, or a part of one too long to tokenize at once."""
 
     text: str
     first: bool = True
     last: bool = True
     language: int = 0
-    namespaces: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Encoder:
 
         Byte-level vocabularies tell a word after a space from one without, and in running text there is one.
         """
-        text = piece.text if piece.namespaces is None else prose(piece.text, piece.namespaces)
+        text = piece.text
         if self.wrapped:
             found = [sentence.replace("\n", " ") for sentence in split_sentences(text)]
         else:

@@ -19,15 +19,13 @@ from everybert.model.encoder import initialise
 from everybert.model.heads import Network, Pooler
 from everybert.store import config_json, layouts
 from everybert.store.layouts import to_theirs
-from everybert.store.weights import Weights, open_weights, save_weights
+from everybert.store.weights import Weights, open_weights, refuse_tensorflow, save_weights
 
 if TYPE_CHECKING:
     from everybert.text.tokenizer import Tokenizer
 
 EXTRAS = "everybert.json"
 EXTRAS_VERSION = 1
-GOOGLE_CONFIG = "bert_config.json"
-"""What config.json is called beside an original TensorFlow checkpoint."""
 LABELLED = ("classify", "tag")
 IGNORED = re.compile(r"(position_ids|token_type_ids|inv_freq)$")
 """Buffers of old files that can be computed."""
@@ -75,9 +73,9 @@ class Loaded:
 def read_config(folder: str | Path) -> tuple[EncoderConfig, dict[str, Any]]:
     """A folder's encoder configuration, and its config.json as it is."""
     folder = Path(folder)
-    names = ("config.json", GOOGLE_CONFIG)
-    path = next((folder / name for name in names if (folder / name).exists()), None)
-    if path is None:
+    path = folder / "config.json"
+    if not path.exists():
+        refuse_tensorflow(folder)
         what = "has no config.json" if folder.is_dir() else "is not a folder"
         raise EverybertError(f"{folder} {what}; give a model's folder, or a hub id")
     inside(folder, path.name)

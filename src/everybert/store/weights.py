@@ -53,10 +53,7 @@ def open_weights(folder: Path, allow_pickle: bool = False) -> Weights:
     if pickled:
         files = [PICKLE] if pickled == PICKLE else _shards(folder, PICKLE_INDEX, ".bin")
         return _merged(folder, files, _open_pickle)
-    if (checkpoint := _checkpoint(folder)) is not None:
-        from everybert.store.tensorflow import open_checkpoint
-
-        return open_checkpoint(checkpoint)
+    refuse_tensorflow(folder)
     if other := next((name for name in OTHERS if _has(folder, name)), None):
         raise EverybertError(f"{folder} has only {other}; convert it to {SAFE} with transformers' save_pretrained")
     raise EverybertError(f"{folder} has no weights ({SAFE}); download the folder again, whole")
@@ -76,12 +73,13 @@ def save_weights(folder: Path, tensors: Mapping[str, Tensor], int8: bool = False
     return said
 
 
-def _checkpoint(folder: Path) -> Path | None:
-    """The index of a TensorFlow checkpoint such as Google's bert_model.ckpt, if there is one and only one."""
-    found = sorted(folder.glob("*.ckpt*.index"))
-    if len(found) > 1:
-        raise EverybertError(f"{folder} has {len(found)} TensorFlow checkpoints; keep the files of one")
-    return inside(folder, found[0].name) if found else None
+def refuse_tensorflow(folder: Path) -> None:
+    """Refuse a folder that holds a TensorFlow checkpoint, such as Google's original BERT, with the command to run."""
+    if any(folder.glob("*.ckpt*.index")):
+        raise EverybertError(
+            f"{folder} is a TensorFlow checkpoint; convert it with "
+            f"`python contrib/tensorflow_checkpoint.py {folder} --out NEW_FOLDER` from the source of everybert"
+        )
 
 
 def _has(folder: Path, name: str) -> bool:

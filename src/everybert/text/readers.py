@@ -1,7 +1,7 @@
 """Streaming readers: files of any common kind become documents (strings) or records (dictionaries).
 
-Text files hold documents separated by blank lines; jsonl, json, csv, tsv and parquet hold one a record;
-`.xml` is a MediaWiki dump. All but parquet may be packed (.gz .bz2 .xz .zst).
+Text files hold documents separated by blank lines; jsonl, json, csv, tsv and parquet hold one per record.
+All but parquet may be packed (.gz .bz2 .xz .zst).
 """
 
 import csv
@@ -15,7 +15,6 @@ from typing import Any
 
 from everybert.errors import EverybertError
 from everybert.text.files import Errors, ReadReport, blocks, decode, expand, kind, lines, log, open_bytes
-from everybert.text.mediawiki import read_prose
 
 RECORD_KINDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 TEXT_KINDS = (".txt", ".text", ".md", ".raw", ".tok", ".tokens", "")
@@ -52,7 +51,10 @@ def file_documents(path: Path, column: str | None, errors: Errors, per_line: boo
     if extension in RECORD_KINDS:
         return _column(path, column, errors, report)
     if extension == ".xml":
-        return read_prose(path, report)
+        raise EverybertError(
+            f"{path} is XML; extract the text of a wiki dump with "
+            f"`python contrib/mediawiki.py {path} --out FILE.txt` from the source of everybert"
+        )
     if extension not in TEXT_KINDS:
         log.warning("%s: unknown extension %s, read as text", path, extension)
     return _text_documents(path, LINE_END if per_line else BLANK_LINES, errors, report)

@@ -1,6 +1,6 @@
 """Write a tiny checkpoint in the form of Google's BERT releases, with TensorFlow itself (not needed by the tests).
 
-pip install tensorflow-cpu && python tests/store/data/make_checkpoint.py
+pip install tensorflow-cpu && python tests/contrib/data/make_checkpoint.py
 """
 
 from __future__ import annotations

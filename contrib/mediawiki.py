@@ -1,19 +1,29 @@
-"""MediaWiki XML dumps to prose: articles only, without lists, tables, headings, templates and references.
+"""Extract plain text from a MediaWiki XML dump, as input for `everybert corpus build`.
 
-This is what BERT's corpus kept of Wikipedia: "only the text passages" (Devlin et al. 2019, section 3.1). The
-wikitext is parsed by mwparserfromhell; this file only decides what of it is prose.
+    python contrib/mediawiki.py wiki.xml.bz2 --out wiki.txt
+
+Writes the articles of the main namespace, separated by blank lines, one paragraph per line. Redirects, lists, tables,
+headings, templates and references are left out: BERT was trained on "only the text passages" of Wikipedia (Devlin et
+al. 2019, section 3.1). Needs `pip install mwparserfromhell`, which parses the wikitext. The dump may be compressed
+(.bz2, .gz, .xz, .zst).
 """
 
+from __future__ import annotations
+
+import argparse
 import html
+import multiprocessing
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from everybert.errors import EverybertError
-from everybert.text.files import ReadReport, open_bytes
+from everybert.files import atomic_file
+from everybert.text.files import open_bytes
 
 LIST_MARK = "\x01"  # stands at the start of a list item's line until the line is dropped
 DROPPED_TAGS = frozenset(
@@ -22,10 +32,10 @@ DROPPED_TAGS = frozenset(
     + ("categorytree", "inputbox", "style", "script", "ul", "ol", "dl", "li", "dt", "dd")
 )
 LIST_TAGS = frozenset(("li", "dt", "dd"))
-# Namespaces whose links show a file or file a page away; a dump adds its own language's names.
+# Namespaces whose links are not part of the text; a dump adds the names in its own language.
 DROPPED_NAMESPACES = frozenset(("file", "image", "media", "category", "bild", "archivo", "fichier", "datei"))
 DROPPED_KEYS = frozenset(("-2", "6", "14"))
-DROPPED = {  # the parser's opening and closing tokens of what is not prose
+DROPPED = {  # the parser's opening and closing tokens of markup that is not text
     "TemplateOpen": "TemplateClose",
     "ArgumentOpen": "ArgumentClose",
     "HeadingStart": "HeadingEnd",
@@ -45,16 +55,33 @@ TIDY = [
 ]
 
 
-def read_prose(path: Path, report: ReadReport | None = None) -> Iterator[str]:
-    """The prose of every article of a dump, in order."""
-    for wikitext, namespaces in read_pages(path, report):
-        yield prose(wikitext, namespaces)
+def extract(dump: Path, out: Path, processes: int | None = None) -> int:
+    """Write the text of every article to `out`; returns the number of articles."""
+    count = 0
+    with atomic_file(out) as draft, draft.open("w", encoding="utf-8") as file:
+        for text in read_texts(dump, processes):
+            file.write(text + "\n\n")
+            count += 1
+    return count
 
 
-def read_pages(path: Path, report: ReadReport | None = None) -> Iterator[tuple[str, frozenset[str]]]:
+def read_texts(dump: Path, processes: int | None = None) -> Iterator[str]:
+    """The text of every article that has any, in order."""
+    if processes == 1:
+        yield from filter(None, starmap(prose, read_pages(dump)))
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from filter(None, pool.imap(_prose, read_pages(dump), chunksize=64))
+
+
+def _prose(page: tuple[str, frozenset[str]]) -> str:
+    return prose(*page)
+
+
+def read_pages(path: Path) -> Iterator[tuple[str, frozenset[str]]]:
     """(wikitext, names of the namespaces of files and categories) of every article that is not a redirect."""
     namespaces = DROPPED_NAMESPACES
-    with open_bytes(path, report) as stream:
+    with open_bytes(path) as stream:
         try:
             events = ElementTree.iterparse(stream, events=("start", "end"))
             _, root = next(events)
@@ -72,7 +99,7 @@ def read_pages(path: Path, report: ReadReport | None = None) -> Iterator[tuple[s
                         yield text, namespaces
                     root.clear()  # the dump is far larger than memory
         except ElementTree.ParseError as error:
-            raise EverybertError(f"{path} is damaged or cut short ({error}): fetch the dump again") from error
+            raise EverybertError(f"{path} is damaged or cut short ({error}): download it again") from error
 
 
 def _name(element: ElementTree.Element) -> str:
@@ -98,9 +125,9 @@ def _article(page: ElementTree.Element) -> str | None:
 
 
 def prose(wikitext: str, namespaces: frozenset[str] = DROPPED_NAMESPACES) -> str:
-    """The running text of an article, a paragraph a line."""
+    """The running text of an article, one paragraph per line."""
     pieces: list[str] = []
-    # The last argument skips style tags, which TIDY takes out: they parse slowly where they do not pair.
+    # The last argument skips style tags, which TIDY removes: unpaired ones are slow to parse.
     tokens = iter(_tokenizer()().tokenize(wikitext, 0, True))
     _walk(tokens, "", namespaces, pieces)
     text = "".join(pieces)
@@ -121,7 +148,7 @@ def _tokenizer() -> Any:
 
 
 def _is_prose(line: str) -> bool:
-    """Neither a list item nor a row of an unbalanced table, and with a letter in it."""
+    """Whether a line has letters and is neither a list item nor a row of an unbalanced table."""
     return not line.startswith((LIST_MARK, "|", "!", "{", "}", "*", "#")) and any(c.isalpha() for c in line)
 
 
@@ -194,3 +221,20 @@ def _tag(tokens: Iterator[Any], opening: Any, namespaces: frozenset[str], out: l
         return
     _walk(tokens, "TagOpenClose", namespaces, [] if tag in DROPPED_TAGS else out)
     _walk(tokens, "TagCloseClose", namespaces, [])
+
+
+def main() -> None:
+    """Run the script."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("dump", type=Path, help="the dump: .xml, or compressed as .xml.bz2, .gz, .xz or .zst")
+    parser.add_argument("--out", type=Path, required=True, help="the text file to write")
+    parser.add_argument("--processes", type=int, help="processes to use (default: all cores)")
+    given = parser.parse_args()
+    try:
+        print(f"{extract(given.dump, given.out, given.processes):,} articles written to {given.out}")
+    except EverybertError as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()

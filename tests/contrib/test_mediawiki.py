@@ -2,9 +2,9 @@ import bz2
 import time
 
 import pytest
+from mediawiki import extract, prose, read_pages, read_texts
 
 from everybert.errors import EverybertError
-from everybert.text.mediawiki import prose, read_pages, read_prose
 from everybert.text.readers import read_documents
 
 ARTICLE = """{{Short description|An island}}
@@ -87,18 +87,21 @@ def test_articles_alone_are_read_from_a_packed_dump(tmp_path):
     ]
     path.write_bytes(bz2.compress(dump(*pages)))
     assert len(list(read_pages(path))) == 3
-    assert next(read_prose(path)).split("\n") == PROSE
-    assert list(read_documents(path)) == ["\n".join(PROSE), "Second article."]
+    assert list(read_texts(path, processes=1)) == ["\n".join(PROSE), "Second article."]
+    assert extract(path, tmp_path / "wiki.txt", processes=2) == 2
+    assert list(read_documents(tmp_path / "wiki.txt")) == ["\n".join(PROSE), "Second article."]
+    with pytest.raises(EverybertError, match=r"python contrib/mediawiki\.py .*wiki\.xml\.bz2 --out"):
+        list(read_documents(path))
 
 
 def test_damaged_and_foreign_xml_are_told(tmp_path):
     path = tmp_path / "wiki.xml"
     path.write_bytes(dump(page("Fine."), page("Cut."))[:-40])
     with pytest.raises(EverybertError, match="cut short"):
-        list(read_prose(path))
+        list(read_pages(path))
     path.write_text("<html></html>")
     with pytest.raises(EverybertError, match="not a MediaWiki dump"):
-        list(read_prose(path))
+        list(read_pages(path))
     path.write_text("")
     with pytest.raises(EverybertError, match="cut short"):
-        list(read_prose(path))
+        list(read_pages(path))

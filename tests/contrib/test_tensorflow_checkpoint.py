@@ -1,4 +1,4 @@
-"""A genuine TensorFlow checkpoint (data/make_checkpoint.py wrote it) is read without TensorFlow."""
+"""A genuine TensorFlow checkpoint (data/make_checkpoint.py wrote it) is converted without TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tensorflow_checkpoint import CRC, _masked_crc, convert, read_checkpoint, renamed
 
 from everybert.errors import EverybertError
-from everybert.files import atomic_folder
-from everybert.store.huggingface import load_network, save_network
-from everybert.store.tensorflow import CRC, _masked_crc, open_checkpoint, renamed
+from everybert.store.huggingface import load_network
 
 DATA = Path(__file__).parent / "data"
 sys.path.insert(0, str(DATA))
@@ -30,28 +28,24 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_variable_is_found_with_its_values(folder: Path):
-    weights = open_checkpoint(folder / INDEX)
-    assert len(weights.shapes) == len(shapes())  # no optimiser slots, no step
+    tensors = read_checkpoint(folder / INDEX)
+    assert len(tensors) == len(shapes())  # no optimizer slots, no step
     for name, shape in shapes().items():
         expected = value(name, shape)
         expected = expected.T if name.endswith("/kernel") else expected
-        found = weights.get(str(renamed(name)))
-        assert weights.shapes[str(renamed(name))] == expected.shape
-        assert np.array_equal(found.numpy(), expected), name
+        assert np.array_equal(tensors[str(renamed(name))], expected), name
 
 
-def test_the_folder_loads_as_a_pre_trained_bert(folder: Path, tmp_path: Path):
-    loaded = load_network(folder)
+def test_the_converted_folder_loads_as_a_pre_trained_bert(folder: Path, tmp_path: Path):
+    with pytest.raises(EverybertError, match=r"python contrib/tensorflow_checkpoint\.py .*google --out"):
+        load_network(folder)
+    convert(folder, tmp_path / "out")
+    loaded = load_network(tmp_path / "out")
     assert str(loaded.report) == ""
     assert loaded.config.family == "bert" and loaded.config.layers == CONFIG["num_hidden_layers"]
     assert list(loaded.network.heads) == ["mlm", "nsp"] and loaded.network.pooler is not None
     query = value("bert/encoder/layer_10/attention/self/key/kernel", (4, 4)).T
     assert np.array_equal(loaded.network.encoder.layers[10].attention.qkv.weight[4:8].detach().numpy(), query)
-
-    with atomic_folder(tmp_path / "out") as tmp:
-        save_network(loaded.network, tmp, raw_config=loaded.raw_config)
-    again = load_network(tmp_path / "out").network.state_dict()
-    assert all(torch.equal(again[k], v) for k, v in loaded.network.state_dict().items())
     transformers = pytest.importorskip("transformers")
     model, info = transformers.BertForPreTraining.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(info.values())
@@ -76,19 +70,19 @@ def test_damage_is_one_line(folder: Path, at: int, bits: int, keep: int | None):
     content = content[: keep % len(content)] if keep is not None else content
     (folder / INDEX).write_bytes(content)
     try:
-        open_checkpoint(folder / INDEX)  # the footer's padding is not covered by a checksum
+        read_checkpoint(folder / INDEX)  # the footer's padding is not covered by a checksum
     except EverybertError as error:
         assert "\n" not in str(error) and "TensorFlow checkpoint" in str(error)
 
 
-def test_missing_short_and_ambiguous_files(folder: Path):
-    whole = (folder / SHARD).read_bytes()
-    (folder / SHARD).write_bytes(whole[:-100])
+def test_missing_short_and_ambiguous_files(folder: Path, tmp_path: Path):
+    (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:-100])
     with pytest.raises(EverybertError, match="not where it should be"):
-        load_network(folder)
+        convert(folder, tmp_path / "out")
     (folder / SHARD).unlink()
-    with pytest.raises(EverybertError, match=f"lacks {SHARD}"):
-        load_network(folder)
+    with pytest.raises(EverybertError, match=f"has no {SHARD}"):
+        convert(folder, tmp_path / "out")
     shutil.copy(folder / INDEX, folder / "other.ckpt-9.index")
     with pytest.raises(EverybertError, match="2 TensorFlow checkpoints"):
-        load_network(folder)
+        convert(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

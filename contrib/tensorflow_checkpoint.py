@@ -1,35 +1,40 @@
-"""The original Google BERT checkpoints (`bert_model.ckpt.*`), read without TensorFlow.
+"""Convert an original Google BERT checkpoint (`bert_model.ckpt.*`) to a folder of safetensors, without TensorFlow.
 
-A checkpoint is a "tensor bundle": `.index` is a sorted string table in LevelDB's format (blocks of
-prefix-compressed keys, a footer that says where the index block is) whose values are small protocol buffers: dtype,
-shape, shard, offset, size. `.data-0000i-of-0000n` are the tensors' bytes, end to end.
+    python contrib/tensorflow_checkpoint.py uncased_L-12_H-768_A-12 --out bert-base-uncased
+
+Reads bert_config.json, the checkpoint and vocab.txt; writes config.json, model.safetensors and vocab.txt, which
+everybert and transformers load.
+
+A checkpoint is a "tensor bundle". `.index` is a sorted string table in LevelDB's format: blocks of prefix-compressed
+keys, and a footer with the position of the index block. Its values are protocol buffers with dtype, shape, shard,
+offset and size. `.data-0000i-of-0000n` holds the bytes of the tensors.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
+from safetensors.numpy import save_file
 
 from everybert.errors import EverybertError
-from everybert.files import JSON_LIMIT, inside
-from everybert.store.weights import Weights
+from everybert.files import JSON_LIMIT, atomic_folder, inside, read_json, write_json
 
 MAGIC = 0xDB4775248B80FB57
 FOOTER = 48
 DTYPES: dict[int, np.dtype] = {1: np.dtype("<f4"), 2: np.dtype("<f8"), 19: np.dtype("<f2")}
-"""TensorFlow's numbers for the floats that a checkpoint's weights may be."""
+"""TensorFlow's numbers of the float types."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one tensor is."""
+    """The position of one tensor."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -39,8 +44,22 @@ class Entry:
     sliced: bool
 
 
-def open_checkpoint(index: Path) -> Weights:
-    """A checkpoint's BERT weights, under the names that `transformers` gives them."""
+def convert(folder: Path, out: Path) -> None:
+    """Write the checkpoint of a folder as safetensors with config.json and vocabulary."""
+    found = sorted(folder.glob("*.ckpt*.index"))
+    if len(found) != 1:
+        raise EverybertError(f"{folder} has {len(found)} TensorFlow checkpoints; it must have the files of one")
+    config = read_json(inside(folder, "bert_config.json"))
+    tensors = read_checkpoint(inside(folder, found[0].name))
+    with atomic_folder(out) as draft:
+        save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
+        write_json(draft / "config.json", config | {"model_type": "bert", "architectures": ["BertForPreTraining"]})
+        if (folder / "vocab.txt").is_file():
+            shutil.copyfile(inside(folder, "vocab.txt"), draft / "vocab.txt")
+
+
+def read_checkpoint(index: Path) -> dict[str, np.ndarray]:
+    """The BERT weights of a checkpoint, under the names of `transformers`."""
     try:
         entries, shards = _entries(index)
     except (IndexError, ValueError) as error:
@@ -53,40 +72,30 @@ def open_checkpoint(index: Path) -> Weights:
         try:
             data.append(np.memmap(inside(index.parent, name), mode="c", dtype=np.uint8))
         except (OSError, ValueError):
-            raise EverybertError(f"{index.parent} lacks {name} of its checkpoint; download it again") from None
-    found: dict[str, tuple[str, Entry]] = {}
+            raise EverybertError(f"{index.parent} has no {name}, which belongs to its checkpoint") from None
+    tensors = {}
     for name, entry in entries.items():
-        ours = renamed(name)
-        if ours is None or entry.dtype not in DTYPES:
+        theirs = renamed(name)
+        if theirs is None or entry.dtype not in DTYPES:
             continue
         whole = entry.size == math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
         if entry.sliced or entry.shard >= shards or not whole or entry.offset + entry.size > len(data[entry.shard]):
             raise _damaged(index, f"{name} is not where it should be")
-        found[ours] = (name, entry)
-
-    def get(ours: str) -> Tensor:
-        name, entry = found[ours]
         raw = data[entry.shard][entry.offset : entry.offset + entry.size]
         array = np.frombuffer(raw, DTYPES[entry.dtype]).reshape(entry.shape)
-        return torch.from_numpy(array.T.copy() if _is_kernel(name) else array.copy())
-
-    shapes = {ours: entry.shape[::-1] if _is_kernel(name) else entry.shape for ours, (name, entry) in found.items()}
-    return Weights(shapes, get)
+        # TensorFlow multiplies by W, torch by its transpose.
+        tensors[theirs] = np.ascontiguousarray(array.T if name.endswith("/kernel") else array)
+    return tensors
 
 
 def renamed(name: str) -> str | None:
-    """`bert/encoder/layer_0/…/kernel` → `bert.encoder.layer.0.….weight`; None for what only training needs."""
+    """`bert/encoder/layer_0/…/kernel` → `bert.encoder.layer.0.….weight`; None for the optimizer's variables."""
     if name.endswith(("/adam_m", "/adam_v")) or not name.startswith(("bert/", "cls/")):
         return None
     name = re.sub(r"layer_(\d+)", r"layer.\1", name).replace("/", ".")
     name = re.sub(r"\.(kernel|gamma|output_weights)$", ".weight", name)
     name = re.sub(r"\.(beta|output_bias)$", ".bias", name)
     return name + ".weight" if name.endswith("_embeddings") else name
-
-
-def _is_kernel(name: str) -> bool:
-    """TensorFlow multiplies x·W, torch x·Wᵀ."""
-    return name.endswith("/kernel")
 
 
 # ── the table ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -120,7 +129,7 @@ def _entries(path: Path) -> tuple[dict[str, Entry], int]:
 
 
 def _block(path: Path, table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """The keys and values of one block: each key repeats the first `shared` bytes of the one before."""
+    """The keys and values of one block: each key shares its first `shared` bytes with the one before."""
     block, trailer = table[offset : offset + size], table[offset + size : offset + size + 5]
     if len(block) != size or len(trailer) != 5 or trailer[0] != 0:
         raise _damaged(path, "a block is cut or compressed")
@@ -140,7 +149,7 @@ def _block(path: Path, table: bytes, offset: int, size: int) -> Iterator[tuple[b
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, low bits first, and where it ends."""
+    """Decode a number of seven bits per byte, low bits first; returns the number and the position after it."""
     value = 0
     for shift in range(0, 64, 7):
         byte = data[at]
@@ -213,6 +222,21 @@ def _masked_crc(data: bytes) -> int:
 
 
 def _damaged(path: Path, why: str) -> EverybertError:
-    return EverybertError(
-        f"{path} is not a readable TensorFlow checkpoint ({why}); download it again, or convert it with transformers"
-    )
+    return EverybertError(f"{path} is not a readable TensorFlow checkpoint ({why}); download it again")
+
+
+def main() -> None:
+    """Run the script."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path, help="the folder with bert_config.json and bert_model.ckpt.*")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    given = parser.parse_args()
+    try:
+        convert(given.folder, given.out)
+    except (EverybertError, OSError) as error:
+        raise SystemExit(str(error)) from None
+    print(f"{given.out} written")
+
+
+if __name__ == "__main__":
+    main()
