@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 
 from everybert.errors import EverybertError
 from everybert.files import atomic_file
-from everybert.text.files import open_bytes
+from everybert.text.readers import open_bytes
 
 LIST_MARK = "\x01"  # stands at the start of a list item's line until the line is dropped
 DROPPED_TAGS = frozenset(

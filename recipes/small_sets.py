@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from everybert.evaluation.glue import find_file, find_tasks
-from everybert.text.task_files import read_conll
+from everybert.text.readers import read_conll
 
 ENTITIES = {"person": "PER", "location": "LOC", "corporation": "ORG", "group": "ORG"}
 ENTITIES |= {"product": "MISC", "creative-work": "MISC", "PER": "PER", "LOC": "LOC", "ORG": "ORG", "MISC": "MISC"}

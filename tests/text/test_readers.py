@@ -1,16 +1,145 @@
+import bz2
+import gzip
 import json
 import logging
+import lzma
+import os
 import sys
+import threading
 from io import BytesIO, TextIOWrapper
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from everybert.errors import EverybertError
-from everybert.text import files, readers
-from everybert.text.files import ReadReport
-from everybert.text.readers import read_documents, read_records
+from everybert.text import readers
+from everybert.text.readers import (
+    ReadReport,
+    blocks,
+    expand,
+    kind,
+    lines,
+    open_bytes,
+    read_conll,
+    read_conllu,
+    read_documents,
+    read_records,
+    read_squad,
+)
+
+PACKERS = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+
+@pytest.mark.parametrize("packing", PACKERS)
+def test_packed_files_are_unpacked_and_damage_is_named(tmp_path, packing):
+    path = tmp_path / f"a.txt{packing}"
+    body = "".join(f"line {n * n}\n" for n in range(5000)).encode()
+    packed = PACKERS[packing](body)
+    path.write_bytes(packed)
+    assert kind(path) == ".txt"
+    assert [line for _, line in lines(path)] == body.decode().split("\n")[:-1]
+    path.write_bytes(packed[: len(packed) // 2])
+    if packing != ".zst":  # a zstd frame cut between its blocks cannot be told from a finished one
+        with pytest.raises(EverybertError, match=r"a\.txt\..*damaged"):
+            list(lines(path))
+    path.write_bytes(b"\0not packed at all")
+    with pytest.raises(EverybertError, match="damaged"):
+        list(lines(path))
+
+
+def test_two_streams_in_one_file_are_both_read(tmp_path):
+    for packing, pack in PACKERS.items():
+        path = tmp_path / f"a.txt{packing}"
+        path.write_bytes(pack(b"one\n") + pack(b"two\n"))
+        assert [line for _, line in lines(path)] == ["one", "two"]
+
+
+def test_expand_sorts_folders_and_skips_hidden_files(tmp_path):
+    (tmp_path / "d/sub").mkdir(parents=True)
+    for name in ("d/b.txt", "d/a.txt", "d/sub/c.txt", "d/.hidden"):
+        (tmp_path / name).write_text("x")
+    assert [p.name for p in expand([tmp_path / "d"])] == ["a.txt", "b.txt", "c.txt"]
+    (tmp_path / "empty").mkdir()
+    for bad, message in ((tmp_path / "gone", "does not exist"), (tmp_path / "empty", "no files")):
+        with pytest.raises(EverybertError, match=message):
+            expand([bad])
+    with pytest.raises(EverybertError, match="no input files"):
+        expand([])
+
+
+def test_bad_bytes_are_located_or_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "BLOCK", 7)
+    path = tmp_path / "mixed.txt"
+    path.write_bytes("naïve \ufffd\n".encode() * 3 + "café\n".encode("latin-1") + b"end\n")
+    offset = path.read_bytes().index(b"caf\xe9") + 3
+    with pytest.raises(EverybertError, match=rf"mixed\.txt is not UTF-8 at byte {offset} \(0xe9\)"):
+        list(blocks(path, "strict", ReadReport()))
+    with pytest.raises(EverybertError, match=f"byte {offset} "):
+        list(lines(path))
+    report = ReadReport()
+    text = "".join(run for run, _ in blocks(path, "replace", report))
+    assert "caf\ufffd" in text
+    assert report.replaced == 1  # the three that were there before do not count
+
+
+def test_binary_and_utf16_are_told(tmp_path):
+    path = tmp_path / "x.txt"
+    path.write_bytes(b"abc\ndef\0ghi")
+    with pytest.raises(EverybertError, match=r"binary .*byte 7"):
+        list(lines(path))
+    report = ReadReport()
+    assert [line for _, line in lines(path, "replace", report)] == ["abc", "def\ufffdghi"]
+    assert report.replaced == 1
+    path.write_bytes("hello".encode("utf-16"))
+    with pytest.raises(EverybertError, match="UTF-16"):
+        list(lines(path))
+    path.write_bytes(b"\xef\xbb\xbfhello")
+    assert list(lines(path)) == [(1, "hello")]
+
+
+@given(st.text(st.characters(exclude_characters="\0\r\ufeff", exclude_categories=["Cs"])), st.integers(1, 9))
+def test_blocks_lose_nothing(tmp_path_factory, text, size):
+    path = tmp_path_factory.mktemp("b") / "x.txt"
+    path.write_text(text, "utf-8", newline="")
+    block, readers.BLOCK = readers.BLOCK, size
+    try:
+        runs = list(blocks(path, "strict", ReadReport(), 5))
+    finally:
+        readers.BLOCK = block
+    assert "".join(run for run, _ in runs) == text
+    assert all(run.endswith("\n") != goes_on for run, goes_on in runs[:-1])
+
+
+def test_report_follows_the_bytes_on_disk(tmp_path):
+    report = ReadReport()
+    for name in "ab":
+        (tmp_path / name).write_bytes(b"x" * 100)
+        with open_bytes(tmp_path / name, report) as stream:
+            stream.read()
+    assert report.bytes_read == 200
+
+
+def test_unreadable_file_is_told(tmp_path):
+    with pytest.raises(EverybertError, match="cannot be read"), open_bytes(tmp_path):
+        pass
+
+
+def test_pipes_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"one\ntwo\n",))
+    writer.start()
+    report = ReadReport()
+    assert [line for _, line in lines(tmp_path / "pipe", report=report)] == ["one", "two"]
+    writer.join()
+    assert report.bytes_read == 0
+
 
 words = st.lists(st.text("abß漢 .", min_size=1).filter(str.strip), min_size=1)
 
@@ -20,22 +149,22 @@ def test_blank_lines_separate_documents_whatever_the_block(tmp_path_factory, doc
     path = tmp_path_factory.mktemp("r") / "x.txt"
     bodies = ["\n".join(document) for document in documents]
     path.write_text(separator.join(bodies), "utf-8", newline="")
-    block, files.BLOCK = files.BLOCK, size
+    block, readers.BLOCK = readers.BLOCK, size
     try:
         found = list(read_documents(path))
     finally:
-        files.BLOCK = block
+        readers.BLOCK = block
     assert found == [body.strip() for body in bodies]
 
 
 def test_a_line_a_document(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "BLOCK", 4)
+    monkeypatch.setattr(readers, "BLOCK", 4)
     (tmp_path / "x.txt").write_text("one\ntwo\n\nthree and more")
     assert list(read_documents(tmp_path / "x.txt", per_line=True)) == ["one", "two", "three and more"]
 
 
 def test_endless_documents_are_cut_and_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "BLOCK", 64)
+    monkeypatch.setattr(readers, "BLOCK", 64)
     monkeypatch.setattr(readers, "LONGEST", 100)
     text = "word " * 60
     (tmp_path / "x.txt").write_text(text)
@@ -147,3 +276,62 @@ def test_unknown_extensions_are_said_to_be_text(tmp_path, caplog):
 def test_standard_input(monkeypatch):
     monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"one\n\ntwo\n")))
     assert list(read_documents("-")) == ["one", "two"]
+
+
+def test_conll_in_tabs_and_spaces(tmp_path):
+    spaces = "-DOCSTART- -X- -X- O\n\nAda NNP B-NP B-PER\nwrote VBD B-VP O\n\n\nYes UH O O\n"
+    expected = [[["Ada", "NNP", "B-NP", "B-PER"], ["wrote", "VBD", "B-VP", "O"]], [["Yes", "UH", "O", "O"]]]
+    assert list(read_conll(write(tmp_path, "a.conll", spaces))) == expected
+    assert list(read_conll(write(tmp_path, "b.conll", spaces.replace(" ", "\t")))) == expected
+    assert list(read_conll(write(tmp_path, "c.conll", "New York\tB-LOC\n"))) == [[["New York", "B-LOC"]]]
+
+
+def test_bad_conll_is_told_with_its_line(tmp_path):
+    with pytest.raises(EverybertError, match=r"a\.conll:2: 3 columns"):
+        list(read_conll(write(tmp_path, "a.conll", "a O\nb X O\n")))
+    with pytest.raises(EverybertError, match=":1: 1 columns, 2 expected"):
+        list(read_conll(write(tmp_path, "a.conll", "a\n")))
+    with pytest.raises(EverybertError, match="no sentences"):
+        list(read_conll(write(tmp_path, "a.conll", "\n")))
+    with pytest.raises(EverybertError, match="is a folder"):
+        list(read_conll(tmp_path))
+    with pytest.raises(EverybertError, match="does not exist"):
+        list(read_conll(tmp_path / "gone"))
+
+
+def test_conllu_keeps_words_only(tmp_path):
+    rest = "\t".join("_" * 4)
+    rows = ["1-2\tdu\t_\t_\t_\t" + "_\t_\t_\t_\t_", f"1\tde\tde\tADP\t_\t_\t3\tcase\t{rest[:3]}"]
+    rows += [f"2\tle\tle\tDET\t_\t_\t3\tdet\t{rest[:3]}", "2.1\tx" + "\t_" * 8]
+    path = write(tmp_path, "a.conllu", "# text = du\n" + "\n".join(rows) + "\n\n")
+    (sentence,) = read_conllu(path)
+    assert [(word["id"], word["form"], word["head"], word["deprel"]) for word in sentence] == [
+        ("1", "de", "3", "case"),
+        ("2", "le", "3", "det"),
+    ]
+    with pytest.raises(EverybertError, match="2 columns where CoNLL-U has 10"):
+        list(read_conllu(write(tmp_path, "a.conllu", "1\tx\n")))
+    with pytest.raises(EverybertError, match="no sentences"):
+        list(read_conllu(write(tmp_path, "a.conllu", "# nothing\n")))
+
+
+def test_squad_one_and_two(tmp_path):
+    qas = [
+        {"id": 7, "question": "Where?", "answers": [{"text": "Bern", "answer_start": 3, "extra": 1}]},
+        {"id": "8", "question": "Who?", "answers": [], "is_impossible": True},
+    ]
+    data = {"data": [{"title": "T", "paragraphs": [{"context": "In Bern.", "qas": qas}]}]}
+    first, second = read_squad(write(tmp_path, "a.json", json.dumps(data)))
+    assert first == {
+        "id": "7",
+        "question": "Where?",
+        "context": "In Bern.",
+        "answers": [{"text": "Bern", "answer_start": 3}],
+        "is_impossible": False,
+        "title": "T",
+    }
+    assert second["is_impossible"]
+    assert second["answers"] == []
+    for text, message in (('{"rows": []}', "'data' is missing"), ("[]", "not a SQuAD"), ("{", "not JSON")):
+        with pytest.raises(EverybertError, match=message):
+            list(read_squad(write(tmp_path, "a.json", text)))

@@ -45,7 +45,7 @@ def read_texts(texts: list[str] | None, file: Path | None) -> list[str]:
         return texts
     if file is None:
         raise EverybertError("there is no text; give one in quotes, or --file F (- for standard input)")
-    from everybert.text.files import lines
+    from everybert.text.readers import lines
 
     found = [line for _, line in lines(file)]
     if not found:

@@ -182,7 +182,7 @@ def heads(
     from itertools import islice
 
     from everybert.inside.probe_heads import probe_heads
-    from everybert.text.task_files import read_conllu
+    from everybert.text.readers import read_conllu
 
     loaded = load(model, device)
     trees = list(islice(read_conllu(file), sentences))

@@ -105,7 +105,7 @@ def extend(
     out: Annotated[Path, typer.Option(help="The model folder to write.")],
 ) -> None:
     """Add words to a model's vocabulary, each starting as the mean of its pieces; then build a corpus and go on."""
-    from everybert.text.files import lines
+    from everybert.text.readers import lines
     from everybert.training.convert import extend_folder
 
     count = extend_folder(model, [line for _, line in lines(words)], out)

@@ -208,7 +208,7 @@ def answer(
         return
     questions = _texts(given)
     if context_file is not None:
-        from everybert.text.files import lines
+        from everybert.text.readers import lines
 
         context = "\n".join(line for _, line in lines(context_file))
     elif context is None and len(questions) > 1:

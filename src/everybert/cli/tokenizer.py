@@ -49,8 +49,7 @@ def train(
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from everybert.files import atomic_folder
-    from everybert.text.files import ReadReport, expand
-    from everybert.text.readers import read_documents
+    from everybert.text.readers import ReadReport, expand, read_documents
     from everybert.text.train_tokenizer import train_tokenizer
 
     paths = expand(files)

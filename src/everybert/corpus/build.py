@@ -26,8 +26,7 @@ from everybert.corpus.workers import Pool
 from everybert.corpus.writing import SPLITS, ShardWriter, write_array
 from everybert.errors import EverybertError
 from everybert.files import disk_errors, read_json, remove_stale, replace_folder, size_and_hash, sync, write_json
-from everybert.text.files import Errors, ReadReport, expand
-from everybert.text.readers import file_documents
+from everybert.text.readers import Errors, ReadReport, expand, file_documents
 from everybert.text.tokenizer import Tokenizer
 
 UNIT = 1 << 18  # characters a worker tokenizes at a time

@@ -21,7 +21,7 @@ from everybert.model.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.tasks.answer import CHUNK, Answering, span_features
 from everybert.tasks.questions import Question
 from everybert.tasks.squad import best_over
-from everybert.text.task_files import read_squad
+from everybert.text.readers import read_squad
 
 
 @dataclass(frozen=True)

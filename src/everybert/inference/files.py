@@ -21,8 +21,7 @@ from everybert.errors import EverybertError
 from everybert.inference.task_use import iterate, settle, using
 from everybert.tasks import columns as col
 from everybert.tasks.choose import PROMPTS
-from everybert.text.files import ReadReport, kind, lines
-from everybert.text.readers import RECORD_KINDS, read_records
+from everybert.text.readers import RECORD_KINDS, ReadReport, kind, lines, read_records
 
 if TYPE_CHECKING:
     from everybert.inference.model import Model

@@ -23,7 +23,7 @@ from everybert.files import disk_errors, read_json, replace_folder, sha256_folde
 from everybert.inference.files import CHUNK, Scored, described
 from everybert.inference.parquet import Part, open_parquet, plan_parts, read_rows, write_table
 from everybert.store.hub import resolve
-from everybert.text.files import expand
+from everybert.text.readers import expand
 
 if TYPE_CHECKING:
     import pyarrow as pa

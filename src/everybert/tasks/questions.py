@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from everybert.errors import EverybertError
 from everybert.tasks import columns as col
 from everybert.tasks.records import Bad, Examples, Rows, Source, read_rows
-from everybert.text.files import kind
-from everybert.text.task_files import read_squad
+from everybert.text.readers import kind, read_squad
 
 
 class Question(NamedTuple):

@@ -12,8 +12,7 @@ from typing import Any
 
 from everybert.errors import EverybertError
 from everybert.tasks import columns as col
-from everybert.text.files import ReadReport, expand, kind, lines
-from everybert.text.readers import read_records
+from everybert.text.readers import ReadReport, expand, kind, lines, read_records
 
 Source = Any
 """A path, a pandas DataFrame, a list of dictionaries, or a list of tuples whose last entry is the target."""

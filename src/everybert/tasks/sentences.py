@@ -12,8 +12,7 @@ from everybert.tasks import columns as col
 from everybert.tasks import schemes
 from everybert.tasks.records import Bad, Examples, Rows, Source, read_rows
 from everybert.tasks.words import Splitter, Word
-from everybert.text.files import kind
-from everybert.text.task_files import CONLLU_FIELDS, read_conll, read_conllu
+from everybert.text.readers import CONLLU_FIELDS, kind, read_conll, read_conllu
 
 
 def read(
