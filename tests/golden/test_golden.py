@@ -1,0 +1,73 @@
+"""What the library computes is what it computed when data/outputs.json was recorded (see record.py).
+
+Text, whole numbers and hashes of batches are compared exactly. Floats may differ by 1e-6 (relative or absolute) on
+the recorded kind of processor with the recorded torch, by 1e-4 elsewhere; hashes of weights are compared there only.
+Sentences meant for people (PROSE) may be reworded freely. One group: `pytest tests/golden -k pretraining`.
+"""
+
+import json
+import math
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import record
+
+RECORDED = json.loads(record.OUTPUTS.read_text())
+SAME = RECORDED["machine"] == record.machine()
+CLOSE = 1e-6 if SAME else 1e-4
+SLOW = {"pretraining_kinds", "finetuning_options", "finetuning_modes"}
+PROSE = {"message", "notes", "words", "advice", "detail", "target"}
+ON_PURPOSE = {
+    "finetuning_options/tag cut": "--long cut was ignored by tag: long texts were read in windows",
+    "finetuning_options/answer cut": "--long cut was ignored by answer: long texts were read in windows",
+    "finetuning_options/unknown option": 'the error sent the reader to "the task\'s options", which are nowhere',
+    "finetuning_options/never finite": "the guard advised fine-tuners to change a recipe's [schedule]",
+    "sentence_transformers/embed none": "embed([]) had the encoder's width where a Dense layer gives another",
+}
+"""Entries that are wrong as recorded: a difference there is said in a warning, until it is recorded anew."""
+
+
+def differences(was, now, path=""):
+    """What differs, one line each."""
+    key = path.rpartition(".")[2]
+    if key in PROSE and type(was) is type(now):
+        return []
+    if key == "sha256" and not SAME:
+        return []
+    if isinstance(was, dict) and isinstance(now, dict):
+        lost = [f"{path}.{k}: gone" for k in was if k not in now] + [f"{path}.{k}: new" for k in now if k not in was]
+        return lost + [line for k in was if k in now for line in differences(was[k], now[k], f"{path}.{k}")]
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        return [line for i, (a, b) in enumerate(zip(was, now)) for line in differences(a, b, f"{path}[{i}]")]
+    if isinstance(was, float) and isinstance(now, int | float) and math.isclose(was, now, rel_tol=CLOSE, abs_tol=CLOSE):
+        return []
+    same = was == now and isinstance(was, bool) == isinstance(now, bool)
+    return [] if same or was != was != now != now else [f"{path}: was {str(was)[:200]!r}, is {str(now)[:200]!r}"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in record.GROUPS]
+)
+def test_as_recorded(name, tmp_path):
+    was, now = RECORDED[name], record.compute(name, tmp_path)
+    found = [f"{name}/{entry}: {'gone' if entry in was else 'new'}" for entry in was.keys() ^ now.keys()]
+    for entry in was.keys() & now.keys():
+        full = f"{name}/{entry}"
+        changed = differences(was[entry], now[entry])
+        if changed and full in ON_PURPOSE:
+            warnings.warn(f"{full} has changed; as recorded, {ON_PURPOSE[full]}. Record it anew", stacklevel=1)
+        else:
+            found += [f"{full}{line}" for line in changed[:5]]
+    assert not found, "\n" + "\n".join(sorted(found)[:40])
+
+
+def test_a_stopped_run_ends_as_one_that_was_not():
+    runs = RECORDED["pretraining"]
+    assert runs["resumed"]["weights"] == runs["pairs"]["weights"] == runs["pairs, 2 workers"]["weights"]
+    assert runs["resumed"]["log"] == runs["pairs"]["log"] == runs["pairs, 2 workers"]["log"]
+    stopped = runs["stopped"]["batches"]["training"]
+    assert stopped + runs["resumed"]["batches"]["training"] == runs["pairs"]["batches"]["training"]
