@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from everybert.inference.embedding import pooled_runs
 from everybert.inference.model import Model, load
-from everybert.model import graphs
+from everybert.model import engine
 from everybert.model.engine import BUDGET_GPU
 from everybert.model.heads import Network
 from everybert.model.presets import PRESETS
@@ -121,7 +121,7 @@ def from_ids(folder: Path, model: Model, ids: list[list[int]], compiled: bool, b
 
         def run() -> None:
             for batch in batches:
-                graphs.forward(encoder, batch)
+                engine.forward(encoder, batch)
 
         return run
 
@@ -134,7 +134,7 @@ def from_ids(folder: Path, model: Model, ids: list[list[int]], compiled: bool, b
         @torch.inference_mode()
         def compiled_forward() -> None:
             for batch in batches:
-                fast(replace(graphs.moved(batch, torch.device(device)), lengths=()))
+                fast(replace(batch.to(device), lengths=()))
 
         ways["everybert, torch.compile"] = compiled_forward
     return ways
@@ -208,10 +208,11 @@ def main() -> None:
             seconds = measure(ways, options.rounds, options.device)
             given = {what: len(ids) * LENGTH / found for what, found in seconds.items()}
             table(f"from ids, length {LENGTH}", given, max(v for k, v in given.items() if k.startswith("transformers")))
-    recorded = sum(len(r.made) for r in graphs.REPLAYS.values())
-    works = all(r.works for r in graphs.REPLAYS.values())
-    print(f"\nshapes recorded as CUDA graphs: {recorded}{'' if works else ' (recording failed: see the log)'}")
-    print(json.dumps({"strings": strings, "ids": given, "graphs": graphs, "graphs_work": works}))
+    recorder = model.network.encoder.recorder
+    failed = "" if recorder.works else " (recording failed: see the log)"
+    print(f"\nshapes recorded as CUDA graphs: {len(recorder.recordings)}{failed}")
+    graphs = {"graphs": len(recorder.recordings), "graphs_work": recorder.works}
+    print(json.dumps({"strings": strings, "ids": given, **graphs}))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -97,3 +98,12 @@ def test_windowed_runs_at_16384_tokens():
     q, k, v = (torch.randn(16384, 1, 8) for _ in range(3))
     with torch.inference_mode():
         assert att.windowed(q, k, v, batch, 64, None, 0.0).isfinite().all()
+
+
+@pytest.mark.parametrize("size", [16, 32, 48, 64, 80, 96, 128, 256])
+def test_the_backend_for_each_head_size_on_cuda(size, monkeypatch):
+    """Triton's tiles are powers of two; heads of other sizes go to varlen flash attention."""
+    monkeypatch.setattr(att, "HAS_TRITON", True)
+    heads = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=(10, 3, 2, size))
+    assert att.has_kernel(heads) == (size in (16, 32, 64, 128))
+    assert att.flashable(heads)

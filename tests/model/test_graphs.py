@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
+import pickle
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from everybert.model import graphs
+from everybert.model import engine
 from everybert.model.engine import BUDGET_GPU, Inputs, run_head
-from everybert.model.graphs import WAVE, Recording, Replays, filled, rounded
+from everybert.model.graphs import WAVE, Recorder, Recording, filled, rounded
 from everybert.model.heads import Network
-from everybert.model.ragged import Ragged
+from everybert.model.ragged import Ragged, Targets
 
 CPU = torch.device("cpu")
 
@@ -26,15 +29,30 @@ def ragged(lengths, seed=0, segments=False):
     return Ragged.of(ids, [[i % 2 for i in range(n)] for n in lengths] if segments else None)
 
 
-def pretend(encoder, batch, pool):
-    """A recording as a graph is: it reads the tensors it was made from, and writes to one place."""
-    out = torch.empty(len(batch.tokens_T), encoder.config.hidden_size)
+class Pretend(Recorder):
+    """Records as CUDA graphs do: a recording reads the tensors it was made from, and always writes the same ones."""
 
-    def run(given):
-        out.copy_(encoder(replace(batch, lengths=given.lengths)))
-        return out
+    def capture(self, work, batch):
+        def run():
+            lengths = tuple(n for n in batch.offsets_B1.diff().tolist() if n)
+            for mine, value in zip(outputs, work(replace(batch, lengths=lengths))):
+                mine.copy_(value)
 
-    return Recording(graphs._inputs(batch), run)
+        outputs = [torch.empty(len(batch.tokens_T), 48)]
+        return Recording(list(batch.tensors().values()), outputs, run)
+
+
+@pytest.fixture
+def recorded(tiny: Network, monkeypatch) -> Network:
+    """A network whose encoder records its forward passes, although it is on the CPU."""
+    monkeypatch.setattr(engine, "recordable", lambda encoder: True)
+    tiny.encoder.recorder = Pretend()
+    return tiny
+
+
+@torch.inference_mode()
+def run(network, batch):
+    return engine.forward(network.encoder, batch)
 
 
 @given(st.lists(st.integers(1, 512), min_size=1, max_size=300))
@@ -87,57 +105,96 @@ def test_there_are_few_shapes():
 
 
 @pytest.mark.parametrize("segments", [False, True])
-def test_recorded_passes_give_what_the_encoder_gives(tiny: Network, segments):
+def test_recorded_passes_give_what_the_encoder_gives(recorded: Network, segments):
     """Three batches of one shape (run, recorded, replayed), and others between them; results stay as they were."""
-    encoder, replays = tiny.encoder, Replays(CPU, pretend)
     batches = [ragged(n, i, segments) for i, n in enumerate(([3, 30, 7], [20, 20], [32] * 7, [9, 31], [5, 1, 4, 28]))]
     with torch.inference_mode():
-        wanted = [encoder(batch) for batch in batches]
+        wanted = [recorded.encoder(batch) for batch in batches]
     for _ in range(3):
-        found = [replays(encoder, batch) for batch in batches]
+        found = [run(recorded, batch) for batch in batches]
         for mine, want in zip(found, wanted):
             torch.testing.assert_close(mine, want, atol=1e-5, rtol=0)
-    assert 2 <= len(replays.made) < len(batches)
+    assert 2 <= len(recorded.encoder.recorder.recordings) < len(batches)
 
 
-def test_a_recording_is_not_used_after_the_weights_moved(tiny: Network):
-    encoder, replays, batch = tiny.encoder, Replays(CPU, pretend), ragged([4, 9])
+def test_a_recording_is_not_used_after_the_weights_moved(recorded: Network):
+    recorder, batch = recorded.encoder.recorder, ragged([4, 9])
     for _ in range(3):
-        replays(encoder, batch)
-    assert len(replays.made) == 1
-    for parameter in encoder.parameters():
+        run(recorded, batch)
+    assert len(recorder.recordings) == 1
+    for parameter in recorded.encoder.parameters():
         parameter.data = parameter.data.clone()
-    replays(encoder, batch)
-    assert len(replays.made) == 1 and len(replays.seen) == 2
+    run(recorded, batch)
+    assert len(recorder.recordings) == 1 and len(recorder.seen) == 2
 
 
-def test_what_cannot_be_recorded_runs_as_it_is(tiny: Network):
-    def fail(encoder, batch, pool):
-        raise RuntimeError("operation not permitted when stream is capturing")
+def test_what_cannot_be_recorded_runs_as_it_is(recorded: Network):
+    class Fails(Recorder):
+        def capture(self, work, batch):
+            raise RuntimeError("operation not permitted when stream is capturing")
 
-    encoder, replays, batch = tiny.encoder, Replays(CPU, fail), ragged([4, 9])
+    recorder, batch = Fails(), ragged([4, 9])
+    recorded.encoder.recorder = recorder
     for _ in range(4):
-        found = replays(encoder, batch)
-    assert not replays.works
+        found = run(recorded, batch)
+    assert not recorder.works
     with torch.inference_mode():
-        torch.testing.assert_close(found, encoder(batch), atol=1e-5, rtol=0)
+        torch.testing.assert_close(found, recorded.encoder(batch), atol=1e-5, rtol=0)
 
 
-def test_the_engine_uses_recordings_where_they_serve(tiny: Network, monkeypatch):
-    """The accelerator's path, rehearsed: batches filled and recorded give the same hidden states."""
+def test_batches_differ_by_what_the_host_knows_of_their_targets():
+    """A recording has the targets' constants built in, so that batches with others need recordings of their own."""
+
+    @dataclass(frozen=True)
+    class Labels(Targets):
+        label_B: torch.Tensor
+        counts: tuple[int, ...]
+
+    recorder = Pretend()
+    for counts in ((1, 1), (2,), (1, 1)):
+        batch = replace(ragged([4, 9]), targets=Labels(torch.tensor([0, 1]), counts))
+        recorder.run(lambda b: [b.tokens_T[:, None].expand(-1, 48)], batch, CPU, lambda out: None)
+    assert len(recorder.seen) == 2 and len(recorder.recordings) == 1
+
+
+def test_copies_have_no_recordings(recorded: Network):
+    for _ in range(3):
+        run(recorded, ragged([4, 9]))
+    assert recorded.encoder.recorder.recordings
+    for copied in (copy.deepcopy(recorded), pickle.loads(pickle.dumps(recorded.encoder.recorder))):
+        recorder = copied.encoder.recorder if isinstance(copied, Network) else copied
+        assert type(recorder) is Recorder and not recorder.recordings
+
+
+def test_work_runs_with_its_device_as_the_current_one(monkeypatch):
+    """Graphs and Triton kernels start on the current device, which need not be the model's (`device="cuda:1"`)."""
+    current = ["cuda:0"]
+
+    @contextmanager
+    def guard(device):
+        current.append(str(device))
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", guard)
+    batch, seen = ragged([4, 9]), []
+    monkeypatch.setattr(Ragged, "to", lambda self, device: self)
+    Recorder().run(lambda b: seen.append(current[-1]) or [b.tokens_T], batch, torch.device("cuda:1"), lambda out: None)
+    assert seen == ["cuda:1"] and current == ["cuda:0"]
+
+
+def test_the_engine_uses_recordings_where_they_serve(recorded: Network, monkeypatch):
+    """The accelerator's path on the CPU: batches filled and recorded give the same results."""
     given = [[5 + (i * j) % 50 for j in range(1 + i % 20)] for i in range(200)]
-    wanted = run_head(tiny, Inputs(given), "tag")
-    replays = Replays(CPU, pretend)
-    monkeypatch.setattr(graphs, "recordable", lambda encoder: True)
-    monkeypatch.setitem(graphs.REPLAYS, tiny.encoder, replays)
-    found = run_head(tiny, Inputs(given), "tag")
-    for mine, want in zip(found, wanted, strict=True):
+    found = run_head(recorded, Inputs(given), "tag")
+    assert recorded.encoder.recorder.seen
+    monkeypatch.undo()
+    for mine, want in zip(found, run_head(recorded, Inputs(given), "tag"), strict=True):
         np.testing.assert_allclose(mine, want, atol=1e-5, rtol=0)
-    assert replays.seen
 
 
-def test_the_cpu_and_adapters_have_no_recordings(tiny: Network):
-    assert not graphs.recordable(tiny.encoder)
+def test_the_cpu_has_no_recordings(tiny: Network):
+    assert not engine.recordable(tiny.encoder)
 
 
 @pytest.mark.gpu
@@ -152,7 +209,7 @@ def test_graphs_on_the_device_give_what_the_encoder_gives(tiny: Network):
     with torch.inference_mode():
         wanted = [encoder(batch.to("cuda")) for batch in batches]
     for _ in range(3):
-        found = [graphs.forward(encoder, batch) for batch in batches]
+        found = [engine.forward(encoder, batch) for batch in batches]
         for mine, want in zip(found, wanted):
             torch.testing.assert_close(mine, want, atol=3e-2, rtol=0)
-    assert graphs.REPLAYS[encoder].works and len(graphs.REPLAYS[encoder].made) >= 2
+    assert encoder.recorder.works and len(encoder.recorder.recordings) >= 2

@@ -125,7 +125,7 @@ def test_gradients_and_merging_are_refused():
     to_int8(net.encoder)
     token_TE = net.encoder.embeddings.token(BATCH.tokens_T).detach().requires_grad_()
     with pytest.raises(EverybertError, match="no gradients"):
-        net.encoder(replace(BATCH, extra={"token_TE": token_TE}))
+        net.encoder(replace(BATCH, token_TE=token_TE))
     adapters = AdapterSet(net)
     adapters.add("a", LoraConfig(rank=2))
     adapters.use("a")

@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,6 +52,28 @@ def test_kernels_equal_plain_torch():
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root / "src")}
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env)
     assert done.stdout.strip() == "equal", done.stderr[-2000:]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (it comes with torch's CUDA builds)")
+def test_kernels_start_on_the_device_of_their_tensors(monkeypatch):
+    """`device="cuda:1"`: Triton would start them on the current device, which is cuda:0."""
+    from everybert.model import kernels
+
+    current, started = ["cuda:0"], []
+
+    @contextmanager
+    def guard(device):
+        current.append(str(device))
+        yield
+        current.pop()
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda x, *arguments, **options: started.append((current[-1], grid, arguments))
+
+    monkeypatch.setattr(torch.cuda, "device", guard)
+    kernels._launch(Kernel(), (1, 2), SimpleNamespace(device=torch.device("cuda:1")), 7)
+    assert started == [("cuda:1", (1, 2), (7,))] and current == ["cuda:0"]
 
 
 def errors(device: str, dtype: torch.dtype) -> tuple[float, float]:

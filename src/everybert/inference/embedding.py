@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 from everybert.errors import EverybertError
 from everybert.files import inside, read_json, write_json
-from everybert.model.engine import BUDGET_GPU, Inputs, ahead, encode, fetched, in_order
-from everybert.model.graphs import device_of
+from everybert.model.engine import BUDGET_GPU, Inputs, ahead, device_of, encode, fetched, in_order
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Tokenizer

@@ -156,7 +156,7 @@ class _Way:
         chosen = None if self.global_tokens is None else [self.global_tokens] * count
         batch = Ragged.of([e.ids] * count, [e.segments] * count, chosen, weight.device)
         self.network.encoder.check(batch)
-        batch = replace(batch, extra={"token_TE": x_TE})
+        batch = replace(batch, token_TE=x_TE)
         logits = head_logits(self.network, batch, self.head).float()
         if self.head not in SEQUENCE_HEADS:
             logits = logits.unflatten(0, (count, len(e)))

@@ -70,7 +70,14 @@ class Attention(nn.Module):
         if self.qkv_global is not None and batch.globals_T is not None:
             own_TAD = self.qkv_global(x_TH).unflatten(-1, (3, self.heads, -1)).unbind(1)
         p = self.dropout if self.training else 0.0
-        if watch is None and own_TAD is None and window is None and rotary is None and p == 0.0 and fused(qkv_T3AD):
+        if (
+            watch is None
+            and own_TAD is None
+            and window is None
+            and rotary is None
+            and p == 0.0
+            and has_kernel(qkv_T3AD)
+        ):
             from everybert.model.kernels import attention
 
             mixed_TAD, _ = attention(qkv_T3AD, batch.offsets_B1, batch.max_length)
@@ -113,6 +120,11 @@ def rotate(x_TAD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
 def fused(x: Tensor) -> bool:
     """Whether the kernels of kernels.py take this tensor: CUDA, half precision, Triton at hand."""
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.shape[-1] % 16 == 0 and HAS_TRITON
+
+
+def has_kernel(qkv_T3AD: Tensor) -> bool:
+    """Whether the attention of kernels.py takes heads of this size: Triton's tiles are powers of two."""
+    return fused(qkv_T3AD) and qkv_T3AD.shape[-1] in (16, 32, 64, 128)
 
 
 def flashable(x: Tensor) -> bool:

@@ -36,9 +36,8 @@ class Embeddings(nn.Module):
             self.projection = nn.Linear(width, config.hidden_size)
 
     def forward(self, batch: Ragged, watch: Watch | None = None) -> Tensor:
-        """(T) ids → (T, H). Token embeddings may come with the batch, for gradients with respect to them."""
-        given_TE = batch.extra.get("token_TE")
-        parts = {"token": self.token(batch.tokens_T) if given_TE is None else given_TE}
+        """(T) ids → (T, H)."""
+        parts = {"token": self.token(batch.tokens_T) if batch.token_TE is None else batch.token_TE}
         if self.segment is not None:
             if batch.segments_T is not None and self.segment.num_embeddings > 1:
                 parts["segment"] = self.segment(batch.segments_T)

@@ -17,6 +17,7 @@ from everybert.errors import EverybertError
 from everybert.model.attention import Attention, Rotary, Watch, fused
 from everybert.model.config import EncoderConfig
 from everybert.model.embeddings import Embeddings, rotary_table, sinusoids
+from everybert.model.graphs import Recorder
 from everybert.model.ragged import Ragged
 
 
@@ -153,6 +154,8 @@ class Encoder(nn.Module):
         self.norm = _norm(config) if config.norm == "pre" else None
         self.checkpointing = False
         """Recompute each layer in the backward pass instead of keeping its activations (Chen et al. 2016)."""
+        self.recorder = Recorder()
+        """Forward passes recorded as CUDA graphs, for inference."""
 
     def forward(
         self,

@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from everybert.model import graphs
+from everybert.model.encoder import Encoder
 from everybert.model.features import SEQUENCE_HEADS, FeatureHead, read_features
+from everybert.model.graphs import WAVE, filled, on_device, rounded
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 
@@ -31,7 +32,7 @@ Read = Callable[[list[int], Ragged, Tensor], None]
 BUDGET_CPU = 1024
 """Tokens of a batch on the CPU: products large enough to be fast, activations small enough to stay in memory pages
 already touched."""
-BUDGET_GPU = 4 * graphs.WAVE
+BUDGET_GPU = 4 * WAVE
 """Tokens of a batch on an accelerator: enough to fill it, and whole waves of tiles."""
 
 
@@ -95,15 +96,15 @@ def encode(network: Network, inputs: Inputs, read: Read, layer: int | None = Non
     per core: `read` is called from several threads, never twice for the same sequence. On an accelerator nothing
     here waits for it, so that the next batch is made while it computes.
     """
-    device = graphs.device_of(network.encoder)
+    device = device_of(network.encoder)
 
     def work(which: list[int], batch: Ragged) -> None:
         if layer is None:
-            x_TH = graphs.forward(network.encoder, batch)
-            read(which, graphs.moved(batch, device), x_TH)
+            x_TH = forward(network.encoder, batch)
+            read(which, batch.to(device), x_TH)
         else:
             states: list[Tensor] = []
-            batch = graphs.moved(batch, device)
+            batch = batch.to(device)
             network.encoder(batch, states)
             read(which, batch, states[layer])
 
@@ -117,7 +118,7 @@ def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = N
     off, even for a network in training. Results are copied to the host while the next batches run.
     """
     head = network.head(name)
-    device = graphs.device_of(network.encoder)
+    device = device_of(network.encoder)
     out: dict[int, np.ndarray] = {}
     copies: deque[tuple[list[int], Ragged, Callable[[], np.ndarray]]] = deque()
 
@@ -128,13 +129,13 @@ def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = N
         out.update(zip(which, parts))
 
     def work(which: list[int], batch: Ragged) -> None:
-        on_device = graphs.moved(batch, device)
+        on_device = batch.to(device)
         if isinstance(head, FeatureHead):
             logits = head(read_features(network, on_device, name))
         elif name in SEQUENCE_HEADS:
-            logits = network.sequence_logits(graphs.forward(network.encoder, batch), on_device, name)
+            logits = network.sequence_logits(forward(network.encoder, batch), on_device, name)
         else:
-            logits = network.token_logits(graphs.forward(network.encoder, batch), name)
+            logits = network.token_logits(forward(network.encoder, batch), name)
         copies.append((which, batch, fetched(logits.float())))
         if len(copies) > 2 and device.type != "cpu":
             collect()
@@ -150,11 +151,45 @@ def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = N
     return [out[i] for i in range(len(inputs.ids))]
 
 
+def forward(encoder: nn.Module, batch: Ragged) -> Tensor:
+    """The hidden states (T, H) of a batch on the encoder's device, by a recorded CUDA graph where one can serve."""
+    if not isinstance(encoder, Encoder):  # a server's, which gathers batches before it moves them
+        return encoder(batch)
+    device = device_of(encoder)
+    if not recordable(encoder) or batch.token_TE is not None or batch.globals_T is not None:
+        return encoder(batch.to(device))
+    size = len(batch.tokens_T)
+    weights = hash(tuple(p.data_ptr() for p in encoder.parameters()))  # a graph reads weights where they were recorded
+
+    @torch.inference_mode()
+    def work(full: Ragged) -> list[Tensor]:
+        return [encoder(full)]
+
+    with torch.inference_mode():
+        full = filled(batch, rounded(batch))
+        return encoder.recorder.run(work, full, device, lambda out: out[0][:size].clone(), weights)
+
+
+def recordable(encoder: Encoder) -> bool:
+    """Whether the kernel launches depend on the batch's shape alone: CUDA, half precision, no adapters to switch."""
+    weight = encoder.embeddings.token.weight
+    half = weight.dtype in (torch.bfloat16, torch.float16)
+    one_kernel = half and encoder.config.head_size % 8 == 0  # else attention groups sequences by length, on the host
+    if not weight.is_cuda or not one_kernel or encoder.training or encoder.config.global_attention:
+        return False
+    return all(type(m) is nn.Linear for m in encoder.modules() if isinstance(m, nn.Linear))
+
+
+def device_of(encoder: Any) -> torch.device:
+    """Where an encoder's weights are."""
+    return encoder.embeddings.token.weight.device
+
+
 def _batches(
     network: Network, inputs: Inputs, work: Callable[[list[int], Ragged], None], budget: int | None = None
 ) -> None:
     """Plan the batches and call `work` with each, and the numbers of its sequences; on the CPU, one thread per core."""
-    device = graphs.device_of(network.encoder)
+    device = device_of(network.encoder)
     lengths = [len(ids) for ids in inputs.ids]
     cores = torch.get_num_threads() if device.type == "cpu" else 1
     if device.type == "cpu":
@@ -166,7 +201,8 @@ def _batches(
     def checked(which: list[int]) -> None:
         batch = inputs.batch(which)
         network.encoder.check(batch)
-        work(which, batch)
+        with on_device(device):
+            work(which, batch)
 
     if cores > 1 and len(groups) > 1 and cores <= 2 * len(groups):
         side_by_side(checked, groups, cores)

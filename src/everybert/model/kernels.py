@@ -9,14 +9,24 @@ Legend: T tokens in the batch, B sequences, A heads, D head size, n length of a 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from everybert.model.graphs import on_device
+
 LOG2E = 1.4426950408889634
 TILE = 64
 """Tokens in a tile of attention; with the warps and stages below, the best of a dozen tried on an H200."""
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], x: Tensor, *arguments: Any, **options: Any) -> None:
+    """Start a kernel on the device of its first tensor: Triton takes the current device, which may be another."""
+    with on_device(x.device):
+        kernel[grid](x, *arguments, **options)
 
 
 # ── attention ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -147,8 +157,21 @@ def attention(qkv_T3AD: Tensor, offsets_B1: Tensor, longest: int) -> tuple[Tenso
     lse_AT = torch.empty(A, T, device=qkv_T3AD.device, dtype=torch.float32)
     grid = (triton.cdiv(longest, TILE), len(offsets_B1) - 1, A)
     scale = D**-0.5 * LOG2E
-    _attention_forward[grid](
-        qkv_T3AD, out_TAD, lse_AT, offsets_B1, scale, T, A, D, TILE, TILE, num_warps=4, num_stages=3
+    _launch(
+        _attention_forward,
+        grid,
+        qkv_T3AD,
+        out_TAD,
+        lse_AT,
+        offsets_B1,
+        scale,
+        T,
+        A,
+        D,
+        TILE,
+        TILE,
+        num_warps=4,
+        num_stages=3,
     )
     return out_TAD, lse_AT
 
@@ -170,11 +193,34 @@ def attention_backward(
     delta_AT = torch.empty_like(lse_AT)
     grid = (triton.cdiv(longest, TILE), len(offsets_B1) - 1, A)
     more = (offsets_B1, D**-0.5 * LOG2E, T, A, D)
-    _attention_backward_q[grid](
-        qkv_T3AD, out_TAD, lse_AT, grad_TAD, dqkv, delta_AT, *more, TILE, TILE, num_warps=4, num_stages=3
+    _launch(
+        _attention_backward_q,
+        grid,
+        qkv_T3AD,
+        out_TAD,
+        lse_AT,
+        grad_TAD,
+        dqkv,
+        delta_AT,
+        *more,
+        TILE,
+        TILE,
+        num_warps=4,
+        num_stages=3,
     )
-    _attention_backward_kv[grid](
-        qkv_T3AD, lse_AT, grad_TAD, dqkv, delta_AT, *more, TILE, TILE // 2, num_warps=4, num_stages=3
+    _launch(
+        _attention_backward_kv,
+        grid,
+        qkv_T3AD,
+        lse_AT,
+        grad_TAD,
+        dqkv,
+        delta_AT,
+        *more,
+        TILE,
+        TILE // 2,
+        num_warps=4,
+        num_stages=3,
     )
     return dqkv
 
@@ -249,7 +295,7 @@ def bias_gelu(x_TI: Tensor, bias_I: Tensor) -> Tensor:
     T, N = x_TI.shape
     y_TI = torch.empty_like(x_TI)
     grid = (triton.cdiv(T, 2), triton.cdiv(N, 1024))
-    _gelu_forward[grid](x_TI, bias_I, y_TI, T, N, 2, 1024, num_warps=4)
+    _launch(_gelu_forward, grid, x_TI, bias_I, y_TI, T, N, 2, 1024, num_warps=4)
     return y_TI
 
 
@@ -266,7 +312,21 @@ def bias_gelu_backward(grad_TI: Tensor, x_TI: Tensor, bias_I: Tensor) -> tuple[T
     steps, rows, columns = 32, 4, 1024
     grid = (triton.cdiv(T, steps * rows), triton.cdiv(N, columns))
     partial = torch.empty(grid[0], N, device=x_TI.device, dtype=torch.float32)
-    _gelu_backward[grid](x_TI, bias_I, grad_TI.contiguous(), dx_TI, partial, T, N, steps, rows, columns, num_warps=4)
+    _launch(
+        _gelu_backward,
+        grid,
+        x_TI,
+        bias_I,
+        grad_TI.contiguous(),
+        dx_TI,
+        partial,
+        T,
+        N,
+        steps,
+        rows,
+        columns,
+        num_warps=4,
+    )
     return dx_TI, partial.sum(0).to(bias_I.dtype)
 
 
@@ -314,7 +374,7 @@ def add_norm(x_TH: Tensor, added_TH: Tensor, weight_H: Tensor, bias_H: Tensor, b
     T, H = x_TH.shape
     columns = triton.next_power_of_2(H)
     warps = 4 if columns <= 2048 else 8
-    _add_norm[(T,)](x_TH, added_TH, weight_H, bias_H, y_TH, H, eps, biased, columns, num_warps=warps)
+    _launch(_add_norm, (T,), x_TH, added_TH, weight_H, bias_H, y_TH, H, eps, biased, columns, num_warps=warps)
     return y_TH
 
 

@@ -9,15 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
-
-TENSORS = ("tokens_T", "offsets_B1", "positions_T", "segments_T", "globals_T")
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,10 @@ class Targets:
         """The fields that are tensors, by name."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: x for name, x in values.items() if isinstance(x, Tensor)}
+
+    def constants(self) -> tuple[Any, ...]:
+        """The fields that are not tensors, in order."""
+        return tuple(x for f in fields(self) if not isinstance(x := getattr(self, f.name), Tensor))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """The same targets with `fn` applied to each tensor."""
@@ -56,6 +58,8 @@ class Ragged:
     """bool, Longformer's global tokens, or None for none."""
     max_length: int = 0
     """An upper bound of the lengths; constant over a run, so that kernels are compiled once."""
+    token_TE: Tensor | None = None
+    """Embeddings to read in place of the token table's rows, for gradients with respect to them; usually None."""
     targets: Targets | None = None
     """What the batch's loss needs besides the tokens."""
     extra: dict = field(default_factory=dict, compare=False)
@@ -171,31 +175,43 @@ class Ragged:
         """Cut a per-token tensor (T, …) into one (n_b, …) view for each sequence."""
         return list(torch.split(x, list(self.lengths)))
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the batch by name, targets included."""
+        own = {name: getattr(self, name) for name in TENSORS}
+        more = {} if self.targets is None else self.targets.tensors()
+        return {name: x for name, x in {**own, **more, **self.extra}.items() if isinstance(x, Tensor)}
+
     def map(self, fn: Callable[[Tensor], Tensor]) -> Ragged:
-        """The same batch with `fn` applied to each tensor, those of the targets included."""
-        parts = {name: x for name in TENSORS if (x := getattr(self, name)) is not None}
+        """The same batch with `fn` applied to each tensor, targets included."""
+        own = {name: fn(x) for name in TENSORS if (x := getattr(self, name)) is not None}
         targets = None if self.targets is None else self.targets.map(fn)
-        extra = {k: fn(v) if isinstance(v, Tensor) else v for k, v in self.extra.items()}
-        return replace(self, **{name: fn(x) for name, x in parts.items()}, targets=targets, extra=extra)
+        extra = {name: fn(x) if isinstance(x, Tensor) else x for name, x in self.extra.items()}
+        return replace(self, **own, targets=targets, extra=extra)
 
     def to(self, device: torch.device | str | None) -> Ragged:
-        """The same batch on another device. A copy to CUDA does not wait for the device."""
+        """The same batch on another device. To a CUDA device the copies run while the host goes on."""
         if device is None:
             return self
-        device = torch.device(device)
-        return self.map(lambda x: pinned(x, device).to(device, non_blocking=True))
+        there = torch.device(device)
+        if there.type == self.device.type and there.index in (None, self.device.index):
+            return self
+        return self.map(lambda x: pinned(x, there).to(there, non_blocking=True))
+
+
+TENSORS = ("tokens_T", "offsets_B1", "positions_T", "segments_T", "globals_T", "token_TE")
+"""The fields of a batch that are tensors."""
 
 
 def pinned(x: Tensor, device: torch.device) -> Tensor:
-    """A copy in page-locked memory if `x` is on the host and goes to CUDA: from there copies are asynchronous.
+    """A tensor on the host in memory that a CUDA device can copy by itself; any other tensor as it is.
 
-    numpy copies in the calling thread; torch would wake all its threads, which takes milliseconds.
+    numpy copies it, since torch wakes all its threads for more than 32,768 numbers.
     """
-    if device.type != "cuda" or x.device.type != "cpu":
+    if device.type != "cuda" or x.device.type != "cpu" or x.is_pinned():
         return x
-    out = torch.empty_like(x, pin_memory=True)
-    np.copyto(out.numpy(), x.numpy())
-    return out
+    copy = torch.empty_like(x, pin_memory=True)
+    np.copyto(copy.view(-1).view(torch.uint8).numpy(), x.reshape(-1).view(torch.uint8).numpy())
+    return copy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from everybert.model import graphs
+from everybert.model import engine, graphs
 from everybert.model.ragged import Ragged
 from everybert.serving.limits import CALL
 from everybert.serving.scheduler import Scheduler, Ticket, Trunk
@@ -38,7 +38,7 @@ class Sequences(Ticket):
     @property
     def alone(self) -> bool:  # type: ignore[override]
         """Whether it looks inside, or brings embeddings of its own: then nothing shares its batch."""
-        return bool(self.inside) or "token_TE" in self.batch.extra
+        return bool(self.inside) or self.batch.token_TE is not None
 
     def run(self, tickets: Sequence[Sequences]) -> list[Tensor]:
         """Their hidden states."""
@@ -50,15 +50,15 @@ def _forward(tickets: Sequence[Sequences]) -> list[Tensor]:
     """The hidden states of each ticket, computed as one batch."""
     first = tickets[0]
     if len(tickets) == 1:
-        given_TE = first.batch.extra.get("token_TE")
+        given_TE = first.batch.token_TE
         if given_TE is not None and given_TE.requires_grad:  # recorded; the request's own thread runs it backwards
             with torch.inference_mode(False), torch.enable_grad():
                 return [first.trunk.encoder(first.batch, **first.inside)]
         if first.inside:
             return [first.trunk.encoder(first.batch, **first.inside)]
-        return [graphs.forward(first.trunk.encoder, first.batch)]
+        return [engine.forward(first.trunk.encoder, first.batch)]
     batch, order = merge([ticket.batch for ticket in tickets])
-    pieces = batch.split(graphs.forward(first.trunk.encoder, batch))
+    pieces = batch.split(engine.forward(first.trunk.encoder, batch))
     back: list[Any] = [None] * len(pieces)
     for piece, at in zip(pieces, order):
         back[at] = piece
@@ -70,7 +70,7 @@ def merge(batches: Sequence[Ragged]) -> tuple[Ragged, list[int]]:
     """Several batches as one, equal lengths together; and for each of its sequences, where it stood end to end."""
     if len({batch.device for batch in batches}) > 1:  # most come from the host, and go to the device as one
         device = next(batch.device for batch in batches if batch.device.type != "cpu")
-        batches = [graphs.moved(batch, device) for batch in batches]
+        batches = [batch.to(device) for batch in batches]
     lengths = [n for batch in batches for n in batch.lengths]
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
 

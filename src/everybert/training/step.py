@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everybert.errors import EverybertError
+from everybert.model.graphs import Recorder
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.training.distributed import World
-from everybert.training.graphs import Recorder
 
 T = TypeVar("T")
 LossFunction = Callable[[Network, Ragged], tuple[Tensor, Tensor]]
@@ -51,7 +51,7 @@ class Compute:
         self.network = self.master if dtype == torch.float32 else copy.deepcopy(self.master).to(dtype)
         self.loss = torch.compile(loss, dynamic=False) if compile else loss
         self.compiled = compile
-        self.recorder = Recorder(self.network, loss) if graphs else None
+        self.recorder = Recorder() if graphs else None
         pairs = zip(self.master.parameters(), self.network.parameters())
         self.pairs = [(big, small) for big, small in pairs if big is not small and big.requires_grad]
 
@@ -60,12 +60,32 @@ class Compute:
         if self.compiled:
             batch = steady(batch)
         if self.recorder is not None:
-            figures = self.recorder.run(batch)
+            figures = self._recorded(batch, self.recorder)
         else:
             loss, figures = self.loss(self.network, batch)
             loss.backward()
         self._collect()
         return figures.detach()
+
+    def _recorded(self, batch: Ragged, recorder: Recorder) -> Tensor:
+        """Forward and backward as one CUDA graph per shape of batch, where the loss can be recorded."""
+        parameters = [p for p in self.network.parameters() if p.requires_grad]
+
+        def work(batch: Ragged) -> list[Tensor | None]:
+            for parameter in parameters:
+                parameter.grad = None
+            loss, figures = self.loss(self.network, batch)
+            loss.backward()
+            return [figures.detach(), *(p.grad for p in parameters)]
+
+        def take(outputs: Sequence[Tensor | None]) -> Tensor:
+            figures, *gradients = outputs
+            for parameter, gradient in zip(parameters, gradients):
+                parameter.grad = gradient
+            assert figures is not None
+            return figures.clone()
+
+        return recorder.run(work, batch, self.device, take)
 
     def reduce(self, world: World) -> None:
         """Sum the step's gradients over the ranks."""
