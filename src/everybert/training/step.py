@@ -127,11 +127,15 @@ class Compute:
 
 
 def steady(batch: Ragged) -> Ragged:
-    """The batch as compiled code wants it: no host-side lengths to specialise on, sizes that may vary marked so."""
+    """The batch as compiled code wants it: no host-side lengths to specialise on, sizes that may vary marked so.
+
+    "maybe": a size that happens to equal another one (256 sequences at hidden size 256) is compiled as a constant,
+    and compiled again when it changes.
+    """
     for value in batch.extra.values():
         if isinstance(value, Tensor) and value.dim():
-            torch._dynamo.mark_dynamic(value, 0)
-    torch._dynamo.mark_dynamic(batch.offsets_B1, 0)
+            torch._dynamo.maybe_mark_dynamic(value, 0)
+    torch._dynamo.maybe_mark_dynamic(batch.offsets_B1, 0)
     return replace(batch, lengths=())
 
 
