@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cloze import cloze_questions, write_cloze
 from small_scores import chosen, first_step, keep, tail, whole
 from small_sets import entailment, entities, glue_set, questions, squad, treebank, two_facts
 
-from everybert.corpus.cloze import cloze_questions, write_cloze
 from everybert.evaluation.evaluate import evaluate
 from everybert.files import MANIFEST
 from everybert.inference.model import load

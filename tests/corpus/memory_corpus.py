@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from everybert.corpus.layout import Layout
-from everybert.corpus.ranges import offsets, ranges
+from everybert.corpus.shards import Layout, offsets, ranges
 
 SPECIALS = 5  # [PAD] [UNK] [CLS] [SEP] [MASK]
 

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 from corpus_texts import documents, tokenizer
 
-from everybert.corpus import build, encode, workers
-from everybert.corpus.build import build_corpus
+from everybert.corpus import build, encode
+from everybert.corpus.build import build_corpus, summarise, verify
 from everybert.corpus.shards import Corpus
-from everybert.corpus.summary import summarise, verify
 from everybert.errors import EverybertError
 from everybert.text.tokenizer import Tokenizer
 
@@ -308,19 +307,17 @@ def test_nothing_to_build_is_an_error(tmp_path, wordpiece):
 
 def test_a_full_disk_is_told_and_the_build_continues(tmp_path, wordpiece, texts, monkeypatch):
     small(monkeypatch)
-    from everybert.corpus import writing
-
-    original = writing.write_shard
+    original = build.write_shard
 
     def full(folder, name, *rest):
         if name == "00002":
             raise OSError(errno.ENOSPC, "No space left on device")
         return original(folder, name, *rest)
 
-    monkeypatch.setattr(writing, "write_shard", full)
+    monkeypatch.setattr(build, "write_shard", full)
     with pytest.raises(EverybertError, match="disk is full"):
         build_corpus(texts, wordpiece, tmp_path / "c", workers=2, shard_characters=4000)
-    monkeypatch.setattr(writing, "write_shard", original)
+    monkeypatch.setattr(build, "write_shard", original)
     assert build_corpus(texts, wordpiece, tmp_path / "c", workers=1, shard_characters=4000).kept_shards == 2
 
 
@@ -331,7 +328,7 @@ def test_unwritable_place_is_told(tmp_path, wordpiece, texts):
 
 
 def test_a_killed_worker_is_told(tmp_path, wordpiece, texts, monkeypatch):
-    monkeypatch.setattr(workers, "_encode", die)
+    monkeypatch.setattr(encode, "_encode", die)
     with pytest.raises(EverybertError, match="worker process was killed"):
         build_corpus(texts, wordpiece, tmp_path / "c", workers=2)
 

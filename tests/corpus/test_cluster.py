@@ -11,9 +11,9 @@ import pytest
 from corpus_texts import documents, tokenizer
 from processes import descendants, is_alive
 
+from everybert import cluster as module
 from everybert.cluster import cluster
 from everybert.corpus import build
-from everybert.corpus import cluster as tokenizing
 from everybert.corpus.build import build_corpus
 from everybert.errors import EverybertError
 
@@ -57,8 +57,8 @@ def on_cluster(texts, out, **more):
 
 
 def killer(mark: Path, times: int):
-    """`_encode`, but a worker dies by SIGKILL over its work, `times` times in all, in the middle of the corpus."""
-    encode = tokenizing._encode
+    """`encode_pieces`, but a worker dies by SIGKILL over its work, `times` times in all, in the middle of the corpus."""
+    encode = build.encode_pieces
 
     def dying(encoder, pieces):  # known here alone, so it is sent to the workers as it is
         import os
@@ -82,7 +82,7 @@ def test_same_bytes_as_the_local_engine(two_workers, texts, tmp_path, local):
 
 def test_a_killed_worker_loses_nothing(two_workers, texts, tmp_path, local, monkeypatch):
     (tmp_path / "killed").mkdir()
-    monkeypatch.setattr(tokenizing, "_encode", killer(tmp_path / "killed", times=2))
+    monkeypatch.setattr(build, "encode_pieces", killer(tmp_path / "killed", times=2))
     summary = on_cluster(texts, tmp_path / "c")
     assert len(list((tmp_path / "killed").iterdir())) >= 2
     assert summary.counts["documents"] == 200
@@ -92,12 +92,12 @@ def test_a_killed_worker_loses_nothing(two_workers, texts, tmp_path, local, monk
 def test_work_that_kills_every_worker_ends_and_what_was_done_is_kept(two_workers, texts, tmp_path, local, monkeypatch):
     (tmp_path / "killed").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(tokenizing, "RETRIES", 0)
-        patch.setattr(tokenizing, "_encode", killer(tmp_path / "killed", times=1000))
+        patch.setattr(module, "RETRIES", 0)
+        patch.setattr(build, "encode_pieces", killer(tmp_path / "killed", times=1000))
         with pytest.raises(EverybertError, match="out of memory"):
             on_cluster(texts, tmp_path / "c", workers=1)
     with monkeypatch.context() as patch:
-        patch.setattr(tokenizing, "_encode", lambda encoder, pieces: 1 / 0)
+        patch.setattr(build, "encode_pieces", lambda encoder, pieces: 1 / 0)
         with pytest.raises(EverybertError, match=r"ZeroDivisionError.*same everybert"):
             on_cluster(texts, tmp_path / "c")
     assert not (tmp_path / "c").exists()
@@ -109,7 +109,7 @@ STOPPED = """
 from everybert.cli.main import run
 from everybert.corpus import build
 build.UNIT = 300
-build.build_corpus.__kwdefaults__["shard_characters"] = 4000
+build.BuildOptions.__init__.__defaults__ = (0.005, 1, False, 4000, None, "strict", False)
 run()
 """
 
@@ -146,7 +146,7 @@ def test_a_lost_machine_loses_nothing(texts, tmp_path, local, monkeypatch):
 
     machines = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     lost = machines.add_node(num_cpus=2)
-    encode = tokenizing._encode
+    encode = build.encode_pieces
 
     def slow(encoder, pieces):
         import time
@@ -154,7 +154,7 @@ def test_a_lost_machine_loses_nothing(texts, tmp_path, local, monkeypatch):
         time.sleep(0.05)
         return encode(encoder, pieces)
 
-    monkeypatch.setattr(tokenizing, "_encode", slow)
+    monkeypatch.setattr(build, "encode_pieces", slow)
     close = build.ShardWriter.close
 
     def losing(self, number, digest):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everybert.corpus import encode
-from everybert.corpus.encode import Encoder, Piece, words_apart
+from everybert.corpus.encode import Encoder, Piece, words_are_independent
 
 KINDS = ("wordpiece", "bpe", "unigram")
 
@@ -92,6 +92,6 @@ def test_a_full_memory_of_words_is_emptied(folders, monkeypatch):
 def test_other_tokenizers_see_sentences_whole(tmp_path, folders, change):
     spec = json.loads((folders / "wordpiece/tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    assert words_apart(tmp_path)
+    assert words_are_independent(tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec | change))
-    assert not words_apart(tmp_path)
+    assert not words_are_independent(tmp_path)

@@ -8,8 +8,16 @@ from memory_corpus import MemoryCorpus, random_corpus
 from scipy import stats
 
 from everybert.corpus import examples as module
-from everybert.corpus.blocks import Block, Elsewhere, epoch_documents
-from everybert.corpus.examples import KINDS, UNLABELLED, ExampleConfig, pair_examples, sentence_examples
+from everybert.corpus.examples import (
+    KINDS,
+    UNLABELLED,
+    Block,
+    ExampleConfig,
+    RandomSegments,
+    pair_examples,
+    sentence_examples,
+)
+from everybert.corpus.packs import epoch_documents
 from everybert.errors import EverybertError
 
 corpora = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=2, max_size=8).map(MemoryCorpus)
@@ -21,8 +29,8 @@ def all_examples(corpus, config, seed=0, epoch=0, separators=1):
     block = Block.of(corpus, documents, copies, by_language=config.kind == "full")
     if not config.paired:
         return sentence_examples(block, config)
-    elsewhere = Elsewhere(corpus, config.other_document) if config.kind == "pairs" else None
-    return pair_examples(block, config, separators, seed, epoch, elsewhere)
+    segments = RandomSegments(corpus, config.other_document) if config.kind == "pairs" else None
+    return pair_examples(block, config, separators, seed, epoch, segments)
 
 
 def parts(examples, e):

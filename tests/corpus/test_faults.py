@@ -10,10 +10,9 @@ from corpus_texts import documents, tokenizer
 from faults import DONE, KINDS, SAID, SURVIVED, Faults
 
 from everybert.corpus import build
-from everybert.corpus.build import build_corpus
+from everybert.corpus.build import build_corpus, verify
 from everybert.corpus.pmi import PmiOptions
 from everybert.corpus.shards import Corpus
-from everybert.corpus.summary import verify
 from everybert.errors import EverybertError
 from everybert.text.tokenizer import Tokenizer
 

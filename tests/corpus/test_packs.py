@@ -14,11 +14,10 @@ from memory_corpus import MemoryCorpus, layout, random_corpus
 from everybert.corpus import packs as module
 from everybert.corpus.build import build_corpus
 from everybert.corpus.examples import KINDS, ExampleConfig
-from everybert.corpus.layout import Layout
 from everybert.corpus.masking import STRATEGIES, MaskingConfig
 from everybert.corpus.packs import PackStream, Position, fill_packs
 from everybert.corpus.pmi import PmiOptions
-from everybert.corpus.shards import Corpus
+from everybert.corpus.shards import Corpus, Layout
 from everybert.errors import EverybertError
 from everybert.text.tokenizer import Tokenizer
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 from toy import tiny_recipe
 
-from everybert.corpus.layout import Layout
+from everybert.corpus.shards import Layout
 from everybert.corpus.shards import Corpus
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network

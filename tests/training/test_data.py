@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy import tiny_recipe
 
-from everybert.corpus.layout import Layout
+from everybert.corpus.shards import Layout
 from everybert.corpus.shards import Corpus
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.data import Feed, Place

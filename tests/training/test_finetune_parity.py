@@ -8,7 +8,7 @@ import tiny_bert as tiny
 import torch
 import transformers
 
-from everybert.corpus.random import make_key, permutation
+from everybert.corpus.masking import make_key, permutation
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import prepare_data, run_once
 from everybert.training.tuning import Settings

@@ -12,7 +12,7 @@ from grammar import write_corpus
 from safetensors.torch import load_file
 from toy import tiny_recipe
 
-from everybert.corpus.layout import Layout
+from everybert.corpus.shards import Layout
 from everybert.corpus.shards import Corpus
 from everybert.errors import EverybertError
 from everybert.model.ragged import Ragged

@@ -100,7 +100,7 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Print what a corpus holds."""
-    from everybert.corpus.summary import summarise, verify
+    from everybert.corpus.build import summarise, verify
 
     if check:
         verify(corpus)

@@ -1,8 +1,9 @@
-"""Documents to a corpus folder: read once in order, tokenized by all cores, the same bytes for any number of them.
+"""Documents to a corpus folder, tokenized by all cores. The bytes do not depend on the number of workers.
 
-The parent process reads, drops copies, decides the split and cuts the text into units; workers tokenize units;
-the parent joins their results in order into shards. A shard is a fixed amount of text, so a killed build
-continues after its last finished shard: its documents are read again and compared, but not tokenized.
+The parent process reads the documents in order, drops duplicates, assigns each to a split and cuts the text into
+units. Workers tokenize the units, and the parent concatenates the results in order into shards. A shard is a fixed
+amount of text, so an interrupted build continues after its last finished shard: documents of finished shards are
+read again and compared, but not tokenized.
 """
 
 import hashlib
@@ -10,39 +11,69 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import progress as rich
+from rich.console import Console
 
-from everybert.cluster import Engine, check_engine
-from everybert.corpus.encode import Encoded, Piece
-from everybert.corpus.pmi import DEFAULTS, PmiOptions, mine
-from everybert.corpus.progress import mining_bar, reading_bar
-from everybert.corpus.shards import VERSION, Corpus, dtype_for, read_meta
-from everybert.corpus.summary import CorpusSummary, gather, summarise
-from everybert.corpus.workers import Pool
-from everybert.corpus.writing import SPLITS, ShardWriter, write_array
+from everybert.cluster import Engine, RayPool, check_engine
+from everybert.corpus.encode import Encoded, Encoder, Piece, ProcessPool, encode_pieces
+from everybert.corpus.pmi import PmiOptions, mine
+from everybert.corpus.shards import VERSION, Corpus, Shard, dtype_for, offsets, read_meta, write_shard
 from everybert.errors import EverybertError
-from everybert.files import disk_errors, read_json, remove_stale, replace_folder, size_and_hash, sync, write_json
+from everybert.files import (
+    atomic_file,
+    disk_errors,
+    read_json,
+    remove_stale,
+    replace_folder,
+    size_and_hash,
+    sync,
+    write_json,
+)
 from everybert.text.readers import Errors, ReadReport, expand, file_documents
 from everybert.text.tokenizer import Tokenizer
 
-UNIT = 1 << 18  # characters a worker tokenizes at a time
-SHARD = 1 << 26  # characters of text in a shard
-DAMAGED = "start over with --fresh"
-KEPT = "finished shards are kept; check the path and its permissions, and run again"
+UNIT = 1 << 18  # characters that a worker tokenizes at a time
+SPLITS = ("train", "heldout")
+COUNTS = ("documents", "sentences", "tokens", "unknown", "short")
+EDGES = (8, 16, 32, 64, 128, 256, 512, 1024)  # upper edges of the histograms' bins, in tokens
+BINS = tuple(f"{a}-{b}" for a, b in zip((1, *(edge + 1 for edge in EDGES)), EDGES)) + (f"{EDGES[-1] + 1}+",)
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What, besides the texts and the tokenizer, decides the bytes of a corpus."""
+    """How documents are read and divided."""
 
     heldout: float = 0.005
+    """Share of documents held out from training, chosen by their hash."""
     min_tokens: int = 1
+    """Documents with fewer tokens are left out."""
     wrapped: bool = False
-    shard_characters: int = SHARD
+    """Lines are wrapped: a line end does not end a sentence."""
+    shard_characters: int = 1 << 26
+    """Characters of text per shard."""
+    column: str | None = None
+    """The text column of records; guessed by default."""
+    errors: Errors = "strict"
+    """Bytes that are not UTF-8: "strict" stops, "replace" replaces and counts them."""
+    per_line: bool = False
+    """Every line of a text file is a document."""
+
+    def __post_init__(self):
+        if not 0 <= self.heldout < 1:
+            raise EverybertError(f"heldout is {self.heldout}: it must be a share from 0 up to, not including, 1")
+        if self.min_tokens < 1 or self.shard_characters < 1:
+            raise EverybertError("min_tokens and shard_characters must be at least 1")
+
+    def recorded(self) -> dict[str, Any]:
+        """The options that corpus.json records. The others only affect reading, and changed text is noticed."""
+        return {name: getattr(self, name) for name in ("heldout", "min_tokens", "wrapped", "shard_characters")}
 
 
 def build_corpus(
@@ -52,28 +83,23 @@ def build_corpus(
     *,
     languages: Mapping[str, Sequence[str | Path] | str | Path] | None = None,
     workers: int | None = None,
-    heldout: float = 0.005,
-    min_tokens: int = 1,
-    column: str | None = None,
-    errors: Errors = "strict",
-    per_line: bool = False,
-    wrapped: bool = False,
     pmi: bool | PmiOptions = False,
-    shard_characters: int = SHARD,
     fresh: bool = False,
     progress: bool = False,
     engine: Engine = "local",
     address: str | None = None,
-) -> CorpusSummary:
-    """Build a corpus folder from text or records; run again to continue an interrupted build.
+    **options: Any,
+) -> "CorpusSummary":
+    """Build a corpus folder from files of text or records. Run again to continue an interrupted build.
 
-    Give `files`, or `languages` (a language's name to its files). `heldout` is the share of documents kept
-    from training, chosen by their hash. Documents under `min_tokens` are left out. A line end ends a sentence
-    unless lines are `wrapped`. `pmi` also mines collocations. `fresh` starts over, replacing what is there.
-    The `engine` ray tokenizes on the cluster at `address`, or in processes of its own: the bytes are the same.
+    Give either `files` or `languages`, which maps the name of a language to its files. `options` are those of
+    `BuildOptions`. `pmi` also mines collocations. `fresh` starts over and replaces an existing corpus. `workers` is
+    the number of processes (default: all cores). The engine "ray" tokenizes on the Ray cluster at `address`, or in
+    one that it starts on this machine; the bytes are the same.
     """
-    options = BuildOptions(heldout, min_tokens, wrapped, shard_characters)
-    _check(options, workers)
+    settings = BuildOptions(**options)
+    if workers is not None and workers < 1:
+        raise EverybertError(f"workers is {workers}: it must be at least 1")
     check_engine(engine, address)
     sources, names = _sources(files, languages)
     tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
@@ -85,47 +111,35 @@ def build_corpus(
         "version": VERSION,
         "tokenizer_digest": tokenizer.digest,
         "languages": names,
-        "options": asdict(options),
+        "options": settings.recorded(),
     }
-    if fresh:
-        shutil.rmtree(building, ignore_errors=True)
-    if _is_finished(out, plan, sources, fresh):
-        with disk_errors(out, KEPT):
-            _tidy(out)
+    started, kept = time.monotonic(), 0
+    with disk_errors(out, "finished shards are kept, run again to continue"):
+        if fresh:
+            shutil.rmtree(building, ignore_errors=True)
+        if _is_finished(out, plan, sources, fresh):
+            _clean(out)
             _add_collocations(out, pmi, progress)
-        return summarise(out)
-    started = time.monotonic()
-    reading = Reading(sources, column, errors, per_line)
-    with disk_errors(building, KEPT):
+            return summarise(out)
+        reader = DocumentReader(sources, settings)
         _start(building, plan, tokenizer)
-        with _pool(engine, address, building / "tokenizer", options, workers) as pool:
-            kept = _build(building, reading, options, dtype_for(tokenizer.size), len(names), pool, progress)
-        _finish(building, plan, tokenizer.size, reading)
+        encoder = Encoder(building / "tokenizer", settings.min_tokens, settings.wrapped)
+        ray = engine == "ray"
+        with RayPool(encode_pieces, encoder, workers, address) if ray else ProcessPool(encoder, workers) as pool:
+            writer = ShardWriter(building, settings, encoder.dtype, len(names), pool)
+            kept = len(writer.finished)
+            _write_shards(writer, reader, progress)
+        _finish(building, plan, tokenizer.size, reader)
         _add_collocations(building, pmi, progress)
-        _replace(out, building)
+        for folder in (building / "shards", building / "tokenizer", building):
+            sync(folder)
+        replace_folder(building, out)
+        _clean(out)
     return summarise(out, time.monotonic() - started, kept)
 
 
-def _pool(engine: Engine, address: str | None, tokenizer: Path, options: BuildOptions, workers: int | None) -> Any:
-    """The processes that tokenize; they differ in nothing but where they are."""
-    if engine == "local":
-        return Pool(tokenizer, options.min_tokens, options.wrapped, workers)
-    from everybert.corpus.cluster import RayPool
-
-    return RayPool(tokenizer, options.min_tokens, options.wrapped, workers, address)
-
-
-def _check(options: BuildOptions, workers: int | None) -> None:
-    if not 0 <= options.heldout < 1:
-        raise EverybertError(f"heldout is {options.heldout}: it must be a share from 0 up to, not including, 1")
-    if options.min_tokens < 1 or options.shard_characters < 1:
-        raise EverybertError("min_tokens and shard_characters must be at least 1")
-    if workers is not None and workers < 1:
-        raise EverybertError(f"workers is {workers}: it must be at least 1")
-
-
 def _sources(files: Any, languages: Mapping[str, Any] | None) -> tuple[list[tuple[Path, int]], list[str]]:
-    """Every file with the number of its language, and the languages' names."""
+    """Every file with the number of its language, and the names of the languages."""
     if languages and files:
         raise EverybertError("some files have a language and some have none: name them all as LANGUAGE=FILE")
     if not languages:
@@ -137,13 +151,17 @@ def _sources(files: Any, languages: Mapping[str, Any] | None) -> tuple[list[tupl
 
 
 def _listed(sources: list[tuple[Path, int]]) -> list[list[Any]]:
-    """The sources as corpus.json remembers them: name, size, time of change, language."""
+    """The sources as corpus.json records them: name, size, modification time, language."""
     states = [(path, language, path.stat() if path.exists() else None) for path, language in sources]
     return [[path.name, s.st_size if s else -1, s.st_mtime_ns if s else -1, n] for path, n, s in states]
 
 
+def _changes(before: dict[str, Any], plan: dict[str, Any]) -> list[str]:
+    return [key for key, value in plan.items() if before.get(key) != value]
+
+
 def _is_finished(out: Path, plan: dict[str, Any], sources: list[tuple[Path, int]], fresh: bool) -> bool:
-    """Whether the corpus asked for is there already; anything else that is there is an error."""
+    """Whether `out` is this corpus already. Anything else there is an error."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     if not (out / "corpus.json").exists():
@@ -151,9 +169,9 @@ def _is_finished(out: Path, plan: dict[str, Any], sources: list[tuple[Path, int]
     if fresh:
         return False
     meta = read_meta(out)
-    changed = [key for key, value in plan.items() if meta.get(key) != value]
+    changed = _changes(meta, plan)
     if meta["sources"] != _listed(sources) or not all(path.is_file() for path, _ in sources):
-        changed.append("inputs")  # what a pipe held cannot be known
+        changed.append("inputs")  # the earlier content of a pipe is unknown
     if changed:
         raise EverybertError(
             f"{out} was built with other {', '.join(changed)}: choose another --out, or replace it with --fresh"
@@ -162,7 +180,7 @@ def _is_finished(out: Path, plan: dict[str, Any], sources: list[tuple[Path, int]
 
 
 def _start(building: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> None:
-    """Make the folder of an unfinished build, or check that the one there is of the same plan."""
+    """Make the folder of an unfinished build, or check that the existing one has the same plan."""
     file = building / "plan.json"
     if not file.exists():
         for part in ("shards", "records"):
@@ -171,8 +189,9 @@ def _start(building: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> None:
         for saved in (building / "tokenizer").iterdir():
             sync(saved)
         write_json(file, plan)
-    before = read_json(file, DAMAGED)
-    changed = [key for key, value in plan.items() if before.get(key) != value]
+    for folder in (building, building / "records"):
+        remove_stale(folder)
+    changed = _changes(read_json(file, "start over with --fresh"), plan)
     if changed:
         raise EverybertError(
             f"the unfinished build {building} has other {', '.join(changed)}: "
@@ -180,88 +199,162 @@ def _start(building: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> None:
         )
 
 
-class Reading:
-    """The documents of the sources in order, each once; counts what was left out."""
+# ── documents to shards ─────────────────────────────────────────────────────────────────────────────────────
 
-    def __init__(self, sources: list[tuple[Path, int]], column: str | None, errors: Errors, per_line: bool):
-        self.sources = sources
+
+class DocumentReader:
+    """Iterates over the documents of the sources in order, without duplicates, and counts what was left out."""
+
+    def __init__(self, sources: list[tuple[Path, int]], options: BuildOptions):
+        self.sources, self.options = sources, options
         self.report = ReadReport()
         self.duplicates = 0
-        self._how = (column, errors, per_line)
 
     def __iter__(self) -> Iterator[tuple[Piece, bytes]]:
-        """(document, its 128-bit digest); a copy of an earlier document is dropped. About 110 bytes a document."""
+        """(document, its 128-bit digest). The digests take about 110 bytes per document."""
         seen: set[bytes] = set()
-        for piece in self._all():
-            digest = hashlib.blake2b(piece.text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-            if digest in seen:
-                self.duplicates += 1
-            else:
-                seen.add(digest)
-                yield piece, digest
-
-    def _all(self) -> Iterator[Piece]:
-        column, errors, per_line = self._how
+        how = (self.options.column, self.options.errors, self.options.per_line)
         for path, language in self.sources:
-            for text in file_documents(path, column, errors, per_line, self.report):
-                if text := text.strip():
-                    yield Piece(text, language=language)
+            for text in map(str.strip, file_documents(path, *how, self.report)):
+                digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+                if text and digest not in seen:
+                    seen.add(digest)
+                    yield Piece(text, language=language), digest
+                elif text:
+                    self.duplicates += 1
 
 
-@dataclass(frozen=True)
-class Unit:
-    """Pieces for one worker, all of one split."""
+class ShardWriter:
+    """Takes documents in order, encodes them in units through a pool, and writes the results as shards.
 
-    split: str
-    pieces: list[Piece]
+    The record of a shard, written last, makes it finished.
+    """
 
+    def __init__(self, folder: Path, options: BuildOptions, dtype: np.dtype, languages: int, pool: Any):
+        self.folder, self.options, self.dtype, self.languages, self.pool = folder, options, dtype, languages, pool
+        self.finished = {int(file.stem) for file in (folder / "records").glob("*.json")}
+        self.tokens = 0  # encoded by this process
+        self.number = 0
+        self._pending: deque[Callable[[], None]] = deque()  # results and ends of shards, in the order of the text
+        self._parts: dict[str, list[Encoded]] = {split: [] for split in SPLITS}
+        self._begin_shard()
 
-@dataclass(frozen=True)
-class ShardEnd:
-    """All units of a shard have come before this; the digest is of its documents."""
+    def _begin_shard(self) -> None:
+        self._size, self._content = 0, hashlib.blake2b(digest_size=16)
+        self._units: dict[str, list[Piece]] = {split: [] for split in SPLITS}
+        self._sizes = dict.fromkeys(SPLITS, 0)  # characters of each unit
 
-    number: int
-    digest: str
-    finished: bool
-
-
-def _plan_units(reading: Reading, options: BuildOptions, finished: set[int]) -> Iterator[Unit | ShardEnd]:
-    """Cut the documents into shards and these into units; finished shards have no units."""
-    number, size = 0, 0
-    content = hashlib.blake2b(digest_size=16)
-    units: dict[str, list[Piece]] = {split: [] for split in SPLITS}
-    sizes = dict.fromkeys(SPLITS, 0)
-    for document, digest in reading:
-        content.update(digest + bytes([document.language]))
-        size += len(document.text)
-        if number not in finished:
-            heldout = int.from_bytes(digest[:8], "big") < options.heldout * 2**64
+    def add(self, document: Piece, digest: bytes) -> None:
+        """Add the next document."""
+        self._content.update(digest + bytes([document.language]))
+        self._size += len(document.text)
+        if self.number not in self.finished:
+            heldout = int.from_bytes(digest[:8], "big") < self.options.heldout * 2**64
             split = "heldout" if heldout else "train"
             for piece in _pieces(document):
-                units[split].append(piece)
-                sizes[split] += len(piece.text)
-                if sizes[split] >= UNIT:
-                    yield Unit(split, units[split])
-                    units[split], sizes[split] = [], 0
-        if size >= options.shard_characters:
-            yield from _shard_end(units, ShardEnd(number, content.hexdigest(), number in finished))
-            number, size, content = number + 1, 0, hashlib.blake2b(digest_size=16)
-            units, sizes = {split: [] for split in SPLITS}, dict.fromkeys(SPLITS, 0)
-    if size:
-        yield from _shard_end(units, ShardEnd(number, content.hexdigest(), number in finished))
+                self._units[split].append(piece)
+                self._sizes[split] += len(piece.text)
+                if self._sizes[split] >= UNIT:
+                    self._submit(split)
+        if self._size >= self.options.shard_characters:
+            self.end_shard()
+
+    def end_shard(self) -> None:
+        """End the shard, if it has documents."""
+        if self._size:
+            for split in SPLITS:
+                self._submit(split)
+            self._pending.append(partial(self.close, self.number, self._content.hexdigest()))
+            self.number += 1
+            self._begin_shard()
+
+    def _submit(self, split: str) -> None:
+        if self._units[split]:
+            result = self.pool.submit(self._units[split])
+            self._pending.append(lambda: self._receive(split, result()))
+            self._units[split], self._sizes[split] = [], 0
+        self.settle(self.pool.depth)
+
+    def _receive(self, split: str, part: Encoded) -> None:
+        self._parts[split].append(part)
+        self.tokens += len(part.tokens)
+
+    def settle(self, most: int) -> None:
+        """Wait for results, in order, until at most `most` are pending."""
+        while len(self._pending) > most:
+            self._pending.popleft()()
+
+    def close(self, number: int, digest: str) -> None:
+        """Write shard `number`, or check that the finished one has the same documents."""
+        file = self.folder / "records" / f"{number:05d}.json"
+        if number in self.finished:
+            if read_json(file, "start over with --fresh")["digest"] != digest:
+                raise EverybertError(self.changed())
+            return
+        record: dict[str, Any] = {"digest": digest, "splits": {}, "files": {}}
+        for split, parts in self._parts.items():
+            name = f"{number:05d}" if split == "train" else f"{number:05d}-{split}"
+            record["splits"][split] = self._write(name, parts, record["files"])
+        write_json(file, record)
+        self._parts = {split: [] for split in SPLITS}
+
+    def changed(self) -> str:
+        """The error for inputs that changed between two runs."""
+        return (
+            f"the inputs differ from those the unfinished build {self.folder} began with: "
+            "give it the same files in the same order, or start over with --fresh"
+        )
+
+    def _write(self, name: str, parts: list[Encoded], files: dict[str, Any]) -> dict[str, Any]:
+        shard = _join(parts, self.dtype)
+        documents, sentences = len(shard.documents) - 1, len(shard.sentences) - 1
+        if documents:
+            for path in write_shard(self.folder / "shards", name, shard, self.languages > 1):
+                files[f"shards/{path.name}"] = size_and_hash(path)
+        return {
+            "name": name,
+            "documents": documents,
+            "sentences": sentences,
+            "tokens": len(shard.tokens),
+            "unknown": sum(part.unknown for part in parts),
+            "short": sum(part.short for part in parts),
+            "sentence_lengths": _histogram(np.diff(shard.sentences)),
+            "document_lengths": _histogram(np.diff(shard.sentences[shard.documents])),
+            "languages": np.bincount(shard.languages, minlength=max(1, self.languages)).tolist(),
+        }
 
 
-def _shard_end(units: dict[str, list[Piece]], end: ShardEnd) -> Iterator[Unit | ShardEnd]:
-    yield from (Unit(split, pieces) for split, pieces in units.items() if pieces)
-    yield end
+def _write_shards(writer: ShardWriter, reader: DocumentReader, progress: bool) -> None:
+    """Write every shard that is not finished."""
+    size = sum(path.stat().st_size for path, _ in reader.sources if path.is_file())
+    tokens = rich.TextColumn("{task.fields[tokens]:,} tokens")
+    columns = (rich.BarColumn(), rich.DownloadColumn(), rich.TransferSpeedColumn(), tokens)
+    with _progress_bar(progress, size, *columns, tokens=0) as show:
+        for number, (document, digest) in enumerate(reader):
+            writer.add(document, digest)
+            if number % 256 == 0:
+                show(completed=reader.report.bytes_read, tokens=writer.tokens)
+        writer.end_shard()
+        writer.settle(0)
+        show(completed=reader.report.bytes_read, tokens=writer.tokens)
+    if any(number >= writer.number for number in writer.finished):
+        raise EverybertError(writer.changed())
+
+
+@contextmanager
+def _progress_bar(
+    shown: bool, total: int, *columns: rich.ProgressColumn, **values: Any
+) -> Iterator[Callable[..., None]]:
+    """A progress bar on standard error. Yields the function that updates it."""
+    left = rich.TimeRemainingColumn()
+    with rich.Progress(*columns, left, console=Console(stderr=True), disable=not shown) as bar:
+        task = bar.add_task("", total=total or None, **values)
+        yield partial(bar.update, task) if shown else lambda **values: None
 
 
 def _pieces(document: Piece) -> Iterator[Piece]:
-    """A document in parts of at most a unit, cut at a line end, else at a space, else anywhere."""
+    """A document in parts of at most one unit, cut at a line end, else at a space, else anywhere."""
     text, start = document.text, 0
-    if len(text) <= UNIT:
-        yield document
-        return
     while start < len(text):
         end = start + UNIT
         if end < len(text):
@@ -270,116 +363,147 @@ def _pieces(document: Piece) -> Iterator[Piece]:
         start = end
 
 
-def _build(
-    building: Path,
-    reading: Reading,
-    options: BuildOptions,
-    dtype: np.dtype,
-    languages: int,
-    pool: Pool,
-    progress: bool,
-) -> int:
-    """Write every shard that is not finished; returns how many were."""
-    records = building / "records"
-    finished = {int(file.stem) for file in records.glob("*.json")}
-    writer = ShardWriter(building / "shards", records, dtype, languages)
-    total = sum(path.stat().st_size for path, _ in reading.sources if path.is_file())
-    waiting: deque[ShardEnd | tuple[str, Callable[[], Encoded]]] = deque()
-    last = -1
-    with reading_bar(total, progress) as show:
-        for event in _plan_units(reading, options, finished):
-            waiting.append((event.split, pool.submit(event.pieces)) if isinstance(event, Unit) else event)
-            while len(waiting) > pool.depth:
-                last = _settle(waiting.popleft(), writer, records, last)
-            show(reading.report.bytes_read, writer.tokens)
-        while waiting:
-            last = _settle(waiting.popleft(), writer, records, last)
-            show(reading.report.bytes_read, writer.tokens)
-    if any(number > last for number in finished):
-        raise EverybertError(_changed(records))
-    return len(finished)
+def _join(parts: list[Encoded], dtype: np.dtype) -> Shard:
+    """Concatenate units to one shard, and the pieces of a long document to one document."""
+    tokens = np.concatenate([np.empty(0, dtype), *(part.tokens for part in parts)])
+    sentences = np.concatenate([np.zeros(1, np.int64), *(part.sentence_lengths for part in parts)]).cumsum()
+    counts = np.concatenate([np.empty(0, np.int64), *(part.piece_sentences for part in parts)])
+    first = np.concatenate([np.empty(0, bool), *(part.piece_first for part in parts)])
+    language = np.concatenate([np.empty(0, np.uint8), *(part.piece_language for part in parts)])[first]
+    totals = np.add.reduceat(counts, np.flatnonzero(first)) if len(counts) else counts
+    kept = totals > 0
+    return Shard(tokens, sentences, offsets(totals[kept]), language[kept])
 
 
-def _settle(event: ShardEnd | tuple[str, Callable[[], Encoded]], writer: ShardWriter, records: Path, last: int) -> int:
-    """Take the next result in order; returns the number of the last shard that is complete."""
-    if not isinstance(event, ShardEnd):
-        split, result = event
-        writer.add(split, result())
-        return last
-    if not event.finished:
-        writer.close(event.number, event.digest)
-    elif read_json(records / f"{event.number:05d}.json", DAMAGED)["digest"] != event.digest:
-        raise EverybertError(_changed(records))
-    return event.number
+def _histogram(lengths: np.ndarray) -> list[int]:
+    return np.bincount(np.searchsorted(EDGES, lengths), minlength=len(BINS)).tolist()
 
 
-def _changed(records: Path) -> str:
-    return (
-        f"the inputs differ from those the unfinished build {records.parent} began with: "
-        "give it the same files in the same order, or start over with --fresh"
-    )
+# ── shards to a corpus ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _finish(building: Path, plan: dict[str, Any], vocab_size: int, reading: Reading) -> None:
-    """Describe the finished shards in corpus.json and count the tokens of the training split."""
-    records = [read_json(file, DAMAGED) for file in sorted((building / "records").glob("*.json"))]
-    if not any(record["splits"]["train"]["documents"] for record in records):
+def _finish(building: Path, plan: dict[str, Any], vocab_size: int, reader: DocumentReader) -> None:
+    """Write corpus.json from the records of the shards, and the token counts of the training split."""
+    files = sorted((building / "records").glob("*.json"))
+    records = [read_json(file, "start over with --fresh") for file in files]
+    made = {split: [record["splits"][split] for record in records] for split in SPLITS}
+    if not any(part["documents"] for part in made["train"]):
         shutil.rmtree(building)
-        lost = any(record["splits"]["heldout"]["documents"] for record in records)
         raise EverybertError(
             "every document fell into the held-out split: lower --heldout or add documents"
-            if lost
-            else f"no documents in {len(reading.sources)} files: check that they hold text"
+            if any(part["documents"] for part in made["heldout"])
+            else f"no documents in {len(reader.sources)} files: check that they hold text"
         )
-    made = gather(records)
-    made["counts"] |= {
-        "duplicates": reading.duplicates,
-        "replaced": reading.report.replaced,
-        "cut": reading.report.cut,
+    both = [part for parts in made.values() for part in parts]
+    splits = {split: [part["name"] for part in parts if part["documents"]] for split, parts in made.items()}
+    hashes = {name: state for record in records for name, state in record["files"].items()}
+    left_out = {"duplicates": reader.duplicates, "replaced": reader.report.replaced, "cut": reader.report.cut}
+    dtype, unigram = dtype_for(vocab_size), np.zeros(vocab_size, np.int64)
+    for name in splits["train"]:
+        ids = np.memmap(building / "shards" / f"{name}.tokens.bin", dtype, mode="r")
+        unigram += np.bincount(ids, minlength=vocab_size)
+    with atomic_file(building / "unigram.npy") as draft, draft.open("wb") as file:
+        np.save(file, unigram, allow_pickle=False)
+    for path in [building / "unigram.npy", *sorted((building / "tokenizer").iterdir())]:
+        hashes[str(path.relative_to(building))] = size_and_hash(path)
+    described = {
+        "dtype": dtype.name,
+        "vocab_size": vocab_size,
+        "sources": _listed(reader.sources),
+        "splits": splits,
+        "counts": _counts(both) | left_out,
+        "split_counts": {split: _counts(parts) for split, parts in made.items()},
+        "sentence_lengths": _sums(both, "sentence_lengths"),
+        "document_lengths": _sums(both, "document_lengths"),
+        "language_documents": _sums(both, "languages"),
+        "files": hashes,
     }
-    counts = np.zeros(vocab_size, np.int64)
-    for name in made["splits"]["train"]:
-        ids = np.memmap(building / "shards" / f"{name}.tokens.bin", dtype_for(vocab_size), mode="r")
-        counts += np.bincount(ids, minlength=vocab_size)
-    write_array(building / "unigram.npy", counts)
-    rest = [building / "unigram.npy", *sorted((building / "tokenizer").iterdir())]
-    made["files"] |= {str(file.relative_to(building)): size_and_hash(file) for file in rest}
-    dtype = dtype_for(vocab_size).name
-    head = plan | {"dtype": dtype, "vocab_size": vocab_size, "sources": _listed(reading.sources)}
-    write_json(building / "corpus.json", head | made)
+    write_json(building / "corpus.json", plan | described)
+
+
+def _counts(parts: list[dict[str, Any]]) -> dict[str, int]:
+    return {count: sum(part[count] for part in parts) for count in COUNTS}
+
+
+def _sums(parts: list[dict[str, Any]], key: str) -> list[int]:
+    return np.sum([part[key] for part in parts], axis=0).astype(int).tolist()
 
 
 def _add_collocations(folder: Path, pmi: bool | PmiOptions, progress: bool) -> None:
-    """Mine collocations into a corpus folder that has none of this kind yet."""
+    """Mine collocations into a corpus folder that has none with these options."""
     meta = read_meta(folder)
-    options = pmi if isinstance(pmi, PmiOptions) else DEFAULTS
+    options = pmi if isinstance(pmi, PmiOptions) else PmiOptions()
     if not pmi or meta.get("pmi") == asdict(options):
         return
     corpus = Corpus.open(folder)
-    with mining_bar(corpus.token_count * options.words, progress) as show:
-        found = mine(corpus, Tokenizer.load(corpus.tokenizer_path), options, show)
+    columns = (rich.TextColumn("collocations"), rich.BarColumn(), rich.TaskProgressColumn())
+    with _progress_bar(progress, corpus.token_count * options.words, *columns) as show:
+        tokenizer = Tokenizer.load(corpus.tokenizer_path)
+        found = mine(corpus, tokenizer, options, lambda done: show(completed=done))
     ids = np.array([i for ngram in found.ngrams for i in ngram], np.int32)
-    offsets = np.cumsum([0, *(len(ngram) for ngram in found.ngrams)])
-    if "pmi" in meta:  # with other options: there are none until the new ones are there
+    if "pmi" in meta:  # with other options: the corpus has none until the new ones are written
         meta = {key: value for key, value in meta.items() if key not in ("pmi", "collocations")}
         meta["files"].pop("pmi.npz")
         write_json(folder / "corpus.json", meta)
-    write_array(folder / "pmi.npz", ids=ids, offsets=offsets, scores=found.scores)
+    with atomic_file(folder / "pmi.npz") as draft, draft.open("wb") as file:
+        np.savez(file, ids=ids, offsets=offsets(np.array([len(n) for n in found.ngrams])), scores=found.scores)
     meta["files"]["pmi.npz"] = size_and_hash(folder / "pmi.npz")
-    write_json(folder / "corpus.json", meta | {"pmi": asdict(options), "collocations": len(found.ngrams)})
+    meta |= {"pmi": asdict(options), "collocations": len(found.ngrams)}
+    write_json(folder / "corpus.json", meta)
 
 
-def _replace(out: Path, building: Path) -> None:
-    """Put the finished folder in its place at once; what only a continued build needs goes afterwards."""
-    for folder in (building / "shards", building / "tokenizer", building):
-        sync(folder)
-    replace_folder(building, out)
-    _tidy(out)
-
-
-def _tidy(out: Path) -> None:
-    """Remove what a finished corpus has no use for; a build that was killed here leaves it to the next."""
-    for folder in (out, out.parent):
-        remove_stale(folder)
+def _clean(out: Path) -> None:
+    """Remove what only an unfinished build needs, and what a killed build left."""
+    remove_stale(out.parent)
+    remove_stale(out)
     shutil.rmtree(out / "records", ignore_errors=True)
     (out / "plan.json").unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class CorpusSummary:
+    """The contents of a corpus. `counts` and each of `splits` have documents, sentences, tokens, unknown, short."""
+
+    path: str
+    counts: dict[str, int]
+    splits: dict[str, dict[str, int]]
+    sentence_lengths: dict[str, int]
+    document_lengths: dict[str, int]
+    languages: dict[str, int]
+    collocations: int | None = None
+    seconds: float = 0.0
+    kept_shards: int = 0
+    """Shards that an earlier, interrupted build had finished."""
+
+    @property
+    def unknown_rate(self) -> float:
+        """The share of tokens that are the unknown token."""
+        return self.counts["unknown"] / max(1, self.counts["tokens"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as plain data, for JSON."""
+        return asdict(self) | {"unknown_rate": self.unknown_rate}
+
+
+def summarise(path: str | Path, seconds: float = 0.0, kept_shards: int = 0) -> CorpusSummary:
+    """The summary of a finished corpus folder."""
+    meta = read_meta(path)
+    return CorpusSummary(
+        str(path),
+        meta["counts"],
+        meta["split_counts"],
+        dict(zip(BINS, meta["sentence_lengths"])),
+        dict(zip(BINS, meta["document_lengths"])),
+        dict(zip(meta["languages"], meta["language_documents"])),
+        meta.get("collocations"),
+        seconds,
+        kept_shards,
+    )
+
+
+def verify(path: str | Path) -> None:
+    """Compare every file of a corpus with its recorded size and hash."""
+    path = Path(path)
+    for name, state in read_meta(path)["files"].items():
+        if not (path / name).exists() or size_and_hash(path / name) != state:
+            raise EverybertError(f"{path / name} is missing or was changed: build the corpus again")

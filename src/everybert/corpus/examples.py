@@ -1,43 +1,42 @@
-"""Which runs of the corpus make which training examples: BERT's pairs, ALBERT's order, RoBERTa's sentences.
+"""Training examples from runs of the corpus: BERT's pairs, ALBERT's order, RoBERTa's sentences.
 
-Examples are planned a block at a time, as arrays of token ranges; no token is read here. Every choice hangs on
-(seed, epoch, the place where the example begins).
+Examples are planned for a block of documents at a time, as arrays of token ranges. No token is read here. Every
+random choice depends only on the seed, the epoch and the position where the example begins.
 
 Legend: D documents in the block, S sentences, U sentences or pieces of long ones, E examples, P parts of examples.
 """
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from everybert.corpus.blocks import Block, Elsewhere
-from everybert.corpus.random import below, bits, make_key, uniform
-from everybert.corpus.ranges import offsets, ranges
+from everybert.corpus.masking import below, bits, make_key, uniform
+from everybert.corpus.shards import offsets, ranges
 from everybert.errors import EverybertError
 
 Kind = Literal["pairs", "order", "full", "document"]
 KINDS: tuple[Kind, ...] = ("pairs", "order", "full", "document")
 UNLABELLED = -100
-LANE = 1 << 14  # documents longer than this are planned as several, side by side, to keep planning fast
+LANE = 1 << 14  # documents with more tokens than this are planned as several, to keep planning fast
 
 
 @dataclass(frozen=True)
 class ExampleConfig:
-    """What one training example is made of."""
+    """How training examples are made."""
 
     kind: Kind = "pairs"
     """pairs: BERT's next or random sentence; order: ALBERT's swapped halves; full and document: RoBERTa's
     full sentences, across documents or within one."""
     length: int = 128
-    """Most tokens in an example, special tokens included."""
+    """Most tokens in an example, including special tokens."""
     short_probability: float = 0.1
-    """Share of pairs (and order) examples that aim at a shorter length, drawn evenly from 2 … the longest."""
+    """Share of pairs (and order) examples with a shorter target length, uniform in 2 … the longest."""
     other_document: bool = True
-    """Random second sentences come from another document; false: from anywhere."""
+    """Random second sentences come from another document; false: from any document."""
     alpha: float = 1.0
-    """Languages are sampled in proportion to their tokens to this power (XLM-R: 0.3); 1 leaves them be."""
+    """Languages are sampled in proportion to their tokens to this power (XLM-R: 0.3); 1 keeps their shares."""
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -55,6 +54,116 @@ class ExampleConfig:
         return self.kind in ("pairs", "order")
 
 
+class Documents(Protocol):
+    """The part of a corpus that planning reads (see `everybert.corpus.shards.Corpus`)."""
+
+    document_sentences: np.ndarray
+    sentence_offsets: np.ndarray
+    document_language: np.ndarray | None
+    languages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some documents, concatenated. A local token is a position in this concatenation."""
+
+    document_D: np.ndarray
+    copy_D: np.ndarray
+    base_D1: np.ndarray
+    """Local token at which each document begins, and the end."""
+    shift_D: np.ndarray
+    """Add it to a local token of the document to get the token offset in the corpus."""
+    end_S: np.ndarray
+    """Local token at which each sentence ends."""
+    language_D: np.ndarray
+
+    @classmethod
+    def of(cls, corpus: Documents, documents: np.ndarray, copies: np.ndarray, by_language: bool = False) -> "Block":
+        """Concatenate the given copies of documents; with `by_language`, one language after another."""
+        if by_language and corpus.document_language is not None:
+            grouped = np.argsort(corpus.document_language[documents], kind="stable")
+            documents, copies = documents[grouped], copies[grouped]
+        first, last = corpus.document_sentences[documents], corpus.document_sentences[documents + 1]
+        filled = corpus.sentence_offsets[last] > corpus.sentence_offsets[first]
+        documents, copies, first, last = documents[filled], copies[filled], first[filled], last[filled]
+        start = corpus.sentence_offsets[first]
+        base = offsets(corpus.sentence_offsets[last] - start)
+        shift = start - base[:-1]
+        sentences = ranges(first, last - first)
+        end = corpus.sentence_offsets[sentences + 1] - np.repeat(shift, last - first)
+        end = end[np.diff(end, prepend=0) > 0]  # leaves out empty sentences
+        language = np.zeros(len(documents), np.int64)
+        if corpus.document_language is not None:
+            language = corpus.document_language[documents].astype(np.int64)
+        return cls(documents, copies, base, shift, end, language)
+
+    def mirror(self, mirrored_D: np.ndarray) -> "Block":
+        """The same block with the sentences of the chosen documents in reverse order."""
+        d_S = np.searchsorted(self.base_D1, self.end_S) - 1
+        start_S = np.concatenate([self.base_D1[:1], self.end_S[:-1]])
+        turned_S = self.base_D1[d_S] + self.base_D1[d_S + 1] - start_S
+        return replace(self, end_S=np.sort(np.where(mirrored_D[d_S], turned_S, self.end_S)))
+
+    def example_id(self, cursor: np.ndarray, d: np.ndarray) -> np.ndarray:
+        """int64 id of the examples that begin at a local token of the block's document d."""
+        return (self.copy_D[d] << 48) + cursor + self.shift_D[d]
+
+
+class RandomSegments:
+    """Draws random second segments for BERT's pairs, from the same language and from another document.
+
+    The draw is uniform over sentences, not over documents: random sentences are then as long, and as deep in their
+    documents, as true ones. Another language would give the label away.
+    """
+
+    def __init__(self, corpus: Documents, other_document: bool):
+        sentences = np.diff(corpus.document_sentences)
+        language = corpus.document_language
+        self.language = np.zeros(len(sentences), np.uint8) if language is None else language
+        self.order = np.argsort(self.language, kind="stable")
+        self.cumulative = offsets(sentences[self.order])
+        self.rank = np.argsort(self.order, kind="stable")
+        edge = self.cumulative[offsets(np.bincount(self.language))]
+        self.first, self.total = edge[:-1], np.diff(edge)
+        self.other_document, self.corpus = other_document, corpus
+        lonely = np.bincount(self.language[sentences > 0]) == 1
+        if other_document and lonely.any():
+            where = "corpus" if language is None else f"language {corpus.languages[np.argmax(lonely)]!r}"
+            raise EverybertError(
+                f"the {where} has one document, so no random sentence can come from another: add documents, or "
+                "set other_document = false"
+            )
+
+    def draw(self, key_E: np.ndarray, document_E: np.ndarray, length_E: np.ndarray, fill_E: np.ndarray):
+        """Global token offsets (start, stop) of random whole sentences of about `length_E` tokens.
+
+        They have at least that many tokens where `fill_E` is set. If the document ends too soon, another sentence is
+        drawn, up to three times.
+        """
+        start, end = self._place(key_E, 4, document_E)
+        for index in (5, 6, 7):
+            short = np.flatnonzero(end - start < length_E)
+            start[short], end[short] = self._place(key_E[short], index, document_E[short])
+        wanted = np.minimum(start + length_E, end)
+        after = np.searchsorted(self.corpus.sentence_offsets, wanted)
+        before, stop = self.corpus.sentence_offsets[after - 1], self.corpus.sentence_offsets[after]
+        nearer = ~fill_E & (before > start) & (wanted - before < stop - wanted)
+        return start, np.where(nearer, before, stop)
+
+    def _place(self, key_E: np.ndarray, index: int, document_E: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Global token offset of one random sentence per example, and of the end of its document."""
+        language, rank = self.language[document_E], self.rank[document_E]
+        own_start = self.cumulative[rank]
+        own = self.cumulative[rank + 1] - own_start if self.other_document else 0
+        place = self.first[language] + below(key_E, index, self.total[language] - own)
+        place += np.where(place >= own_start, own, 0)
+        slot = np.searchsorted(self.cumulative, place, side="right") - 1
+        document = self.order[slot]
+        sentence = self.corpus.document_sentences[document] + place - self.cumulative[slot]
+        last = self.corpus.document_sentences[document + 1]
+        return self.corpus.sentence_offsets[sentence], self.corpus.sentence_offsets[last]
+
+
 @dataclass(frozen=True)
 class Examples:
     """E examples; example e is the parts `part_offsets_E1[e]:part_offsets_E1[e + 1]`."""
@@ -64,40 +173,27 @@ class Examples:
     label_E: np.ndarray
     """int64: 0 next or in order, 1 random or swapped, −100 where the example is one segment."""
     document_E: np.ndarray
-    """int64: the document it begins in."""
+    """int64: the document in which it begins."""
     part_offsets_E1: np.ndarray
     part_start_P: np.ndarray
     """int64 global token offset."""
     part_length_P: np.ndarray
     separators: int = 1
-    """Separator tokens between two parts; one more ends the example, and one class token begins it."""
+    """Separator tokens between two parts. One more ends the example, and a class token begins it."""
 
     def __len__(self) -> int:
         return len(self.id_E)
 
     @cached_property
     def parts_E(self) -> np.ndarray:
-        """How many parts each example has."""
+        """Number of parts of each example."""
         return np.diff(self.part_offsets_E1)
 
     @cached_property
     def length_E(self) -> np.ndarray:
-        """Tokens of each example, special tokens included."""
+        """Tokens of each example, including special tokens."""
         text = np.add.reduceat(self.part_length_P, self.part_offsets_E1[:-1]) if len(self) else 0
         return text + 2 + (self.parts_E - 1) * self.separators
-
-    def cut(self, start: int, stop: int) -> "Examples":
-        """Examples start … stop − 1."""
-        parts = slice(self.part_offsets_E1[start], self.part_offsets_E1[stop])
-        return replace(
-            self,
-            id_E=self.id_E[start:stop],
-            label_E=self.label_E[start:stop],
-            document_E=self.document_E[start:stop],
-            part_offsets_E1=self.part_offsets_E1[start : stop + 1] - parts.start,
-            part_start_P=self.part_start_P[parts],
-            part_length_P=self.part_length_P[parts],
-        )
 
     def take(self, chosen: np.ndarray) -> "Examples":
         """The chosen examples, in the order given."""
@@ -115,7 +211,7 @@ class Examples:
 
 
 class Chunks(NamedTuple):
-    """Runs of consecutive sentences, split in two: local tokens begin … split … end."""
+    """Runs of consecutive sentences that are split in two: local tokens begin … split … end."""
 
     begin: np.ndarray
     split: np.ndarray
@@ -126,17 +222,17 @@ class Chunks(NamedTuple):
 
 
 def pair_examples(
-    block: Block, config: ExampleConfig, separators: int, seed: int, epoch: int, elsewhere: Elsewhere | None
+    block: Block, config: ExampleConfig, separators: int, seed: int, epoch: int, random_segments: RandomSegments | None
 ) -> Examples:
-    """Two-segment examples of a block: BERT's, with random sentences from `elsewhere`, or else ALBERT's.
+    """Two-segment examples of a block: BERT's if `random_segments` is given, else ALBERT's.
 
-    Nothing but the text should tell the label. A random second segment is as long as the true one it replaces.
-    Chunks of whole sentences begin with a sentence that did not fit the chunk before, a long one as a rule;
-    so ALBERT's are cut from the front in half of the documents and from the back in the others.
+    Only the text should reveal the label. A random second segment is as long as the true one that it replaces.
+    A chunk of whole sentences begins with a sentence that did not fit into the chunk before, usually a long one.
+    So ALBERT's chunks are cut from the front in half of the documents and from the back in the others.
     """
     room = config.length - 2 - separators
     mirrored_D = np.zeros(len(block.document_D), bool)
-    if elsewhere is None:
+    if random_segments is None:
         mirrored_D = bits(make_key(seed, 4, epoch, block.copy_D), block.document_D) % np.uint64(2) == 1
         block = block.mirror(mirrored_D)
     begin, split, end, d, label, key = _walk(block, config, room, make_key(seed, 3, epoch))
@@ -148,9 +244,9 @@ def pair_examples(
     first, first_length = begin + shift, split - begin
     second, second_length = split + shift, end - split
     e = np.flatnonzero(label == 1)
-    if elsewhere is not None:
+    if random_segments is not None:
         fills = end[e] - begin[e] == room
-        start, stop = elsewhere.draw(key[e], block.document_D[d[e]], second_length[e], fills)
+        start, stop = random_segments.draw(key[e], block.document_D[d[e]], second_length[e], fills)
         second[e], second_length[e] = start, np.minimum(stop - start, room - first_length[e])
     else:
         first[e], second[e] = second[e], first[e]
@@ -168,34 +264,33 @@ def pair_examples(
 
 
 def _walk(block: Block, config: ExampleConfig, room: int, key: np.ndarray) -> Chunks:
-    """Cut every document of the block into chunks, all documents (or lanes of long ones) in step."""
+    """Cut every document of the block into chunks, all documents (or lanes of long ones) in parallel."""
     pieces = -(-np.diff(block.base_D1) // LANE)
     marks = np.repeat(block.base_D1[:-1], pieces) + ranges(np.zeros_like(pieces), pieces) * LANE
     inner = block.end_S[np.searchsorted(block.end_S, marks[~np.isin(marks, block.base_D1)])]
     edges = np.unique(np.concatenate([block.base_D1, inner]))
     cursor, stop = edges[:-1], edges[1:]
     d = np.searchsorted(block.base_D1, cursor, side="right") - 1
-    rows = [_next_chunks(block, config, room, key, cursor[:0], stop[:0], d[:0])]  # an empty row, for its types
+    rows = [_next_chunks(block, config, room, key, cursor[:0], stop[:0], d[:0])]  # an empty row, for the dtypes
     while len(cursor):
         chunks = _next_chunks(block, config, room, key, cursor, stop, d)
         rows.append(chunks)
-        given_back = (chunks.label == 1) & (config.kind == "pairs")
-        cursor = np.where(given_back, chunks.split, chunks.end)
+        replaced = (chunks.label == 1) & (config.kind == "pairs")  # their true second segment is used again
+        cursor = np.where(replaced, chunks.split, chunks.end)
         left = cursor < stop
         cursor, stop, d = cursor[left], stop[left], d[left]
     return Chunks(*(np.concatenate(column) for column in zip(*rows)))
 
 
 def _next_chunks(block, config: ExampleConfig, room: int, key, cursor, stop, d) -> Chunks:
-    """One chunk from each cursor: sentences up to a target length, split at a random sentence boundary.
+    """One chunk per cursor: sentences up to a target length, split at a random sentence boundary.
 
-    The target is the room there is or, with `short_probability`, even in 2 … room (Devlin et al. 2019,
-    appendix A.2). A chunk has two sentences at least where the document has. What does not fit is never
-    dropped: BERT's pairs are filled to the last token, and the rest of the sentence begins the next example,
-    as do the sentences that a random second segment replaced. ALBERT's chunks are whole sentences (a cut at
-    one end would tell which half came first); only a sentence longer than the room is cut, to go on in the
-    next. A chunk without a boundary inside (one sentence is left, or one over-long sentence fills it) is an
-    example of one segment without a label: a forced label would teach that last sentences precede nothing.
+    The target is `room` or, with `short_probability`, uniform in 2 … room (Devlin et al. 2019, appendix A.2).
+    A chunk has at least two sentences if the document has. Nothing is dropped: BERT's pairs are filled to the last
+    token, and the rest of the sentence begins the next example, as do the sentences that a random second segment
+    replaced. ALBERT's chunks are whole sentences, because a cut at one end would reveal which half came first; only
+    a sentence longer than `room` is cut, and continues in the next chunk. A chunk without a boundary inside (one
+    sentence is left, or one long sentence fills it) is an example of one segment without a label.
     """
     key_E = make_key(key, block.example_id(cursor, d))
     short = uniform(key_E, 0) < config.short_probability
@@ -220,10 +315,10 @@ def _next_chunks(block, config: ExampleConfig, room: int, key, cursor, stop, d) 
 
 
 def sentence_examples(block: Block, config: ExampleConfig) -> Examples:
-    """RoBERTa's examples: as many whole sentences in a row as fit (Liu et al. 2019, section 4.2).
+    """RoBERTa's examples: as many consecutive sentences as fit (Liu et al. 2019, section 4.2).
 
-    Full sentences go on into the next document (of the same language) after a separator; document sentences
-    do not. A sentence longer than the room is cut into pieces that go on in the next example.
+    "full" continues into the next document (of the same language) after a separator; "document" does not. A sentence
+    longer than the room is cut into pieces that continue in the next example.
     """
     room = config.length - 2
     start_S = np.concatenate([[0], block.end_S[:-1]])
@@ -233,7 +328,7 @@ def sentence_examples(block: Block, config: ExampleConfig) -> Examples:
     d_U = np.searchsorted(block.base_D1, begin_U, side="right") - 1
     group_U = block.language_D[d_U] if config.kind == "full" else d_U
     change = np.append(np.flatnonzero(np.diff(group_U)) + 1, len(group_U))
-    # Each document costs one separator more, so lengths are measured with document numbers added.
+    # Each further document costs one separator, so document numbers are added to the lengths.
     next_U = np.searchsorted(end_U + d_U, begin_U + d_U + room, side="right")
     next_U = np.minimum(next_U, change[np.searchsorted(change, np.arange(len(group_U)), side="right")])
     follow, starts, u = next_U.tolist(), [], 0

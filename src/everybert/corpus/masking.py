@@ -1,22 +1,73 @@
-"""Which tokens of a pack are hidden, and behind what: tokens, whole words, spans or collocations.
+"""Masked tokens: which tokens of a pack the model has to predict, and the generator that draws them.
 
-The strategies differ only in their units, contiguous runs of tokens that are hidden together. A mask depends
-on the example's key and on the places of tokens within the example, never on the pack around it.
+The generator has no state: every random number is a hash of a key (made of the seed, the epoch, the example, …) and
+an index. So it is the same in every worker and rank, in any order, and with any version of numpy.
+
+The masking strategies (tokens, whole words, spans, collocations) differ only in their units: runs of tokens that are
+masked together. A mask depends on the example's key and on the positions within the example, not on its pack.
 
 Legend: T tokens in the pack, B sequences, P parts of sequences, U units, M masked positions, V vocabulary.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from everybert.corpus.layout import Layout
-from everybert.corpus.phrases import Phrases
-from everybert.corpus.random import below, bits, make_key, uniform
-from everybert.corpus.ranges import offsets, ranges
+from everybert.corpus.shards import Layout, offsets, ranges
 from everybert.errors import EverybertError
+
+if TYPE_CHECKING:
+    from everybert.corpus.pmi import Phrases
+
+# ── the generator ───────────────────────────────────────────────────────────────────────────────────────────
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ / golden ratio, odd: its multiples visit all 64-bit numbers
+
+
+def _finalise(z: np.ndarray) -> np.ndarray:
+    """SplitMix64's output function (Steele, Lea and Flood 2014): every input bit reaches every output bit."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _uint64(x: ArrayLike) -> np.ndarray:
+    if isinstance(x, int):
+        return np.full((1,), x & ((1 << 64) - 1), dtype=np.uint64)  # arrays wrap silently, numpy scalars warn
+    return np.atleast_1d(np.asarray(x)).astype(np.uint64)
+
+
+def bits(key: ArrayLike, index: ArrayLike) -> np.ndarray:
+    """uint64: number `index` of the SplitMix64 stream that starts at `key`. Shapes broadcast."""
+    return _finalise(_uint64(key) + (_uint64(index) + np.uint64(1)) * GOLDEN)
+
+
+def make_key(*words: ArrayLike) -> np.ndarray:
+    """uint64 key of a tuple of integers or integer arrays. The order matters."""
+    key = _uint64(0)
+    for word in words:
+        key = bits(key ^ _uint64(word), 0)
+    return key
+
+
+def uniform(key: ArrayLike, index: ArrayLike) -> np.ndarray:
+    """float64 in [0, 1) with 53 random bits."""
+    return (bits(key, index) >> np.uint64(11)) * 2.0**-53
+
+
+def below(key: ArrayLike, index: ArrayLike, limit: ArrayLike) -> np.ndarray:
+    """int64 in 0 … limit − 1, equally likely (to one part in 2⁵³ / limit)."""
+    return (uniform(key, index) * np.asarray(limit)).astype(np.int64)
+
+
+def permutation(key: ArrayLike, n: int) -> np.ndarray:
+    """int64: a random order of the numbers 0 … n − 1."""
+    return np.argsort(bits(key, np.arange(n)), kind="stable")
+
+
+# ── masks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 Strategy = Literal["token", "word", "span", "pmi"]
 STRATEGIES: tuple[Strategy, ...] = ("token", "word", "span", "pmi")
@@ -24,24 +75,24 @@ STRATEGIES: tuple[Strategy, ...] = ("token", "word", "span", "pmi")
 
 @dataclass(frozen=True)
 class MaskingConfig:
-    """How tokens are hidden for the model to guess."""
+    """Which tokens the model predicts."""
 
     rate: float = 0.15
     """Share of the text's tokens that are predicted (special tokens do not count)."""
     strategy: Strategy = "token"
     """token; word: whole words; span: SpanBERT's runs of words; pmi: collocations of the corpus, else words."""
     mask_share: float = 0.8
-    """Of the predicted tokens, the share replaced by the mask token."""
+    """Share of the predicted tokens that are replaced by the mask token."""
     random_share: float = 0.1
-    """The share replaced by a random token; the rest stay as they are."""
+    """Share of the predicted tokens that are replaced by a random token. The rest stay unchanged."""
     replacement: Literal["uniform", "unigram"] = "uniform"
-    """Random tokens are all equally likely, or as frequent as in the corpus."""
+    """Distribution of random tokens: uniform, or their frequency in the corpus."""
     static_duplicates: int | None = None
     """None: new masks every epoch. N: the examples of epoch e are those of epoch e mod N, as in BERT (10)."""
     span_p: float = 0.2
-    """Span lengths in words are geometric with this parameter …"""
+    """Parameter of the geometric distribution of span lengths, in words."""
     span_max: int = 10
-    """… up to this length."""
+    """Longest span, in words."""
 
     def __post_init__(self):
         if self.strategy not in STRATEGIES:
@@ -59,7 +110,7 @@ class MaskingConfig:
         self.check_rate(self.rate)
 
     def check_rate(self, rate: float) -> None:
-        """Refuse a rate that cannot be met: spans leave a word between them."""
+        """Raise an error for a rate that cannot be met: spans leave a word between them."""
         length = np.arange(1, self.span_max + 1)
         mean = length @ self.span_lengths()
         most = 0.9 * mean / (mean + 1) if self.strategy == "span" else 1
@@ -73,7 +124,7 @@ class MaskingConfig:
 
 
 class Text(NamedTuple):
-    """The tokens of a pack and where its text lies between the special tokens."""
+    """The tokens of a pack and the positions of its text between the special tokens."""
 
     tokens_T: np.ndarray
     sequence_offsets_B1: np.ndarray
@@ -84,7 +135,7 @@ class Text(NamedTuple):
 
 
 class Units(NamedTuple):
-    """Runs of tokens that are hidden together, in the order of the pack."""
+    """Runs of tokens that are masked together, in the order of the pack."""
 
     start_U: np.ndarray
     size_U: np.ndarray
@@ -95,31 +146,31 @@ class Masked(NamedTuple):
     """A masked pack."""
 
     tokens_T: np.ndarray
-    """What the model sees."""
+    """The model's input."""
     index_M: np.ndarray
-    """int64 places to predict, increasing."""
+    """int64 positions to predict, increasing."""
     label_M: np.ndarray
-    """int64 original tokens there."""
+    """int64 original tokens at these positions."""
     unit_start_M: np.ndarray
-    """int64 place where each one's unit begins …"""
+    """int64 first position of the unit."""
     unit_stop_M: np.ndarray
-    """… and the place after its end: a span's neighbours for the boundary objective are start − 1 and stop."""
+    """int64 position after its end. The boundary objective reads the positions start − 1 and stop of a span."""
 
 
 class Masker:
-    """Masks packs; holds the tables of its strategy."""
+    """Masks packs. Holds the tables of its strategy."""
 
     def __init__(
         self,
         config: MaskingConfig,
         layout: Layout,
         unigram: np.ndarray | None = None,
-        collocations: Sequence[tuple[int, ...]] | None = None,
+        phrases: "Phrases | None" = None,
     ):
         self.config, self.layout = config, layout
-        if config.strategy == "pmi" and not collocations:
+        if config.strategy == "pmi" and phrases is None:
             raise EverybertError("pmi masking needs collocations: run `everybert corpus build` with --pmi")
-        self.phrases = Phrases(collocations or [], layout.vocab_size) if config.strategy == "pmi" else None
+        self.phrases = phrases if config.strategy == "pmi" else None
         self.ordinary = np.flatnonzero(~layout.special_V)
         self.cumulative: np.ndarray | None = None
         if config.replacement == "unigram":
@@ -127,14 +178,14 @@ class Masker:
                 raise EverybertError("unigram replacements need the token counts of the corpus")
             self.cumulative = np.cumsum(unigram[self.ordinary])
         lengths = config.span_lengths()
-        self.span_cdf = np.cumsum(lengths)[:-1]  # the last is 1, give or take a rounding
-        # A renewal process met at a random time: what is left of a tile (a span and the word after it) has
-        # P(r) ∝ P(tile ≥ r), so that no place in a sequence is likelier to be in a span than another.
+        self.span_cdf = np.cumsum(lengths)[:-1]  # the last is 1 up to rounding
+        # A renewal process at a random time: the rest r of a tile (a span and the word after it) has
+        # P(r) ∝ P(tile ≥ r), so that every position of a sequence is equally likely to be in a span.
         at_least = np.append(1.0, np.cumsum(lengths[::-1])[::-1])
         self.first_cdf = np.cumsum(at_least / at_least.sum())[:-1]
 
     def __call__(self, text: Text, key_B: np.ndarray, rate: float | None = None) -> Masked:
-        """Mask a pack; sequence b has its own key. `rate` stands in for the configured one."""
+        """Mask a pack; each sequence has its own key. `rate` replaces the configured one."""
         rate = self.config.rate if rate is None else rate
         self.config.check_rate(rate)
         units, text_B = self.units(text, key_B)
@@ -144,14 +195,14 @@ class Masker:
         sequence = np.repeat(units.sequence_U[chosen], size)
         unit_start = np.repeat(start, size)
         label = text.tokens_T[index]
-        # SpanBERT hides a span in one way; elsewhere each token has its own fate, as in BERT's code.
+        # SpanBERT draws mask, random or unchanged once per span; BERT draws it for each token.
         place = (unit_start if self.config.strategy == "span" else index) - text.sequence_offsets_B1[sequence]
-        fate = uniform(make_key(key_B, 2)[sequence], place)
+        draw = uniform(make_key(key_B, 2)[sequence], place)
         tokens = text.tokens_T.copy()
-        tokens[index[fate < self.config.mask_share]] = self.layout.mask_id
-        swapped = (fate >= self.config.mask_share) & (fate < self.config.mask_share + self.config.random_share)
-        at = index[swapped] - text.sequence_offsets_B1[sequence[swapped]]
-        tokens[index[swapped]] = self.replacements(make_key(key_B, 3)[sequence[swapped]], at)
+        tokens[index[draw < self.config.mask_share]] = self.layout.mask_id
+        random = (draw >= self.config.mask_share) & (draw < self.config.mask_share + self.config.random_share)
+        at = index[random] - text.sequence_offsets_B1[sequence[random]]
+        tokens[index[random]] = self.replacements(make_key(key_B, 3)[sequence[random]], at)
         return Masked(tokens, index, label, unit_start, unit_start + np.repeat(size, size))
 
     def replacements(self, key: np.ndarray, index: np.ndarray) -> np.ndarray:
@@ -162,7 +213,7 @@ class Masker:
         return self.ordinary[np.searchsorted(self.cumulative, draw, side="right")]
 
     def units(self, text: Text, key_B: np.ndarray) -> tuple[Units, np.ndarray]:
-        """The units of a pack, and how many tokens of each sequence may be masked."""
+        """The units of a pack, and the number of tokens in each sequence that may be masked."""
         place = ranges(text.part_start_P, text.part_length_P)
         token = text.tokens_T[place]
         special = self.layout.special_V[token]
@@ -185,7 +236,7 @@ class Masker:
         return units, text_B
 
     def spans(self, words: Units, sequence_offsets_B1: np.ndarray, key_B: np.ndarray) -> Units:
-        """Tile each stretch of words with spans of geometric length, one word apart."""
+        """Tile each run of words with spans of geometric length, one word apart."""
         ends_U = words.start_U + words.size_U
         gap = np.flatnonzero(words.start_U[1:] != ends_U[:-1]) + 1
         stretch = np.concatenate([[0], gap]) if len(ends_U) else np.zeros(0, np.int64)
@@ -209,12 +260,12 @@ class Masker:
 
 
 def choose(units: Units, sequence_offsets_B1: np.ndarray, key_B: np.ndarray, budget_B: np.ndarray) -> np.ndarray:
-    """Numbers of the units to hide: `budget_B` tokens of each sequence, less or more than one unit.
+    """Indices of the units to mask: `budget_B` tokens of each sequence, up to one unit more or less.
 
-    The units of a sequence are laid around a circle in random order, the circle is turned at random, and those
+    The units of a sequence are placed on a circle in random order, the circle is rotated at random, and the units
     that begin in the arc from 0 to the budget are taken. So every unit is equally likely, long or short; the
-    expected number of tokens is the budget exactly; the number of single tokens is the budget rounded up or
-    down; and a higher rate only adds units to those of a lower one.
+    expected number of tokens is exactly the budget; the number of single tokens is the budget rounded up or
+    down; and a higher rate only adds units to those of a lower rate.
     """
     sequence, size = units.sequence_U, units.size_U
     shuffle = bits(make_key(key_B, 0)[sequence], units.start_U - sequence_offsets_B1[sequence])

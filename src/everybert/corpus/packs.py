@@ -1,36 +1,39 @@
 """Packs: training batches as a pure function of (corpus, recipe, seed, position).
 
-A pack is a run of whole examples of at most `capacity` tokens. Packs are counted within a block of documents,
-blocks within an epoch, so any pack is made without making those before it: a resumed run continues at its
-position, and workers and ranks take every n-th pack of one and the same row.
+A pack is a run of whole examples of at most `capacity` tokens. Packs are numbered within a block of documents,
+and blocks within an epoch, so any pack is made without making those before it: a resumed run continues at its
+position, and workers and ranks take every n-th pack of the same sequence.
 
 Legend: T tokens in the pack, B sequences, P parts of sequences, M masked positions, E examples, N packs.
 """
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from everybert.corpus.blocks import Block, Elsewhere, epoch_documents
-from everybert.corpus.examples import ExampleConfig, Examples, pair_examples, sentence_examples
-from everybert.corpus.layout import Layout
-from everybert.corpus.masking import Masker, MaskingConfig, Text
-from everybert.corpus.random import make_key, permutation
-from everybert.corpus.ranges import offsets, ranges
+from everybert.corpus.examples import (
+    Block,
+    Documents,
+    ExampleConfig,
+    Examples,
+    RandomSegments,
+    pair_examples,
+    sentence_examples,
+)
+from everybert.corpus.masking import Masker, MaskingConfig, Text, make_key, permutation, uniform
+from everybert.corpus.pmi import Phrases
+from everybert.corpus.shards import Corpus, Layout, offsets, ranges
 from everybert.errors import EverybertError
 
-if TYPE_CHECKING:
-    from everybert.corpus.shards import Corpus
-
 BLOCK_TOKENS = 1 << 22  # planned in a fraction of a second, and large enough to shuffle examples well
-BLOCK_PACKS = 64  # at least, since the last pack of a block is not full
-LOOKAHEAD = 64
+BLOCK_PACKS = 64  # at least, because the last pack of a block is not full
+LOOKAHEAD = 64  # examples that may fill the gap at the end of a pack
 
 
 class Position(NamedTuple):
-    """Where a run stands: the first pack not yet used. `pack` may run past its block's end: add to it freely."""
+    """The first pack that a run has not used yet. `pack` may exceed the number of packs in its block."""
 
     epoch: int = 0
     block: int = 0
@@ -38,14 +41,37 @@ class Position(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The examples of a block in the order of its packs; pack n is examples `offsets_N1[n]:offsets_N1[n + 1]`."""
+    """The examples of a block in the order of its packs. Pack n is examples `offsets_N1[n]:offsets_N1[n + 1]`."""
 
     examples: Examples
     offsets_N1: np.ndarray
 
 
+def epoch_documents(corpus: Documents, alpha: float, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """(document, copy) numbers of an epoch in random order.
+
+    Language l is sampled with p_l ∝ n_l^α (Conneau et al. 2020), where n_l is its number of tokens, so its documents
+    appear f_l = p_l / share_l times per epoch. Epoch e has ⌊u + (e+1) f⌋ − ⌊u + e f⌋ copies of a document, with a
+    fixed u per document: every document is used, rare ones every 1 / f epochs.
+    """
+    documents = np.arange(len(corpus.document_sentences) - 1)
+    copies = np.zeros_like(documents)
+    if alpha < 1 and corpus.document_language is not None:
+        size = np.diff(corpus.sentence_offsets[corpus.document_sentences])
+        tokens = np.bincount(corpus.document_language, size, minlength=len(corpus.languages))
+        share = tokens / tokens.sum()
+        smooth = np.where(tokens > 0, share**alpha, 0)
+        times = (smooth / smooth.sum() / np.where(tokens > 0, share, 1))[corpus.document_language]
+        u = uniform(make_key(seed, 1), documents)
+        count = (np.floor(u + (epoch + 1) * times) - np.floor(u + epoch * times)).astype(np.int64)
+        copies = ranges(np.zeros_like(count), count)
+        documents = np.repeat(documents, count)
+    order = permutation(make_key(seed, 2, epoch), len(documents))
+    return documents[order], copies[order]
+
+
 def fill_packs(length_E: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """(order_E, offsets_N1): examples into packs in their order, gaps filled by the best fit among the next few."""
+    """(order_E, offsets_N1): examples in packs, in order; a gap is filled by the best fit among the next few."""
     order, length = np.arange(len(length_E)), np.array(length_E)
     starts = [0]
     most = capacity // int(length.min()) + 1 if len(length) else 0
@@ -65,18 +91,18 @@ def fill_packs(length_E: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndar
 
 
 class PackStream:
-    """The endless row of packs of a recipe.
+    """The endless sequence of packs of a recipe.
 
-    stream[position] makes one pack; `packs` walks along. A pack is a dict of arrays (int64 throughout):
-    tokens (T), segments (T, only in families that have them), lengths (B), mask_index and mask_label (M),
-    pair_label (B; 0 next or in order, 1 random or swapped, −100 none), example (B) ids, language (B, only
-    of a multilingual corpus), position; and for spans span_left, span_right (M; the places of the tokens next
-    to the span) and span_place (M; 1 for the span's first token).
+    `stream[position]` makes one pack and `packs` iterates over them. A pack is a dict of int64 arrays: tokens (T),
+    segments (T, only in families that have them), lengths (B), mask_index and mask_label (M), pair_label (B; 0 next
+    or in order, 1 random or swapped, −100 none), example (B) ids, language (B, only of a multilingual corpus), and
+    its position. The span strategy adds span_left and span_right (M; the positions next to the span) and span_place
+    (M; 1 for the span's first token).
     """
 
     def __init__(
         self,
-        corpus: "Corpus",
+        corpus: Corpus,
         layout: Layout,
         examples: ExampleConfig | None = None,
         masking: MaskingConfig | None = None,
@@ -95,21 +121,23 @@ class PackStream:
                 f"examples = {self.examples.kind!r} needs documents of two sentences or more: put a document's "
                 "sentences into one document, or choose examples = 'full'"
             )
-        self.elsewhere = Elsewhere(corpus, self.examples.other_document) if self.examples.kind == "pairs" else None
+        pairs = self.examples.kind == "pairs"
+        self.random_segments = RandomSegments(corpus, self.examples.other_document) if pairs else None
         unigram = corpus.unigram() if self.masking.replacement == "unigram" else None
         collocations = corpus.collocations() if self.masking.strategy == "pmi" else None
-        self.masker = Masker(self.masking, layout, unigram, collocations)
+        phrases = Phrases(collocations, layout.vocab_size) if collocations else None
+        self.masker = Masker(self.masking, layout, unigram, phrases)
         block_tokens = max(BLOCK_TOKENS, BLOCK_PACKS * capacity)
         self.blocks = max(1, min(corpus.token_count // block_tokens, corpus.documents))
         self._epoch: tuple[int, tuple[np.ndarray, np.ndarray]] | None = None
         self._plan: tuple[tuple[int, int], Plan] | None = None
 
     def content_epoch(self, epoch: int) -> int:
-        """The epoch whose examples and masks this one has: its own, or one of the static duplicates."""
+        """The epoch of which this one repeats the examples and masks: itself, or one of the static duplicates."""
         return epoch % self.masking.static_duplicates if self.masking.static_duplicates else epoch
 
     def plan(self, epoch: int, block: int) -> Plan:
-        """The examples of a block of an epoch, in packs. The last one asked for is remembered."""
+        """The examples of a block of an epoch, in packs. The last plan is cached."""
         if self._plan is None or self._plan[0] != (epoch, block):
             self._plan = (epoch, block), self._make_plan(epoch, block)
         return self._plan[1]
@@ -123,7 +151,7 @@ class PackStream:
         block = Block.of(self.corpus, documents[cut], copies[cut], by_language=self.examples.kind == "full")
         if self.examples.paired:
             separators = self.layout.pair_separators
-            found = pair_examples(block, self.examples, separators, self.seed, content, self.elsewhere)
+            found = pair_examples(block, self.examples, separators, self.seed, content, self.random_segments)
         else:
             found = sentence_examples(block, self.examples)
         order = permutation(make_key(self.seed, 5, epoch, number), len(found))
@@ -131,7 +159,7 @@ class PackStream:
         return Plan(found.take(order[packed]), offsets_N1)
 
     def positions(self, start: Position | None = None, epochs: int | None = None) -> Iterator[Position]:
-        """Every position from `start` on, in order; endless, or up to the end of the given number of epochs."""
+        """All positions from `start` on, endless or for the given number of epochs."""
         epoch, block, pack = start or Position()
         stop = None if epochs is None else epoch + epochs
         while epoch != stop:
@@ -150,7 +178,7 @@ class PackStream:
         rate: Callable[[int], float] | None = None,
         epochs: int | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Packs number first, first + stride, … counted from `start`; `rate(number)` is their masking rate.
+        """Packs first, first + stride, … counted from `start`. `rate(number)` is the masking rate of a pack.
 
         Worker w of W on rank r of R takes first = r + w R and stride = R W.
         """
@@ -162,11 +190,12 @@ class PackStream:
         return self.make(Position(*position))
 
     def make(self, position: Position, rate: float | None = None) -> dict[str, Any]:
-        """The pack at a position, masked at a rate (the configured one when None)."""
+        """The pack at a position, masked at the given rate or the configured one."""
         plan = self.plan(position.epoch, position.block)
         if not 0 <= position.pack < len(plan.offsets_N1) - 1:
             raise IndexError(f"{position} is beyond its block, which has {len(plan.offsets_N1) - 1} packs")
-        examples = plan.examples.cut(*plan.offsets_N1[position.pack : position.pack + 2])
+        start, stop = plan.offsets_N1[position.pack : position.pack + 2]
+        examples = plan.examples.take(np.arange(start, stop))
         text, segments = self.assemble(examples)
         key_B = make_key(self.seed, 6, self.content_epoch(position.epoch), examples.id_E)
         masked = self.masker(text, key_B, rate)
@@ -189,7 +218,7 @@ class PackStream:
         return pack
 
     def assemble(self, examples: Examples) -> tuple[Text, np.ndarray]:
-        """(tokens with their special tokens, segments): the class token, parts, separators between and after."""
+        """(tokens, segments): the class token, the parts, and separators between and after them."""
         length_P, parts_E = examples.part_length_P, examples.parts_E
         number_P = ranges(np.zeros_like(parts_E), parts_E)
         last_P = np.zeros(len(length_P), bool)

@@ -1,9 +1,9 @@
-"""Token shards on disk and the memory-mapped view of a corpus that batches are cut from.
+"""Token shards on disk, the memory-mapped corpus that batches are read from, and the layout of special tokens.
 
 A corpus folder holds
 
-    corpus.json              what it is: dtype, vocabulary, tokenizer digest, languages, splits, counts, files
-    tokenizer/               the tokenizer that made it
+    corpus.json              dtype, vocabulary, tokenizer digest, languages, splits, counts, files with their hashes
+    tokenizer/               the tokenizer that encoded it
     unigram.npy              int64 count of every token id over the training split
     pmi.npz                  mined collocations (only after `--pmi`)
     shards/NAME.tokens.bin   flat little-endian token ids, no special tokens
@@ -13,19 +13,32 @@ A corpus folder holds
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from everybert.errors import EverybertError
 from everybert.files import read_json, sync
 
+if TYPE_CHECKING:
+    from everybert.text.tokenizer import Tokenizer
+
 VERSION = 1
-OPEN_SHARDS = 256  # memory maps kept open at once: each holds a file descriptor, and limits of 1,024 are common
+OPEN_SHARDS = 256  # memory maps that are open at once: each holds a file descriptor, and limits of 1,024 are common
+
+
+def offsets(counts: np.ndarray) -> np.ndarray:
+    """int64 running sum that begins with 0."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+
+
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """int64: the numbers starts[i] … starts[i] + counts[i] − 1 for every i, concatenated."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + counts, counts)
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
@@ -44,25 +57,22 @@ class Shard:
 
 
 def write_shard(folder: Path, name: str, shard: Shard, with_languages: bool) -> list[Path]:
-    """Write and sync the files of one shard; returns their paths."""
-    tokens = folder / f"{name}.tokens.bin"
-    with tokens.open("wb") as file:
-        shard.tokens.tofile(file)
-    sync(tokens)
+    """Write and sync the files of one shard. Returns their paths."""
+    paths = [folder / f"{name}.tokens.bin"]
+    shard.tokens.tofile(paths[0])
     arrays = {"sentences": shard.sentences.astype("<i8"), "documents": shard.documents.astype("<i8")}
     if with_languages:
         arrays["languages"] = shard.languages.astype(np.uint8)
-    paths = [tokens]
     for kind, array in arrays.items():
         paths.append(folder / f"{name}.{kind}.npy")
-        with paths[-1].open("wb") as file:
-            np.save(file, array, allow_pickle=False)
-        sync(paths[-1])
+        np.save(paths[-1], array, allow_pickle=False)
+    for path in paths:
+        sync(path)
     return paths
 
 
 class Corpus:
-    """A split of a corpus folder, numbered globally over its shards; token ids stay on disk until asked for.
+    """A split of a corpus folder, numbered globally over its shards. Token ids stay on disk until they are read.
 
     `document_sentences` (n_documents + 1) and `sentence_offsets` (n_sentences + 1) are int64 arrays in
     memory: document d is sentences `document_sentences[d]:document_sentences[d + 1]`, sentence s is tokens
@@ -94,7 +104,7 @@ class Corpus:
         return cls(path, split)
 
     def __reduce__(self):
-        # Loader workers reopen the files: cheaper than shipping the offsets, and maps cannot be pickled.
+        # Data workers reopen the files: cheaper than sending the offsets, and maps cannot be pickled.
         return Corpus, (self.path, self.split)
 
     def _load_index(self, names: list[str]) -> None:
@@ -119,26 +129,26 @@ class Corpus:
 
     @property
     def documents(self) -> int:
-        """How many documents the split has."""
+        """Number of documents in the split."""
         return len(self.document_sentences) - 1
 
     @property
     def sentences(self) -> int:
-        """How many sentences the split has."""
+        """Number of sentences in the split."""
         return len(self.sentence_offsets) - 1
 
     @property
     def token_count(self) -> int:
-        """How many tokens the split has."""
+        """Number of tokens in the split."""
         return int(self._bases[-1])
 
     @property
     def tokenizer_path(self) -> Path:
-        """The folder of the tokenizer that made this corpus."""
+        """The folder of the tokenizer that encoded this corpus."""
         return self.path / "tokenizer"
 
     def check_tokenizer(self, digest: str) -> None:
-        """Refuse a tokenizer other than the one the corpus was built with."""
+        """Raise an error unless the digest is of the tokenizer that the corpus was built with."""
         if digest != self.tokenizer_digest:
             raise EverybertError(
                 f"the tokenizer (sha256 {digest[:12]}…) does not belong to the corpus {self.path} (made by "
@@ -153,37 +163,23 @@ class Corpus:
         return self._maps[shard]
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
-        """The ids from global token offset `start` up to `stop`, read-only where they lie in one shard."""
+        """The ids from global token offset `start` to `stop`: a read-only view if they are in one shard."""
         if not 0 <= start <= stop <= self.token_count:
             raise IndexError(f"tokens {start}:{stop} of a corpus of {self.token_count}")
-        parts = [np.asarray(self._tokens_of(i)[a:b]) for i, a, b in self._pieces(start, stop)]
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else np.empty(0, self.dtype)
-
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """The (shard, from, to) pieces that a run of global offsets is made of."""
         shard = int(np.searchsorted(self._bases, start, side="right")) - 1
-        while start < stop:
-            base, end = int(self._bases[shard]), int(self._bases[shard + 1])
-            if end > start:
-                yield shard, start - base, min(stop, end) - base
-                start = min(stop, end)
-            shard += 1
+        if start < stop <= self._bases[shard + 1]:
+            return np.asarray(self._tokens_of(shard)[start - self._bases[shard] : stop - self._bases[shard]])
+        return self.gather(np.array([start]), np.array([stop]))
 
     def gather(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """The runs `starts[i]:stops[i]` of global token offsets, one after another in a flat array."""
-        starts, stops = np.asarray(starts, np.int64), np.asarray(stops, np.int64)
-        lengths = stops - starts
-        ends = np.cumsum(lengths)
-        total = int(ends[-1]) if len(ends) else 0
-        if total == 0:
+        """The runs `starts[i]:stops[i]` of global token offsets, concatenated."""
+        index = ranges(starts, stops - starts)
+        if not len(index):
             return np.empty(0, self.dtype)
-        index = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
         if index.min() < 0 or index.max() >= self.token_count:
             raise IndexError(f"tokens outside a corpus of {self.token_count}")
         shards = np.searchsorted(self._bases, index, side="right") - 1
-        out = np.empty(total, self.dtype)
+        out = np.empty(len(index), self.dtype)
         for shard in np.unique(shards):
             here = shards == shard
             out[here] = self._tokens_of(int(shard))[index[here] - self._bases[shard]]
@@ -194,13 +190,12 @@ class Corpus:
         return np.load(self.path / "unigram.npy", allow_pickle=False)
 
     def collocations(self) -> list[tuple[int, ...]] | None:
-        """The mined collocations as tuples of token ids, longest first; None when none were mined."""
-        file = self.path / "pmi.npz"
-        if "pmi.npz" not in self.meta.get("files", ()):  # nor is one that mining did not finish
+        """The mined collocations as tuples of token ids, longest first. None if none were mined."""
+        if "pmi.npz" not in self.meta.get("files", ()):  # an unfinished file does not count
             return None
-        with np.load(file, allow_pickle=False) as data:
-            ids, offsets = data["ids"].tolist(), data["offsets"].tolist()
-        return [tuple(ids[a:b]) for a, b in pairwise(offsets)]
+        with np.load(self.path / "pmi.npz", allow_pickle=False) as data:
+            ids, edges = data["ids"].tolist(), data["offsets"].tolist()
+        return [tuple(ids[a:b]) for a, b in pairwise(edges)]
 
 
 def _chain(arrays: list[np.ndarray]) -> np.ndarray:
@@ -214,7 +209,7 @@ def _chain(arrays: list[np.ndarray]) -> np.ndarray:
 
 
 def read_meta(path: str | Path) -> dict[str, Any]:
-    """The corpus.json of a folder, checked for being a corpus this version reads."""
+    """The corpus.json of a folder. Raises an error unless this version reads it."""
     path = Path(path)
     file = path / "corpus.json"
     if not file.exists():
@@ -226,3 +221,43 @@ def read_meta(path: str | Path) -> dict[str, Any]:
     if version != VERSION:
         raise EverybertError(f"{path} has corpus format {version}, this everybert reads {VERSION}: build it again")
     return meta
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The ids that examples are built with: [CLS] A [SEP] B [SEP] in BERT, <s> A </s></s> B </s> in RoBERTa."""
+
+    cls_id: int
+    sep_id: int
+    pad_id: int
+    mask_id: int
+    vocab_size: int
+    special_V: np.ndarray
+    """bool: special tokens, which are neither masked nor drawn as replacements."""
+    continues_V: np.ndarray
+    """bool: tokens that continue a word."""
+    pair_separators: int = 1
+    """Separators between the two segments of a pair."""
+    segments: bool = True
+    """Whether the second segment has its own segment id."""
+
+    @classmethod
+    def of(cls, tokenizer: "Tokenizer") -> "Layout":
+        """The layout that the tokenizer uses for a pair of texts."""
+        needed = {"cls_id": "[CLS]", "sep_id": "[SEP]", "pad_id": "[PAD]", "mask_id": "[MASK]"}
+        ids = {name: getattr(tokenizer, name) for name in needed}
+        for name, token in needed.items():
+            if ids[name] is None:
+                raise EverybertError(f"the tokenizer has no {token} token, which pre-training needs")
+        plain = next(i for i in range(tokenizer.size) if i not in tokenizer.special_ids)
+        pair, segments = tokenizer.build([plain], [plain])
+        special = np.zeros(tokenizer.size, bool)
+        special[list(tokenizer.special_ids)] = True
+        return cls(
+            **ids,
+            vocab_size=tokenizer.size,
+            special_V=special,
+            continues_V=np.asarray(tokenizer.continues_word(), bool),
+            pair_separators=len(pair) - 4,
+            segments=any(segments),
+        )

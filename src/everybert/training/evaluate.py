@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional as F
 
 from everybert.corpus.examples import ExampleConfig, Kind
-from everybert.corpus.layout import Layout
+from everybert.corpus.shards import Layout
 from everybert.corpus.masking import MaskingConfig
 from everybert.corpus.packs import PackStream
 from everybert.corpus.shards import Corpus

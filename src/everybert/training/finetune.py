@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from everybert.corpus.random import make_key, permutation
+from everybert.corpus.masking import make_key, permutation
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder, write_json
 from everybert.model.features import FeatureHead

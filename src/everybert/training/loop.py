@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everybert.corpus.random import make_key
+from everybert.corpus.masking import make_key
 from everybert.errors import EverybertError
 from everybert.training.data import Step
 from everybert.training.distributed import World

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from everybert.corpus.packs import Position
-from everybert.corpus.random import make_key, permutation
+from everybert.corpus.masking import make_key, permutation
 from everybert.errors import EverybertError
 from everybert.model.adapters import AdapterSet, LoraConfig
 from everybert.model.config import EncoderConfig
