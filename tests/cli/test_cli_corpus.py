@@ -70,7 +70,7 @@ def test_ctrl_c_says_how_to_go_on(place, monkeypatch):
     def stop(*rest):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build, "_build", stop)
+    monkeypatch.setattr(build, "_write_shards", stop)
     result = run("build", place / "a.txt", *common(place))
     assert result.exit_code == 130
     assert "run the same command again" in result.stderr

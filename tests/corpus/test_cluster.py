@@ -57,7 +57,7 @@ def on_cluster(texts, out, **more):
 
 
 def killer(mark: Path, times: int):
-    """`encode_pieces`, but a worker dies by SIGKILL over its work, `times` times in all, in the middle of the corpus."""
+    """`encode_pieces`, but a worker kills itself by SIGKILL, `times` times in all, in the middle of the corpus."""
     encode = build.encode_pieces
 
     def dying(encoder, pieces):  # known here alone, so it is sent to the workers as it is

@@ -5,8 +5,7 @@ import torch
 from torch.nn import functional as F
 from toy import tiny_recipe
 
-from everybert.corpus.shards import Layout
-from everybert.corpus.shards import Corpus
+from everybert.corpus.shards import Corpus, Layout
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.text.tokenizer import Tokenizer

@@ -4,8 +4,7 @@ import pytest
 import torch
 from toy import tiny_recipe
 
-from everybert.corpus.shards import Layout
-from everybert.corpus.shards import Corpus
+from everybert.corpus.shards import Corpus, Layout
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.data import Feed, Place
 

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 import everybert
 from everybert.cli.corpus import app
 from everybert.corpus.examples import ExampleConfig
-from everybert.corpus.shards import Layout
-from everybert.corpus.shards import Corpus
+from everybert.corpus.shards import Corpus, Layout
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network

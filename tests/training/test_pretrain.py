@@ -12,8 +12,7 @@ from grammar import write_corpus
 from safetensors.torch import load_file
 from toy import tiny_recipe
 
-from everybert.corpus.shards import Layout
-from everybert.corpus.shards import Corpus
+from everybert.corpus.shards import Corpus, Layout
 from everybert.errors import EverybertError
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network

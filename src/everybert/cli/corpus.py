@@ -86,11 +86,7 @@ def cloze(
     seed: Annotated[int, typer.Option(help="Chooses what is asked.")] = 0,
 ) -> None:
     """Make questions of text: a name or number is taken out of a sentence and asked of those around it."""
-    from everybert.corpus.cloze import write_cloze
-    from everybert.text.readers import read_documents
-
-    made = write_cloze(read_documents(files), out, count, seed)
-    typer.echo(f"{made:,} questions in {out}")
+    raise EverybertError(f"cloze questions are a recipe now: python recipes/cloze.py {' '.join(files)} --out {out}")
 
 
 @app.command()

@@ -211,7 +211,7 @@ def _best(corpus: Corpus, tables: list[Table], total: int, options: PmiOptions) 
 
 
 class Phrases:
-    """Finds collocations, given as tuples of token ids, by a hash of their tokens at all positions of a pack at once."""
+    """Finds collocations in a run of tokens, by a hash of their tokens at all positions at once."""
 
     def __init__(self, phrases: Sequence[tuple[int, ...]], vocab_size: int):
         self.token_hash_V = bits(make_key(0), np.arange(vocab_size))
@@ -221,7 +221,8 @@ class Phrases:
                 by_length.setdefault(len(phrase), []).append(phrase)
         self.hashes: dict[int, np.ndarray] = {}
         self.shift = np.uint64(64 - max(10, len(phrases).bit_length() + 4))
-        self.seen = np.zeros(1 << (64 - int(self.shift)), bool)  # hashes of first pairs and whole phrases, by their leading bits
+        # Leading bits of the hashes of first pairs and of whole phrases.
+        self.seen = np.zeros(1 << (64 - int(self.shift)), bool)
         for length in sorted(by_length):
             token_NL = np.array(by_length[length])
             hash_N = self.token_hash_V[token_NL[:, 0]]

@@ -31,7 +31,5 @@ class Actor:
 def on_cluster(job: Job, parts: list[Part], address: str | None, workers: int | None) -> Generator[Record, None, None]:
     """The record of each part, as `Predictor` returns it, in the order in which they finish."""
     rows = [asdict(part) for part in parts]
-    for row in map_on_actors(
-        Actor, lambda device: (replace(job, device=device),), rows, job.device, address, workers
-    ):
+    for row in map_on_actors(Actor, lambda device: (replace(job, device=device),), rows, job.device, address, workers):
         yield json.loads(row["record"])

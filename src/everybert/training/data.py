@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from everybert.corpus.shards import Layout
-from everybert.corpus.packs import PackStream, Position
 from everybert.corpus.masking import make_key
-from everybert.corpus.shards import Corpus
+from everybert.corpus.packs import PackStream, Position
+from everybert.corpus.shards import Corpus, Layout
 from everybert.model.ragged import Ragged
 from everybert.training.recipe import Recipe
 from everybert.training.schedule import moment

@@ -20,10 +20,9 @@ import torch
 from torch.nn import functional as F
 
 from everybert.corpus.examples import ExampleConfig, Kind
-from everybert.corpus.shards import Layout
 from everybert.corpus.masking import MaskingConfig
 from everybert.corpus.packs import PackStream
-from everybert.corpus.shards import Corpus
+from everybert.corpus.shards import Corpus, Layout
 from everybert.errors import EverybertError
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged

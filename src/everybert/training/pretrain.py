@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from everybert.corpus.shards import Layout
-from everybert.corpus.shards import Corpus
+from everybert.corpus.shards import Corpus, Layout
 from everybert.errors import EverybertError
 from everybert.files import MANIFEST, atomic_folder, is_complete, read_json, remove_stale, write_json
 from everybert.model.config import EncoderConfig

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everybert.corpus.packs import Position
 from everybert.corpus.masking import make_key, permutation
+from everybert.corpus.packs import Position
 from everybert.errors import EverybertError
 from everybert.model.adapters import AdapterSet, LoraConfig
 from everybert.model.config import EncoderConfig
