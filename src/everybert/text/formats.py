@@ -1,43 +1,227 @@
-"""Tokenizer files of the BERT family, read into one `tokenizers` backend.
+"""Tokenizer files of the BERT family, and the pipelines that `transformers` puts around their vocabularies.
 
-`tokenizer.json` holds a vocabulary and the pipeline around it; the older files hold the vocabulary alone, and the
-pipeline is the family's own. Ids equal those `transformers`' fast tokenizers give for the same files.
+`tokenizer.json` holds a vocabulary and its pipeline: a normalizer, a word splitter, a template of special tokens and a
+decoder. The older files (vocab.txt, vocab.json + merges.txt, SentencePiece models) hold the vocabulary alone; the
+pipeline is that of the family. Ids equal those of the fast tokenizers of `transformers` for the same files.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE, Unigram, WordPiece
 
 from everybert.errors import EverybertError
-from everybert.text.pipelines import (
-    BERT_NAMES,
-    ROBERTA_NAMES,
-    add_specials,
-    albert_pipeline,
-    bert_pipeline,
-    content,
-    roberta_pipeline,
-    xlm_roberta_pipeline,
-)
+from everybert.files import read_json
+
+BERT_NAMES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+ROBERTA_NAMES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+EMPTY_CHARSMAP = b"\0\0\0\0"  # the smallest valid SentencePiece character map; `Pipeline.matches` ignores its content
+FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
+"""The files that a folder's tokenizer is read from, in order of preference."""
+
+
+# ── pipelines ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The parts around a vocabulary, and the `transformers` class with the arguments that builds the same parts."""
+
+    normalizer: Any
+    pre_tokenizer: Any
+    post_processor: Any
+    decoder: Any
+    tokenizer_class: str
+    arguments: dict[str, Any]
+
+    def install(self, backend: Backend) -> Backend:
+        """Set the parts of a backend and return it."""
+        for part in PARTS:
+            if getattr(self, part) is not None:
+                setattr(backend, part, getattr(self, part))
+        return backend
+
+    def matches(self, backend: Backend) -> bool:
+        """Whether a backend has the same parts, the content of SentencePiece character maps aside."""
+        return all(_state(getattr(self, part)) == _state(getattr(backend, part)) for part in PARTS)
+
+
+def _state(part: Any) -> Any:
+    """A part as JSON, without its precompiled character map."""
+    if part is None:
+        return None
+    return json.loads(
+        part.__getstate__(), object_hook=lambda node: {k: v for k, v in node.items() if k != "precompiled_charsmap"}
+    )
+
+
+def template(backend: Backend, cls: str, sep: str, pair_segment: int, separators: int) -> Any:
+    """`cls A sep [sep] B sep`, with B in segment 0 or 1."""
+    b = f"{' '.join([f'{sep}:0'] * separators)} $B:{pair_segment} {sep}:{pair_segment}"
+    ids = [(token, backend.token_to_id(token)) for token in dict.fromkeys((cls, sep))]
+    return processors.TemplateProcessing(single=f"{cls}:0 $A:0 {sep}:0", pair=f"{cls}:0 $A:0 {b}", special_tokens=ids)
+
+
+def bert_pipeline(
+    backend: Backend,
+    lowercase: bool,
+    strip_accents: bool | None = None,
+    chinese: bool = True,
+    cls: str = "[CLS]",
+    sep: str = "[SEP]",
+) -> Pipeline:
+    """BERT: cleaning, lower-casing, accent stripping; splits at spaces, punctuation and CJK characters."""
+    return Pipeline(
+        normalizers.BertNormalizer(
+            clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
+        ),
+        pre_tokenizers.BertPreTokenizer(),
+        template(backend, cls, sep, pair_segment=1, separators=1),
+        decoders.WordPiece(prefix="##"),
+        "BertTokenizer",
+        {"do_lower_case": lowercase, "strip_accents": strip_accents, "tokenize_chinese_chars": chinese},
+    )
+
+
+def roberta_pipeline(backend: Backend, add_prefix_space: bool = False) -> Pipeline:
+    """RoBERTa: byte-level words as in GPT-2; `<s> A </s></s> B </s>`, all in segment 0."""
+    ids: dict[str, Any] = {token: backend.token_to_id(token) for token in ("</s>", "<s>")}
+    return Pipeline(
+        None,
+        pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space),
+        processors.RobertaProcessing(("</s>", ids["</s>"]), ("<s>", ids["<s>"]), True, add_prefix_space),
+        decoders.ByteLevel(),
+        "RobertaTokenizer",
+        {"add_prefix_space": add_prefix_space},
+    )
+
+
+def _metaspace(kind: Any) -> Any:
+    return kind.Metaspace(replacement="▁", prepend_scheme="always")
+
+
+def albert_pipeline(
+    backend: Backend, charsmap: bytes | None, lowercase: bool = True, keep_accents: bool = False
+) -> Pipeline:
+    """ALBERT: quotes, accents (NFKD) and lower case, then the character map of SentencePiece."""
+    steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not keep_accents:
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if lowercase:
+        steps.append(normalizers.Lowercase())
+    if charsmap:
+        steps.append(normalizers.Precompiled(charsmap))
+    return Pipeline(
+        normalizers.Sequence(steps),
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), _metaspace(pre_tokenizers)]),
+        template(backend, "[CLS]", "[SEP]", pair_segment=1, separators=1),
+        _metaspace(decoders),
+        "AlbertTokenizer",
+        {"do_lower_case": lowercase, "keep_accents": keep_accents},
+    )
+
+
+def xlm_roberta_pipeline(backend: Backend, charsmap: bytes | None) -> Pipeline:
+    """XLM-R: the character map of SentencePiece; `<s> A </s></s> B </s>`, all in segment 0."""
+    return Pipeline(
+        normalizers.Precompiled(charsmap) if charsmap else None,
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), _metaspace(pre_tokenizers)]),
+        template(backend, "<s>", "</s>", pair_segment=0, separators=2),
+        _metaspace(decoders),
+        "XLMRobertaTokenizer",
+        {},
+    )
+
+
+def class_settings(backend: Backend, roles: dict[str, str]) -> dict[str, Any]:
+    """The class and its arguments for tokenizer_config.json.
+
+    `transformers` 5 rebuilds the pipeline of a named class from its arguments and ignores that of tokenizer.json.
+    So a class is named only if it builds this pipeline; otherwise the generic class, which reads tokenizer.json.
+    """
+    for pipeline in _candidates(backend, roles):
+        if pipeline.matches(backend):
+            return {"tokenizer_class": pipeline.tokenizer_class, **pipeline.arguments}
+    inputs = ["input_ids", "attention_mask"]
+    if 1 in backend.encode("a", "a").type_ids:
+        inputs.insert(1, "token_type_ids")
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
+
+
+def _candidates(backend: Backend, roles: dict[str, str]) -> Iterable[Pipeline]:
+    """The pipelines of the classes that fit the vocabulary model of a backend."""
+    model: Any = backend.model
+    roberta = set(ROBERTA_NAMES.values()) <= set(roles.values())
+    if isinstance(model, WordPiece) and isinstance(backend.normalizer, normalizers.BertNormalizer):
+        bert: Any = backend.normalizer
+        if {"cls", "sep"} <= roles.keys() and model.max_input_chars_per_word == 100:
+            options = bert.lowercase, bert.strip_accents, bert.handle_chinese_chars
+            yield bert_pipeline(backend, *options, roles["cls"], roles["sep"])
+    elif isinstance(model, BPE) and roberta and model.unk_token is None and not model.ignore_merges:
+        for add_prefix_space in (False, True):
+            yield roberta_pipeline(backend, add_prefix_space)
+    elif isinstance(model, Unigram):
+        unk_id = json.loads(backend.to_str())["model"]["unk_id"]
+        for charsmap in (None, EMPTY_CHARSMAP):
+            if {"[CLS]", "[SEP]"} <= set(roles.values()) and unk_id == 1:
+                for lowercase, keep_accents in product((True, False), repeat=2):
+                    yield albert_pipeline(backend, charsmap, lowercase, keep_accents)
+            elif roberta and unk_id == 3:
+                yield xlm_roberta_pipeline(backend, charsmap)
+
+
+# ── special tokens ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def content(token: str | AddedToken) -> str:
+    """The string of a special token."""
+    return token if isinstance(token, str) else token.content
+
+
+def add_specials(backend: Backend, tokens: Iterable[str | AddedToken]) -> None:
+    """Register special tokens: they are matched in text before normalization and are never split."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    new = [AddedToken(t, special=True, normalized=False) if isinstance(t, str) else t for t in tokens]
+    backend.add_special_tokens([t for t in new if t.content not in known])
+
+
+def special_token(settings: dict[str, Any], role: str) -> str | AddedToken | None:
+    """The special token of a role ("cls", "mask" …) in the settings of a folder: a string, or with its flags."""
+    value = settings.get(f"{role}_token")
+    if isinstance(value, dict) and isinstance(value.get("content"), str):
+        flags = {k: bool(value[k]) for k in ("single_word", "lstrip", "rstrip") if k in value}
+        return AddedToken(value["content"], special=True, normalized=False, **flags)
+    return value if isinstance(value, str) else None
+
+
+def _special_tokens(settings: dict[str, Any], names: dict[str, str], vocab: Any) -> list[str | AddedToken]:
+    """The special tokens of a family that the vocabulary has, as the settings define them."""
+    tokens = [special_token(settings, role) or name for role, name in names.items()]
+    return [token for token in tokens if content(token) in vocab]
+
+
+# ── files ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def read_backend(path: str | Path) -> tuple[Backend, dict[str, Any]]:
-    """The backend in a folder or file, and the settings beside it (config, special tokens)."""
+    """The backend of a folder or file, and the settings of tokenizer_config.json and special_tokens_map.json."""
     path = Path(path)
     if not path.exists():
         raise EverybertError(f"no tokenizer at {path}: give a folder or a tokenizer file that exists")
     folder = path if path.is_dir() else path.parent
     settings = _settings(folder)
     file = _choose_file(path)
-    with one_line_errors(f"{file} is not a tokenizer file that can be read", "fetch it again"):
+    with one_line_errors(f"{file} is not a tokenizer file that can be read", "download it again"):
         if file.name.endswith(".model"):
             backend = _from_sentencepiece(file, settings)
         elif file.suffix == ".txt" and file.name != "merges.txt":
@@ -52,7 +236,7 @@ def read_backend(path: str | Path) -> tuple[Backend, dict[str, Any]]:
 
 @contextmanager
 def one_line_errors(problem: str, remedy: str) -> Iterator[None]:
-    """Turn the crate's failures into one line: it raises bare Exception, and panics outside of that."""
+    """Turn errors of `tokenizers` into one-line errors. It raises plain Exceptions and, on a panic, BaseExceptions."""
     try:
         yield
     except (EverybertError, MemoryError, KeyboardInterrupt, SystemExit):
@@ -62,10 +246,10 @@ def one_line_errors(problem: str, remedy: str) -> Iterator[None]:
 
 
 def _choose_file(path: Path) -> Path:
-    """The file to read: the given one, or the richest in the folder."""
+    """The file to read: the given one, or the first of FILES in the folder."""
     if path.is_file():
         return path
-    for name in ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model"):
+    for name in FILES:
         if (path / name).is_file():
             return path / name
     raise EverybertError(
@@ -75,29 +259,22 @@ def _choose_file(path: Path) -> Path:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """What stands in tokenizer_config.json and special_tokens_map.json, where there are any."""
+    """The content of special_tokens_map.json and tokenizer_config.json, if they exist."""
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         file = folder / name
         if file.is_file():
-            content = _json(file)
+            content = read_json(file, "restore or delete it")
             if isinstance(content, dict):
                 settings.update({k: v for k, v in content.items() if v is not None})
     return settings
 
 
-def _json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise EverybertError(f"{file} is not JSON ({_one_line(error)}): repair or delete it") from error
-
-
 def _add_later(backend: Backend, folder: Path, settings: dict[str, Any]) -> None:
-    """Tokens added after training, which the older files keep in added_tokens.json or the config."""
+    """Add the tokens of added_tokens.json and of the settings, which older formats keep apart from the vocabulary."""
     added = {int(i): AddedToken(**token) for i, token in settings.get("added_tokens_decoder", {}).items()}
     if (folder / "added_tokens.json").is_file():
-        listed = _json(folder / "added_tokens.json")
+        listed = read_json(folder / "added_tokens.json")
         added = {i: AddedToken(token, normalized=False) for token, i in listed.items()} | added
     for i, token in sorted(added.items()):
         backend.add_tokens([token])
@@ -105,29 +282,14 @@ def _add_later(backend: Backend, folder: Path, settings: dict[str, Any]) -> None
             raise EverybertError(f"{folder} adds {token.content!r} as id {i}, which its vocabulary cannot give it")
 
 
-def special_token(settings: dict[str, Any], role: str) -> str | AddedToken | None:
-    """A special token as the settings name it: a string, or with its flags."""
-    value = settings.get(f"{role}_token")
-    if isinstance(value, dict) and isinstance(value.get("content"), str):
-        flags = {k: bool(value[k]) for k in ("single_word", "lstrip", "rstrip") if k in value}
-        return AddedToken(value["content"], special=True, normalized=False, **flags)
-    return value if isinstance(value, str) else None
-
-
-def _special_tokens(settings: dict[str, Any], names: dict[str, str], vocab: Any) -> list[str | AddedToken]:
-    """The family's special tokens that the vocabulary has, as the settings call them."""
-    tokens = [special_token(settings, role) or name for role, name in names.items()]
-    return [t for t in tokens if (t if isinstance(t, str) else t.content) in vocab]
-
-
 def _from_vocab(file: Path, settings: dict[str, Any]) -> Backend:
-    """BERT's vocab.txt: a token a line. Without a setting, one that has no capitals is an uncased one."""
+    """BERT: vocab.txt, one token per line. Without a setting, a vocabulary without capitals is uncased."""
     lines = file.read_text(encoding="utf-8").split("\n")
     vocab = {token: i for i, token in enumerate(lines if lines[-1] else lines[:-1])}
     unk, cls, sep = (content(special_token(settings, role) or BERT_NAMES[role]) for role in ("unk", "cls", "sep"))
     for token in (unk, cls, sep):
         if token not in vocab:
-            raise EverybertError(f"{file} has no line {token}: a WordPiece vocabulary is needed, a token a line")
+            raise EverybertError(f"{file} has no line {token}: a WordPiece vocabulary is needed, one token per line")
     backend = Backend(WordPiece(vocab, unk_token=unk))
     capital = any(token.lower() != token for token in vocab if not (token.startswith("[") and token.endswith("]")))
     add_specials(backend, _special_tokens(settings, BERT_NAMES, vocab))
@@ -143,7 +305,7 @@ def _from_vocab(file: Path, settings: dict[str, Any]) -> Backend:
 
 
 def _from_merges(folder: Path, settings: dict[str, Any]) -> Backend:
-    """RoBERTa's vocab.json + merges.txt."""
+    """RoBERTa: vocab.json and merges.txt."""
     for name in ("vocab.json", "merges.txt"):
         if not (folder / name).is_file():
             raise EverybertError(f"{folder} has no {name}: a byte-level BPE is vocab.json and merges.txt together")
@@ -158,7 +320,7 @@ def _from_merges(folder: Path, settings: dict[str, Any]) -> Backend:
 
 
 def read_pieces(model: bytes) -> tuple[list[Any], bytes | None]:
-    """The pieces of a Unigram SentencePiece model (each with piece, score, type) and its character map."""
+    """The pieces of a Unigram SentencePiece model (with piece, score, type) and its character map."""
     try:
         from sentencepiece import sentencepiece_model_pb2 as messages
     except ImportError as error:
@@ -173,7 +335,7 @@ def read_pieces(model: bytes) -> tuple[list[Any], bytes | None]:
 
 
 def _from_sentencepiece(file: Path, settings: dict[str, Any]) -> Backend:
-    """ALBERT's spiece.model (its pieces hold [CLS]) or XLM-R's sentencepiece.bpe.model (they do not)."""
+    """ALBERT (the pieces include [CLS]) or XLM-R (they do not)."""
     if "camembert" in str(settings.get("tokenizer_class", "")).lower():
         raise EverybertError(f"{file} numbers its pieces as CamemBERT does: save it as tokenizer.json first")
     messages, charsmap = read_pieces(file.read_bytes())
@@ -184,14 +346,14 @@ def _from_sentencepiece(file: Path, settings: dict[str, Any]) -> Backend:
         lowercase, keep_accents = settings.get("do_lower_case", True), settings.get("keep_accents", False)
         pipeline = albert_pipeline(backend, charsmap, lowercase, keep_accents)
     else:
-        # fairseq's four specials replace SentencePiece's own three: every later piece moves up by one.
+        # The four special tokens of fairseq replace the three of SentencePiece: all other ids move up by one.
         fairseq = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
         backend = Backend(Unigram([*fairseq, *pieces[3:], ("<mask>", 0.0)], unk_id=3, byte_fallback=False))
         names = ROBERTA_NAMES
         pipeline = xlm_roberta_pipeline(backend, charsmap)
     vocab = backend.get_vocab()
     add_specials(backend, _special_tokens(settings, names, vocab))
-    # Control pieces (type 3) are special; user-defined ones (4) are found whole in text, as in transformers.
+    # As in transformers, control pieces (type 3) are special and user-defined pieces (4) are never split.
     whole = [m for m in messages if m.type in (3, 4) and m.piece in vocab]
     backend.add_tokens([AddedToken(m.piece, special=m.type == 3, normalized=False) for m in whole])
     return pipeline.install(backend)

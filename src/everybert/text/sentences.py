@@ -1,9 +1,9 @@
-"""Sentences of a text, by rule: quick, without a model, the same everywhere.
+"""Split text into sentences by rules: fast, without a model, deterministic.
 
-A sentence ends at a stop followed by a space (or at an East Asian stop, which needs none) unless what follows
-begins with a small letter, or the stop belongs to an abbreviation, an initial or a list number; and at a blank
-line. Good for English, workable wherever stops end sentences. Time is linear in the text's length: the patterns
-are possessive, and each stop looks at no more than a word on either side.
+A sentence ends at a blank line and at a stop followed by a space (an East Asian stop needs no space), unless the next
+word begins with a lower-case letter or the stop belongs to an abbreviation, an initial or a list number. The rules
+are made for English and usable for other languages whose sentences end with stops. Time is linear in the length of
+the text: the patterns are possessive, and each stop is decided by one word on either side.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 _EAST = "。！？｡"
-# One class first, so that the search runs at the speed of a scan; each match eats what it has looked at.
+# A character class comes first, so that the search is a fast scan; a match consumes all that it examines.
 _STOP = re.compile(
     rf"""
     ([.!?…‼⁇⁈⁉؟۔।॥։።{_EAST}\n])
@@ -31,17 +31,17 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Always followed by more of the sentence.
+# Abbreviations that never end a sentence.
 _INSIDE = _words("""
     mr mrs ms dr prof st mt ft gen col maj sgt cpl capt lt cmdr adm rev fr hon sen rep gov pres supt messrs mme mlle
     hr e.g i.e eg ie cf v vs viz approx incl resp z.b d.h u.a bzw ca p.ej par.ex t.ex
 """)
-# Followed by a number.
+# Abbreviations that do not end a sentence before a number.
 _NUMBERED = _words("""
     no nos nr p pp fig figs vol vols ch chap sec art eq eqs ex ver op bk
     jan feb mar apr jun jul aug sep sept oct nov dec
 """)
-# Inside a sentence or at its end: the next word decides.
+# Abbreviations that end a sentence only before a word of _STARTERS.
 _EITHER = _words("etc al inc ltd co corp bros plc jr sr dept univ est ave blvd rd ph.d")
 _STARTERS = _words("""
     a an the this that these those he she it they we you i his her its their our my your there then here now in on
@@ -52,7 +52,7 @@ _STARTERS = _words("""
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text in order, without the space around them; together they hold all else."""
+    """The sentences of a text in order, without surrounding white space."""
     return [text[start:end] for start, end in sentence_spans(text)]
 
 
@@ -67,7 +67,7 @@ def sentence_spans(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _trimmed(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The span without surrounding space, if anything is left."""
+    """The span without surrounding white space, if anything is left."""
     inner = text[start:end].lstrip()
     begin = end - len(inner)
     inner = inner.rstrip()
@@ -97,7 +97,7 @@ def _ends(text: str, start: int, match: re.Match[str]) -> bool:
 
 
 def _full_stop(before: str, after: str, first: bool) -> bool:
-    """Whether "." ends a sentence between these words, the one before it being its first or not."""
+    """Whether "." between two words ends a sentence; `first` tells that `before` is the first word of the sentence."""
     small = before.lower()
     if small in _INSIDE:
         return False

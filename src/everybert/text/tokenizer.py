@@ -1,7 +1,7 @@
 """One tokenizer over the `tokenizers` library: WordPiece, byte-level BPE and Unigram; text to ids and back.
 
-Text that cannot be UTF-8 (a lone surrogate) is read as U+FFFD in its place, so that offsets stay those of the
-caller's text. Nothing is truncated or padded here, whatever a tokenizer.json says.
+A character that UTF-8 cannot encode (a lone surrogate) is read as U+FFFD, so that offsets refer to the caller's text.
+Nothing is truncated or padded here, whatever a tokenizer.json says.
 """
 
 from __future__ import annotations
@@ -20,45 +20,46 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, processors
 
 from everybert.errors import EverybertError
-from everybert.text import formats, pipelines
+from everybert.text import formats
 
-MASK = "[MASK]"  # understood in every model's text, whatever its own mask token is called
-HOLES = 1_000_000  # ids that a vocabulary may leave out
+MASK = "[MASK]"  # accepted in text with every vocabulary, whatever its own mask token is
+ROLES = tuple(formats.BERT_NAMES)
+MAX_GAPS = 1_000_000  # ids that a vocabulary may leave out
 _KINDS = {models.WordPiece: "wordpiece", models.BPE: "bpe", models.Unigram: "unigram"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PARALLEL = "TOKENIZERS_PARALLELISM"
 
 
-def _quiet_fork() -> None:
-    """Let a forked child tokenize on one thread: the crate's threads do not survive a fork (it would warn).
+def _disable_parallelism_in_forks() -> None:
+    """Make forked processes tokenize on one thread: the threads of `tokenizers` do not survive a fork.
 
-    The variable is set for the moment of the fork alone, and only where the user has not chosen.
+    The variable is set during the fork alone, and only if the user has not set it.
     """
-    chosen = _PARALLEL in os.environ
+    unset = False
 
     def before() -> None:
-        nonlocal chosen
-        chosen = _PARALLEL in os.environ
-        if not chosen:
+        nonlocal unset
+        unset = _PARALLEL not in os.environ
+        if unset:
             os.environ[_PARALLEL] = "false"
 
     def after_in_parent() -> None:
-        if not chosen:
+        if unset:
             os.environ.pop(_PARALLEL, None)
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=before, after_in_parent=after_in_parent)
 
 
-_quiet_fork()
+_disable_parallelism_in_forks()
 
 
 class Encoding:
-    """A text (or pair) as tokens. Each attribute is a list, one entry a token, read when first asked for."""
+    """The tokens of a text or pair. Each attribute is a list with one entry per token, computed on first use."""
 
     def __init__(self, raw: Any, texts: tuple[str, ...] | None = None, mask: str = MASK):
         self._raw = raw
-        self._texts = texts  # the caller's texts, where "[MASK]" was rewritten to a token of another length
+        self._texts = texts  # the caller's texts, if "[MASK]" in them was replaced by a token of another length
         self._mask = mask
 
     def __len__(self) -> int:
@@ -74,32 +75,32 @@ class Encoding:
 
     @cached_property
     def tokens(self) -> list[str]:
-        """The pieces as the vocabulary spells them."""
-        return [token.strip() or token for token in self._raw.tokens]  # the crate shows a space that a mask took
+        """The tokens as written in the vocabulary."""
+        return [token.strip() or token for token in self._raw.tokens]  # a mask token may include the space before it
 
     @cached_property
     def segments(self) -> list[int]:
-        """Segment ids (token types): 1 in the second text of a BERT pair."""
+        """Segment ids (token types): 1 for the second text of a BERT pair."""
         return self._raw.type_ids
 
     @cached_property
     def special(self) -> list[bool]:
-        """Whether the token was added around the texts rather than found in them."""
+        """Whether the token was added around the texts."""
         return list(map(bool, self._raw.special_tokens_mask))
 
     @cached_property
     def words(self) -> list[int | None]:
-        """The number of the token's word within its own text; None for added tokens."""
+        """The index of the token's word in its text; None for added tokens."""
         return self._raw.word_ids
 
     @cached_property
     def sequence(self) -> list[int | None]:
-        """Which text the token came from, 0 or 1; None for added tokens."""
+        """The text that the token is from, 0 or 1; None for added tokens."""
         return self._raw.sequence_ids
 
     @cached_property
     def offsets(self) -> list[tuple[int, int]]:
-        """(start, end) in characters of the token's own text; (0, 0) for added tokens."""
+        """(start, end) of the token in characters of its text; (0, 0) for added tokens."""
         if self._texts is None:
             return self._raw.offsets
         where = [_positions(text, self._mask) for text in self._texts]
@@ -110,7 +111,7 @@ class Encoding:
 
 
 def _positions(text: str, mask: str) -> list[int]:
-    """For each position in the text with "[MASK]" rewritten as the mask token, that in the text itself."""
+    """Map positions in the text with "[MASK]" replaced by the mask token to positions in the text itself."""
     where: list[int] = []
     start = 0
     for part in text.split(MASK):
@@ -122,7 +123,7 @@ def _positions(text: str, mask: str) -> list[int]:
 
 
 class Tokenizer:
-    """Text to token ids and back, for every vocabulary of the family. Made by `Tokenizer.load`."""
+    """Text to token ids and back, for every vocabulary of the family. Use `Tokenizer.load`."""
 
     def __init__(self, backend: Backend, settings: dict[str, Any] | None = None):
         settings = settings or {}
@@ -136,19 +137,23 @@ class Tokenizer:
         self.max_length: int | None = _max_length(settings)
         self._vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         self.size: int = max(self._vocab.values(), default=-1) + 1
-        if self.size > len(self._vocab) + HOLES:  # tables are made of this size
+        if self.size > len(self._vocab) + MAX_GAPS:  # tables of this size are allocated
             raise EverybertError(
-                f"the tokenizer has {len(self._vocab)} tokens but an id of {self.size - 1}: fetch it again"
+                f"the tokenizer has {len(self._vocab)} tokens but an id of {self.size - 1}: download it again"
             )
         special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
         self._roles = _find_roles(self._vocab, special, settings)
         tokens = [formats.special_token(settings, role) or name for role, name in self._roles.items()]
-        pipelines.add_specials(backend, tokens)
+        formats.add_specials(backend, tokens)
         if backend.post_processor is None and {"cls", "sep"} <= self._roles.keys():
             cls, sep = self._roles["cls"], self._roles["sep"]
-            pair = (0, 2) if cls == "<s>" else (1, 1)  # as RoBERTa has it, or BERT
-            backend.post_processor = pipelines.template(backend, cls, sep, *pair)
+            pair = (0, 2) if cls == "<s>" else (1, 1)  # as in RoBERTa or BERT
+            backend.post_processor = formats.template(backend, cls, sep, *pair)
         self._backend = backend
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
+            self._vocab.get(self._roles.get(role, "")) for role in ROLES
+        )
+        self.mask_token: str | None = self._roles.get("mask")
         added = backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
         self.single_special: int = backend.num_special_tokens_to_add(False)
@@ -160,7 +165,7 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Tokenizer:
         """Read a folder or file: tokenizer.json, vocab.txt, vocab.json + merges.txt, SentencePiece model."""
         backend, settings = formats.read_backend(path)
-        with formats.one_line_errors(f"the tokenizer in {path} is damaged", "fetch it again"):
+        with formats.one_line_errors(f"the tokenizer in {path} is damaged", "download it again"):
             return cls(backend, settings)
 
     def __len__(self) -> int:
@@ -172,51 +177,18 @@ class Tokenizer:
     def __reduce__(self) -> Any:
         return _restore, (self._backend.to_str(), self._settings())
 
-    # What the vocabulary holds
-
-    def _role(self, role: str) -> int | None:
-        return self._vocab.get(self._roles.get(role, ""))
-
-    @property
-    def pad_id(self) -> int | None:
-        """Id of the padding token."""
-        return self._role("pad")
-
-    @property
-    def unk_id(self) -> int | None:
-        """Id of the unknown token."""
-        return self._role("unk")
-
-    @property
-    def cls_id(self) -> int | None:
-        """Id of the first token of a sequence ([CLS] or <s>)."""
-        return self._role("cls")
-
-    @property
-    def sep_id(self) -> int | None:
-        """Id of the separator ([SEP] or </s>)."""
-        return self._role("sep")
-
-    @property
-    def mask_id(self) -> int | None:
-        """Id of the mask token."""
-        return self._role("mask")
-
-    @property
-    def mask_token(self) -> str | None:
-        """How this vocabulary spells the mask."""
-        return self._roles.get("mask")
+    # ── the vocabulary
 
     @cached_property
     def lowercase(self) -> bool:
-        """Whether text is lower-cased first."""
+        """Whether text is lower-cased."""
         normalizer = self._backend.normalizer
         return normalizer is not None and "a" in normalizer.normalize_str("A")
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the tokenizer.json in canonical form: equal digests give equal ids."""
-        # The crate's JSON loses the last bit of Unigram scores, so they are rounded to what a file keeps.
+        # JSON may change the last bit of a Unigram score, so scores are rounded.
         content = json.loads(self._backend.to_str(), parse_float=lambda number: round(float(number), 6))
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -225,25 +197,25 @@ class Tokenizer:
         return dict(self._vocab)
 
     def id(self, token: str) -> int | None:
-        """The id of a piece, or None."""
+        """The id of a token, or None."""
         return self._vocab.get(token)
 
     def token(self, id: int) -> str:
-        """The piece of an id."""
+        """The token of an id."""
         token = self._backend.id_to_token(id) if 0 <= id < self.size else None
         if token is None:
             raise EverybertError(f"no token has id {id}: the vocabulary's ids run from 0 to {self.size - 1}")
         return token
 
     def spelt(self, tokens: Sequence[str]) -> list[str]:
-        """Pieces as people read them: byte-level BPE's bytes as the letters they are, where a piece has them whole."""
+        """Tokens in readable form: the bytes of byte-level BPE as letters, where a token holds whole letters."""
         if not isinstance(self._backend.decoder, decoders.ByteLevel):
             return list(tokens)
         read = [re.sub("^ ", "Ġ", self._backend.decoder.decode([token])) for token in tokens]
         return [token if re.search(r"\ufffd|\s", text) else text for token, text in zip(tokens, read)]
 
     def continues_word(self) -> np.ndarray:
-        """(V,) bool: the piece continues a word (## in WordPiece; no space marker in BPE and Unigram)."""
+        """(V,) bool: whether a token continues a word (## in WordPiece; no space marker in BPE and Unigram)."""
         mark = "##" if self.kind == "wordpiece" else "Ġ" if any(t.startswith("Ġ") for t in self._vocab) else "▁"
         continues = np.zeros(self.size, dtype=bool)
         for token, i in self._vocab.items():
@@ -251,14 +223,14 @@ class Tokenizer:
         continues[list(self.special_ids)] = False
         return continues
 
-    # Text to ids
+    # ── text to ids
 
     def encode(self, text: str, pair: str | None = None, specials: bool = True) -> Encoding:
-        """One text, or a pair of texts, as tokens."""
+        """Tokenize one text or pair of texts, with special tokens around it by default."""
         return self.encode_batch([text if pair is None else (text, pair)], specials)[0]
 
     def encode_batch(self, texts: Sequence[str | tuple[str, str]], specials: bool = True) -> list[Encoding]:
-        """Texts and pairs as tokens, on all cores."""
+        """Tokenize texts and pairs on all cores."""
         raws = self._run(self._work.encode_batch, texts, specials)
         if not self._alias or len(self.mask_token or "") == len(MASK):
             return [Encoding(raw) for raw in raws]
@@ -269,11 +241,11 @@ class Tokenizer:
         ]
 
     def ids_batch(self, texts: Sequence[str | tuple[str, str]], specials: bool = True) -> list[list[int]]:
-        """Ids alone, without the work of offsets."""
+        """The ids of texts and pairs. Faster than `encode_batch`, which computes offsets."""
         return [raw.ids for raw in self._run(self._work.encode_batch_fast, texts, specials)]
 
     def _run(self, encode: Any, texts: Sequence[str | tuple[str, str]], specials: bool) -> list[Any]:
-        """Encode; the crate's TypeError means a lone surrogate or something that is not text: look closer."""
+        """Encode. On a TypeError (a lone surrogate, or an object that is not text), clean or refuse the texts."""
         with formats.one_line_errors("the tokenizer cannot encode this", "its files may be damaged"):
             try:
                 return encode(list(map(self._own_mask, texts)) if self._alias else texts, add_special_tokens=specials)
@@ -282,7 +254,7 @@ class Tokenizer:
                 return encode(cleaned, add_special_tokens=specials)
 
     def _own_mask(self, text: Any) -> Any:
-        """The text with "[MASK]" spelt as this vocabulary does."""
+        """The text with "[MASK]" replaced by the mask token of this vocabulary."""
         if not self._alias:
             return text
         if isinstance(text, str):
@@ -290,7 +262,7 @@ class Tokenizer:
         return tuple(map(self._own_mask, text)) if isinstance(text, list | tuple) else text
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """Text of ids."""
+        """The text of ids."""
         ids = [int(i) for i in ids]
         if ids and (min(ids) < 0 or max(ids) >= self.size):
             raise EverybertError(f"an id is outside the vocabulary: ids run from 0 to {self.size - 1}")
@@ -298,11 +270,11 @@ class Tokenizer:
 
     @cached_property
     def _layouts(self) -> tuple[list[tuple[list[int], list[int], int]], ...]:
-        """For a text and a pair: runs of (special ids, their segments, the segment of the text after)."""
+        """For one text and for a pair: (special ids, their segments, segment of the text that follows) per text."""
         return _layout(self.encode("a")), _layout(self.encode("a", "a"))
 
     def build(self, ids_a: Sequence[int], ids_b: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
-        """Special tokens around raw ids, as the family places them: (ids, segments)."""
+        """Add special tokens around ids as the model family does; returns (ids, segments)."""
         ids: list[int] = []
         segments: list[int] = []
         texts = [ids_a] if ids_b is None else [ids_a, ids_b]
@@ -311,22 +283,22 @@ class Tokenizer:
             segments += special_segments + [segment] * len(text)
         return ids, segments
 
-    # Files
+    # ── files
 
     def _settings(self) -> dict[str, Any]:
         tokens: dict[str, Any] = {f"{role}_token": name for role, name in self._roles.items()}
         return tokens | ({"model_max_length": self.max_length} if self.max_length else {})
 
     def save(self, folder: str | Path, max_length: int | None = None) -> None:
-        """Write tokenizer.json and the two files beside it from which `transformers` reads the same ids.
+        """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json, as `transformers` reads them.
 
-        `max_length` is the model's number of positions, which other libraries truncate to.
+        `max_length` is the number of positions of the model, to which other libraries truncate.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         settings = self._settings() | ({"model_max_length": max_length} if max_length else {})
-        config = pipelines.class_settings(self._backend, self._roles) | settings
-        whole = self._backend.to_str(pretty=True)  # its own save() hides why a disk refused
+        config = formats.class_settings(self._backend, self._roles) | settings
+        whole = self._backend.to_str(pretty=True)  # Backend.save() hides disk errors
         (folder / "tokenizer.json").write_text(whole, encoding="utf-8", newline="\n")
         tokens = {name: value for name, value in settings.items() if name.endswith("_token")}
         for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", tokens)):
@@ -339,10 +311,11 @@ def _restore(serialised: str, settings: dict[str, Any]) -> Tokenizer:
 
 
 def _find_roles(vocab: dict[str, int], special: list[str], settings: dict[str, Any]) -> dict[str, str]:
-    """Which token plays which part: as the settings say, or by its usual name, or by a special token so called."""
+    """Role → token: from the settings, by its usual name, or by a special token that is named like the role."""
     roles: dict[str, str] = {}
-    for role, usual in pipelines.ROLES.items():
-        names = [pipelines.content(formats.special_token(settings, role) or usual[0]), *usual]
+    for role in ROLES:
+        usual = formats.BERT_NAMES[role], formats.ROBERTA_NAMES[role]
+        names = [formats.content(formats.special_token(settings, role) or usual[0]), *usual]
         names += [token for token in special if token.strip("[]<>|").lower() == role]
         found = next((name for name in names if name in vocab), None)
         if found is not None:
@@ -351,13 +324,13 @@ def _find_roles(vocab: dict[str, int], special: list[str], settings: dict[str, A
 
 
 def _max_length(settings: dict[str, Any]) -> int | None:
-    """The length the folder asks for; transformers writes 1e30 where there is none."""
+    """The maximum length in the settings; transformers writes 1e30 for none."""
     length = settings.get("model_max_length")
     return int(length) if isinstance(length, int | float) and 0 < length < 1e9 else None
 
 
 def _trimming(backend: Backend) -> Backend:
-    """A backend whose byte-level offsets leave out the space before a word; the ids are the same."""
+    """A backend with the same ids, whose byte-level offsets exclude the space before a word."""
     splitter, template = (
         str(part.__getstate__()) if part else "" for part in (backend.pre_tokenizer, backend.post_processor)
     )
@@ -370,7 +343,7 @@ def _trimming(backend: Backend) -> Backend:
 
 
 def _layout(encoding: Encoding) -> list[tuple[list[int], list[int], int]]:
-    """Split an encoding at its texts: the specials before each, and after the last."""
+    """The special tokens before each text of an encoding, and after the last."""
     runs: list[tuple[list[int], list[int], int]] = [([], [], 0)]
     previous: int | None = None
     for token, segment, sequence in zip(encoding.ids, encoding.segments, encoding.sequence, strict=True):
@@ -385,7 +358,7 @@ def _layout(encoding: Encoding) -> list[tuple[list[int], list[int], int]]:
 
 
 def _clean(text: Any, index: int) -> Any:
-    """A text or pair the crate can take, or an error that names what is not text."""
+    """Replace lone surrogates in a text or pair; anything that is not text is an error."""
     if isinstance(text, str):
         return _SURROGATE.sub("\ufffd", text)
     if isinstance(text, list | tuple) and len(text) == 2 and all(isinstance(t, str) for t in text):

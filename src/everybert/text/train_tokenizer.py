@@ -1,9 +1,9 @@
-"""Train a tokenizer: WordPiece, byte-level BPE or Unigram, from any stream of texts, the same every time.
+"""Train a WordPiece, byte-level BPE or Unigram tokenizer on a stream of texts, reproducibly.
 
-Words are counted as the texts pass (memory is bounded by the number of different words, the rarest of which are
-forgotten when there are too many), then a trainer sees each word with its count. The crate's WordPiece trainer
-numbers its letters in hash order, and its Unigram sums in hash order, so their results vary from run to run. Here
-WordPiece is trained as the BPE it is, over letters spelt so that their order is fixed, and Unigram by SentencePiece.
+Words are counted while the texts are read (memory is bounded: the rarest words are dropped when there are too many),
+then the trainer gets each word with its count. The WordPiece and Unigram trainers of `tokenizers` iterate in hash
+order, so their results vary from run to run. Here WordPiece is trained as BPE over letters in a fixed order, and
+Unigram by SentencePiece.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from everybert.errors import EverybertError
-from everybert.text import formats, pipelines
+from everybert.text import formats
 from everybert.text.tokenizer import Tokenizer
 
 Kind = Literal["wordpiece", "bpe", "unigram"]
-Progress = Callable[[str, int], None]  # what is being done, and how many characters have been read
+Progress = Callable[[str, int], None]  # called with the stage and the number of characters read
 
-_CHUNK = 1 << 20  # characters of a line split at once
-_RUNS = 1_000_000  # different runs between spaces held before they are split into words
-_WORDS = 2_000_000  # different words held before the rarer half is forgotten
-_WORD_LENGTH = 100  # longer words, which WordPiece calls unknown, are cut
-_FED_WORDS = 50_000_000  # words fed to the crate's trainer: above it counts are scaled, so that none overflows
-_COVERAGE = 0.9999  # share of the letters read that the alphabet holds, of WordPiece and Unigram
+_CHUNK = 1 << 20  # characters of a line that are split at once
+_RUNS = 1_000_000  # different strings between spaces that are held before they are split into words
+_WORDS = 2_000_000  # different words that are held before the rarer half is dropped
+_WORD_LENGTH = 100  # longer words are split; WordPiece maps them to the unknown token
+_FED_WORDS = 50_000_000  # words given to the BPE trainer; above it, counts are scaled to avoid overflow
+_COVERAGE = 0.9999  # share of the letters of the text that the alphabet covers (WordPiece and Unigram)
 _HELD_OUT_CHARACTERS = 2_000_000
-_CONTINUING = 0xF0000  # private characters that stand for a WordPiece's letters inside a word
+_CONTINUING = 0xF0000  # private-use characters that stand for the letters inside a word (WordPiece)
 _ALBERT = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
 
 
 @dataclass(frozen=True)
 class TokenizerReport:
-    """What training saw and, on text it did not see, how well the vocabulary fits."""
+    """Statistics of the training text, and of the vocabulary on held-out text."""
 
     kind: str
     size: int  # tokens in the vocabulary
-    model_size: int  # the model's embedding rows: the size rounded up to a multiple of 64
+    model_size: int  # embedding rows of a model: the size rounded up to a multiple of 64
     texts: int
     characters: int
     words: int  # different words counted
-    held_out: bool  # False where there was too little text to keep any of it from training
+    held_out: bool  # False if there was too little text to hold any out
     measured_characters: int
-    coverage: float  # share of non-space characters that known tokens cover
+    coverage: float  # share of non-space characters that are covered by known tokens
     unknown_rate: float  # share of tokens that are the unknown token
     characters_per_token: float
     tokens_per_word: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON."""
+        """The report as a dictionary."""
         return asdict(self)
 
 
 def model_size(size: int) -> int:
-    """Embedding rows for a vocabulary: rounded up to a multiple of 64, which matrix kernels like."""
+    """Embedding rows for a vocabulary: its size rounded up to a multiple of 64, which is fast on GPUs."""
     return -(-size // 64) * 64
 
 
@@ -74,8 +74,8 @@ def train_tokenizer(
 ) -> tuple[Tokenizer, TokenizerReport]:
     """Train on a stream of texts; about one line in a hundred is held out for the report.
 
-    Uncased text is lower-cased and stripped of accents. The vocabulary comes out smaller than `size` where the text
-    has no more pieces that occur `min_frequency` times.
+    With `lowercase`, text is lower-cased and accents are removed. The vocabulary is smaller than `size` if the text
+    has fewer pieces that occur `min_frequency` times.
     """
     if kind not in _TRAINERS:
         raise EverybertError(f"no tokenizer kind {kind!r}: choose wordpiece, bpe or unigram")
@@ -91,12 +91,12 @@ def train_tokenizer(
 
 
 class _Reading:
-    """Passes lines on for training, and keeps back a share of them chosen by hash."""
+    """Splits texts into lines for training and held-out lines, which are chosen by hash."""
 
     def __init__(self, show: Progress):
         self.texts = self.characters = 0
         self.held: dict[str, int] = {}
-        self.first: list[str] = []  # measured where nothing was held out
+        self.first: list[str] = []  # used for the report if nothing is held out
         self._show = show
         self._below = (1 << 32) // 100
 
@@ -116,7 +116,7 @@ class _Reading:
                     yield line if line.isascii() else encoded.decode()
                     if len(self.first) < 1000:
                         self.first.append(line)
-                while held > _HELD_OUT_CHARACTERS and len(self.held) > 1:  # from now on, hold out half as much
+                while held > _HELD_OUT_CHARACTERS and len(self.held) > 1:  # halve the share from here on
                     self._below //= 2
                     self.held = {line: key for line, key in self.held.items() if key < self._below}
                     held = sum(map(len, self.held))
@@ -124,25 +124,25 @@ class _Reading:
 
 
 def _install(kind: Kind, lowercase: bool, backend: Backend, charsmap: bytes | None = None) -> Backend:
-    """Put the pipeline of the kind's family member around a vocabulary: BERT's, RoBERTa's or ALBERT's."""
+    """Install the pipeline of BERT (WordPiece), RoBERTa (BPE) or ALBERT (Unigram)."""
     if kind == "wordpiece":
-        return pipelines.bert_pipeline(backend, lowercase).install(backend)
+        return formats.bert_pipeline(backend, lowercase).install(backend)
     if kind == "unigram":
-        return pipelines.albert_pipeline(backend, charsmap, lowercase, keep_accents=not lowercase).install(backend)
+        return formats.albert_pipeline(backend, charsmap, lowercase, keep_accents=not lowercase).install(backend)
     if lowercase:
         n = normalizers
         backend.normalizer = n.Sequence([n.NFD(), n.StripAccents(), n.Lowercase(), n.NFC()])
-    return pipelines.roberta_pipeline(backend).install(backend)
+    return formats.roberta_pipeline(backend).install(backend)
 
 
 def _splitter(kind: Kind, lowercase: bool) -> Callable[[str], list[str]]:
-    """A run between spaces to words, as the tokenizer will see them."""
-    names = dict.fromkeys([*pipelines.BERT_NAMES.values(), *pipelines.ROBERTA_NAMES.values()])
+    """A function that splits a string between spaces into words, as the tokenizer will."""
+    names = dict.fromkeys([*formats.BERT_NAMES.values(), *formats.ROBERTA_NAMES.values()])
     specials = models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]")
     backend = _install(kind, lowercase, Backend(specials))
     normalizer: Any = backend.normalizer or normalizers.Sequence([])
     pre_tokenizer: Any = backend.pre_tokenizer
-    if kind == "unigram":  # SentencePiece puts its own mark before words
+    if kind == "unigram":  # SentencePiece adds the word marker itself
         pre_tokenizer = pre_tokenizers.WhitespaceSplit()
 
     def split(run: str) -> list[str]:
@@ -152,7 +152,7 @@ def _splitter(kind: Kind, lowercase: bool) -> Callable[[str], list[str]]:
 
 
 def _count_words(lines: Iterable[str], kind: Kind, lowercase: bool) -> Counter[str]:
-    """Words and their counts. Runs between spaces are counted first, so that each different one is split once."""
+    """Count words. Strings between spaces are counted first, so that each different one is split only once."""
     split = _splitter(kind, lowercase)
     words: Counter[str] = Counter()
     runs: Counter[str] = Counter()
@@ -160,7 +160,7 @@ def _count_words(lines: Iterable[str], kind: Kind, lowercase: bool) -> Counter[s
     for line in lines:
         for start in range(0, len(line), _CHUNK):
             found = line[start : start + _CHUNK].split()
-            if kind == "bpe":  # byte-level BPE tells a line's first word from one after a space
+            if kind == "bpe":  # in byte-level BPE the first word of a line differs from one after a space
                 found[1:] = map(" ".__add__, found[1:])
             runs.update(found)
         read += len(line)
@@ -172,7 +172,7 @@ def _count_words(lines: Iterable[str], kind: Kind, lowercase: bool) -> Counter[s
 
 
 def _add(words: Counter[str], runs: Counter[str], split: Callable[[str], list[str]]) -> None:
-    """Add the words of counted runs; beyond the limit, forget the rarer half (of equal counts, by hash)."""
+    """Add the words of counted strings. Above the limit, drop the rarer half (ties are broken by hash)."""
     for run, count in runs.items():
         for word in split(run):
             for start in range(0, len(word), _WORD_LENGTH):
@@ -184,7 +184,7 @@ def _add(words: Counter[str], runs: Counter[str], split: Callable[[str], list[st
 
 
 def _feed(words: dict[str, int]) -> Iterator[str]:
-    """Each word as often as it was counted, in lines of some thousand words."""
+    """Each word as often as it was counted, in lines of about 10,000 words."""
     line: list[str] = []
     for word, count in words.items():
         while count:
@@ -198,7 +198,7 @@ def _feed(words: dict[str, int]) -> Iterator[str]:
 
 
 def _train_bpe_model(words: dict[str, int], size: int, min_frequency: int, alphabet: list[str]) -> dict[str, Any]:
-    """The crate's BPE over counted words: the model part of a tokenizer.json."""
+    """Train BPE on counted words; returns the "model" part of a tokenizer.json."""
     if size < len(alphabet):
         raise EverybertError(f"size is too small for the {len(alphabet)} single letters: give at least twice as many")
     scale = max(1.0, sum(words.values()) / _FED_WORDS)
@@ -216,23 +216,23 @@ def _train_bpe_model(words: dict[str, int], size: int, min_frequency: int, alpha
 
 
 def _train_wordpiece(words: Counter[str], size: int, lowercase: bool, min_frequency: int) -> Backend:
-    """WordPiece as everyone trains it since BERT: BPE in which a letter inside a word differs from a first one."""
+    """Train WordPiece as BPE in which the letters inside a word differ from the first letter of a word."""
     alphabet = _alphabet(words, size // 32, min_frequency)
     inside = {ord(letter): _CONTINUING + i for i, letter in enumerate(alphabet)}
     known = set(alphabet)
     spelt = {word[0] + word[1:].translate(inside): count for word, count in words.items() if known.issuperset(word)}
-    specials = list(pipelines.BERT_NAMES.values())
+    specials = list(formats.BERT_NAMES.values())
     model = _train_bpe_model(spelt, size - len(specials), min_frequency, alphabet)
     outside = {code: letter for letter, code in inside.items()}
     pieces = [("##" if ord(piece[0]) >= _CONTINUING else "") + piece.translate(outside) for piece in model["vocab"]]
     vocab = {piece: i for i, piece in enumerate(dict.fromkeys([*specials, *pieces]))}
     backend = Backend(models.WordPiece(vocab, unk_token="[UNK]"))
-    pipelines.add_specials(backend, specials)
+    formats.add_specials(backend, specials)
     return _install("wordpiece", lowercase, backend)
 
 
 def _alphabet(words: Counter[str], size: int, min_frequency: int) -> list[str]:
-    """The commonest letters in the order of Unicode: `size` of them, or more where nearly all text needs more."""
+    """The most frequent letters in Unicode order: `size` of them, or more if _COVERAGE of the text needs more."""
     letters: Counter[str] = Counter()
     for word, count in words.items():
         for letter in word:
@@ -249,19 +249,19 @@ def _alphabet(words: Counter[str], size: int, min_frequency: int) -> list[str]:
 
 
 def _train_bpe(words: Counter[str], size: int, lowercase: bool, min_frequency: int) -> Backend:
-    """Byte-level BPE in RoBERTa's layout: four special tokens first, the mask last."""
-    *first, mask = pipelines.ROBERTA_NAMES.values()
+    """Byte-level BPE with the ids of RoBERTa: four special tokens first, the mask last."""
+    *first, mask = formats.ROBERTA_NAMES.values()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     model = _train_bpe_model(words, size - len(first) - 1, min_frequency, alphabet)
     vocab = {piece: i for i, piece in enumerate([*first, *model["vocab"], mask])}
     backend = Backend(models.BPE(vocab, [tuple(pair) for pair in model["merges"]]))
-    # The mask takes the space before it, as the word it hides would.
-    pipelines.add_specials(backend, [*first, AddedToken(mask, lstrip=True, special=True, normalized=False)])
+    # The mask token includes the space before it, as a word does.
+    formats.add_specials(backend, [*first, AddedToken(mask, lstrip=True, special=True, normalized=False)])
     return _install("bpe", lowercase, backend)
 
 
 def _train_unigram(words: Counter[str], size: int, lowercase: bool, min_frequency: int) -> Backend:
-    """Unigram by SentencePiece in ALBERT's layout. The number of threads orders its sums, so it is fixed."""
+    """Unigram by SentencePiece with the ids of ALBERT. The result depends on the number of threads, which is fixed."""
     try:
         import sentencepiece
     except ImportError as error:
@@ -294,7 +294,7 @@ def _train_unigram(words: Counter[str], size: int, lowercase: bool, min_frequenc
         raise EverybertError(f"SentencePiece could not train {size} pieces ({error}): try another size") from error
     pieces, charsmap = formats.read_pieces(model.getvalue())
     backend = Backend(models.Unigram([(p.piece, p.score) for p in pieces], unk_id=1, byte_fallback=False))
-    pipelines.add_specials(backend, _ALBERT)
+    formats.add_specials(backend, _ALBERT)
     return _install("unigram", lowercase, backend, charsmap)
 
 
@@ -306,7 +306,7 @@ _TRAINERS: dict[str, Callable[[Counter[str], int, bool, int], Backend]] = {
 
 
 def _report(tokenizer: Tokenizer, reading: _Reading, words: int) -> TokenizerReport:
-    """Measure the vocabulary on the lines held out."""
+    """Measure the vocabulary on the held-out lines."""
     lines = list(reading.held) or reading.first
     tokens = unknown = lost = 0
     for line, encoding in zip(lines, tokenizer.encode_batch(lines, specials=False), strict=True):

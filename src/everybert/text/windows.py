@@ -14,7 +14,7 @@ OVERLAP = 128
 
 
 class Window(NamedTuple):
-    """Tokens [start, stop) are read together; of them [own_start, own_stop) take their result from this window."""
+    """The tokens [start, stop) of a text; the results of [own_start, own_stop) are taken from this window."""
 
     start: int
     stop: int
@@ -23,10 +23,10 @@ class Window(NamedTuple):
 
 
 def windows(n: int, size: int, overlap: int) -> list[Window]:
-    """Cover 0..n with windows of at most `size` that share `overlap` tokens or more; no tokens, one empty window.
+    """Cover n tokens with windows of at most `size` tokens that overlap by at least `overlap`.
 
-    All windows of a text are equally long (the last one begins earlier rather than run short), so the window in
-    which a token has the most context on its shorter side is the one whose middle is nearest; ties go left.
+    All windows of a text have the same length: the last one starts earlier rather than being shorter. A token belongs
+    to the window with the nearest middle, in which it has the most context on its shorter side; ties go left.
     """
     if size < 1 or not 0 <= overlap < size:
         raise EverybertError(f"windows of {size} tokens cannot overlap by {overlap}: 0 <= overlap < size is needed")
