@@ -20,12 +20,14 @@ from everybert.errors import EverybertError
 from everybert.files import inside, read_json, write_json
 from everybert.model.engine import BUDGET_GPU, Inputs, ahead, device_of, encode, fetched, in_order
 from everybert.model.heads import Network
+from everybert.model.pooling import MODES, check_mode, pool
 from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.windows import Piece, cover
 
-MODES = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens"}
-"""Poolings, in the order in which several are concatenated, and what older 1_Pooling/config.json files call them."""
+FLAGS = {mode: f"pooling_mode_{mode}_{'token' if mode == 'cls' else 'tokens'}" for mode in MODES[:3]}
+FLAGS["mean_sqrt_len_tokens"] = "pooling_mode_mean_sqrt_len_tokens"
+"""What older 1_Pooling/config.json files call the poolings."""
 CHARACTERS = {True: 1 << 20, False: 1 << 18}
 """Of texts tokenized at a time, on the CPU and on an accelerator. On the CPU there is nothing to gain by overlap, since
 the cores are busy either way, and batches of equal lengths are found more easily among many texts."""
@@ -189,20 +191,20 @@ def _pooled(network: Network, pieces: list[Piece], modes: tuple[str, ...]) -> Ca
 
     def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
         own = [pieces[i] for i in which]
-        rows_TH, counts_B = x_TH, batch.offsets_B1.diff()
+        owned_TH, owned = x_TH, batch
         if any(piece.stop - piece.start < len(piece.ids) for piece in own):
-            rows_TH = torch.cat([x_nH[piece.own] for piece, x_nH in zip(own, batch.split(x_TH))])
-            counts_B = torch.tensor([piece.stop - piece.start for piece in own], device=x_TH.device)
+            ids_T, owned_TH = (
+                torch.cat([part[piece.own] for piece, part in zip(own, batch.split(x))]) for x in (batch.tokens_T, x_TH)
+            )
+            owned = Ragged.flat(ids_T, [piece.stop - piece.start for piece in own])
+        owned_TH = owned_TH.float()
         in_a_row = which[-1] - which[0] == len(which) - 1 and which == sorted(which)
         rows = slice(which[0], which[-1] + 1) if in_a_row else which
         for m, mode in enumerate(modes):
             if mode == "cls":
-                vectors_BH = x_TH[batch.first_B]
+                out_PMH[rows, m] = pool(x_TH, batch, mode).float()
             else:
-                reduce = "max" if mode == "max" else "mean"
-                # unsafe: the lengths are right; looking at them would make the host wait for the device
-                vectors_BH = torch.segment_reduce(rows_TH.float(), reduce, lengths=counts_B, unsafe=True)
-            out_PMH[rows, m] = vectors_BH.float()
+                out_PMH[rows, m] = pool(owned_TH, owned, "max" if mode == "max" else "mean")
 
     encode(network, Inputs([piece.ids for piece in pieces]), read)
     return fetched(out_PMH)
@@ -278,12 +280,10 @@ def _modes(settings: dict[str, Any], folder: Path) -> tuple[str, ...]:
     named = settings.get("pooling_mode")
     modes = [named] if isinstance(named, str) else list(named or [])
     if not modes:
-        known = {old: mode for mode, old in MODES.items()}
-        flags = [
-            key.removeprefix("pooling_mode_") for key, on in settings.items() if on is True and "pooling_mode_" in key
-        ]
-        modes = [known.get(flag, flag) for flag in flags]
-        modes.sort(key=lambda mode: list(MODES).index(mode) if mode in MODES else 0)
+        known = {flag: mode for mode, flag in FLAGS.items()}
+        flags = [key for key, on in settings.items() if on is True and key.startswith("pooling_mode_")]
+        modes = [known.get(flag, flag.removeprefix("pooling_mode_")) for flag in flags]
+        modes.sort(key=lambda mode: MODES.index(mode) if mode in MODES else 0)
     check_modes(modes, str(folder))
     return tuple(modes) or ("mean",)
 
@@ -291,8 +291,7 @@ def _modes(settings: dict[str, Any], folder: Path) -> tuple[str, ...]:
 def check_modes(modes: Sequence[str], where: str = "embed") -> None:
     """Refuse poolings that there are none of."""
     for mode in modes:
-        if mode not in MODES:
-            raise EverybertError(f"{where}: there is no pooling {mode!r}; choose one of {', '.join(MODES)}")
+        check_mode(mode, where)
 
 
 def _dense(folder: Path, path: str) -> Dense:
@@ -314,7 +313,7 @@ def write_pooling(folder: Path, pooling: Pooling, width: int) -> None:
     at = "sentence_transformers.models."
     modules = [{"path": "", "type": at + "Transformer"}, {"path": "1_Pooling", "type": at + "Pooling"}]
     (folder / "1_Pooling").mkdir()
-    said: dict[str, Any] = {f"pooling_mode_{old}": mode in pooling.modes for mode, old in MODES.items()}
+    said: dict[str, Any] = {flag: mode in pooling.modes for mode, flag in FLAGS.items()}
     if pooling.modes != tuple(mode for mode in MODES if mode in pooling.modes):
         said = {"pooling_mode": list(pooling.modes)}  # another order, which only the new form can say
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **said})

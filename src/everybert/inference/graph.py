@@ -1,26 +1,29 @@
 """A model as one ONNX graph: what goes in and out of it, and how onnxruntime runs it.
 
-The graph is traced from the network's own modules over a rectangle (model/ragged.py); there is no second model. Names
-of inputs and outputs are those of the ecosystem's ONNX folders.
+The graph is traced from the network's own modules over a padded batch; there is no second model. Names of inputs
+and outputs are those of the ecosystem's ONNX folders.
 
 Legend: T tokens in the batch, B sequences, N tokens of each once padded, H hidden, C labels.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from everybert.errors import EverybertError
 from everybert.inference.embedding import Pooling
 from everybert.model.config import EncoderConfig
 from everybert.model.features import head_logits
-from everybert.model.heads import Network, pool_mean
-from everybert.model.ragged import Ragged, Rectangle
+from everybert.model.heads import Network
+from everybert.model.pooling import pool
+from everybert.model.ragged import Ragged
 
 HEADS = {
     "hidden": None,
@@ -77,32 +80,87 @@ def outputs(network: Network, task: str, batch: Ragged, pooling: Pooling) -> dic
 
 
 def sentence(x_TH: Tensor, batch: Ragged, pooling: Pooling) -> Tensor:
-    """(B, out): one vector a sequence, as the folder's sentence-transformers files make it."""
-    parts = []
-    for mode in pooling.modes:
-        if mode == "cls":
-            parts.append(x_TH[batch.first_B])
-        elif mode == "max":
-            parts.append(_largest(x_TH, batch))
-        elif mode == "mean":
-            parts.append(pool_mean(x_TH, batch))
-        else:  # the sum over √n
-            parts.append(pool_mean(x_TH, batch) * _counts(batch).sqrt()[:, None])
-    vectors = torch.cat(parts, dim=-1)
+    """(B, out): one vector per sequence, as the folder's sentence-transformers files make it."""
+    vectors = torch.cat([pool(x_TH, batch, mode) for mode in pooling.modes], dim=-1)
     for layer in pooling.dense:
         vectors = layer(vectors)
     return nn.functional.normalize(vectors, dim=-1) if pooling.normalize else vectors
 
 
-def _counts(batch: Ragged) -> Tensor:
-    return (batch.visible_BN.sum(1) if isinstance(batch, Rectangle) else batch.offsets_B1.diff()).float()
+# ── padded batches ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _largest(x_TH: Tensor, batch: Ragged) -> Tensor:
-    if isinstance(batch, Rectangle):
-        least = torch.finfo(x_TH.dtype).min
-        return batch.square(x_TH).masked_fill(~batch.visible_BN[..., None], least).amax(1)
-    return torch.stack([x_nH.amax(0) for x_nH in batch.split(x_TH)])
+@dataclass(frozen=True, kw_only=True)
+class Rectangle(Ragged):
+    """B sequences padded to N tokens, end to end: ONNX graphs have no ragged batches.
+
+    Positions count from the left, so the padding must be on the right, as it is for every tokenizer here.
+    """
+
+    visible_BN: Tensor
+    """bool: which tokens are real; the others are padding."""
+
+    @classmethod
+    def padded(
+        cls, ids_BN: Tensor, visible_BN: Tensor, segments_BN: Tensor | None = None, globals_BN: Tensor | None = None
+    ) -> Rectangle:
+        """A batch from the tensors that an ONNX model is given. Their sizes may be symbols."""
+        count, size = ids_BN.shape
+        return cls(
+            tokens_T=ids_BN.flatten(),
+            offsets_B1=torch.arange(count + 1, device=ids_BN.device) * size,
+            lengths=(),
+            positions_T=torch.arange(size, device=ids_BN.device)[None].expand(count, size).flatten(),
+            segments_T=None if segments_BN is None else segments_BN.flatten(),
+            globals_T=None if globals_BN is None else globals_BN.flatten(),
+            visible_BN=visible_BN,
+        )
+
+    def square(self, x: Tensor) -> Tensor:
+        """A per-token tensor (B·N, …) as (B, N, …)."""
+        return x.unflatten(0, self.visible_BN.shape)
+
+    @property
+    def counts_B(self) -> Tensor:
+        """fp32: the number of real tokens of each sequence."""
+        return self.visible_BN.sum(1).float()
+
+    def reduce(self, x_TH: Tensor, how: Literal["mean", "max"]) -> Tensor:
+        """(B·N, H) → (B, H): the mean or maximum over each sequence's real tokens."""
+        x_BNH, there_BN1 = self.square(x_TH), self.visible_BN[..., None]
+        if how == "max":
+            return x_BNH.masked_fill(~there_BN1, torch.finfo(x_TH.dtype).min).amax(1)
+        total_BH = (x_BNH.float() * there_BN1).sum(1)
+        return (total_BH / there_BN1.sum(1).clamp(min=1)).to(x_TH.dtype)
+
+    def attend(  # type: ignore[override]
+        self, q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, window: int | None, own_TAD: tuple[Tensor, ...] | None
+    ) -> Tensor:
+        """All pairs of each padded sequence, what must not be seen masked away. No dropout."""
+        q, k, v = (self.square(x).transpose(1, 2) for x in (q_TAD, k_TAD, v_TAD))  # (B, A, N, D)
+        there = self.visible_BN[:, None, None]  # (B, 1, 1, N), over keys
+        seen = there
+        if window is not None:
+            at = torch.arange(self.visible_BN.shape[1], device=q.device)
+            seen = (at[:, None] - at[None]).abs() <= window
+            if own_TAD is not None and self.globals_T is not None:
+                seen = seen | self.square(self.globals_T)[:, None, None]
+            seen = seen & there
+        mixed = sdpa(q, k, v, attn_mask=_penalty(seen, q))
+        if own_TAD is not None and self.globals_T is not None:
+            q, k, v = (self.square(x).transpose(1, 2) for x in own_TAD)
+            chosen = self.square(self.globals_T)[:, None, :, None]
+            mixed = torch.where(chosen, sdpa(q, k, v, attn_mask=_penalty(there, q)), mixed)
+        return mixed.transpose(1, 2).flatten(0, 1)
+
+
+def _penalty(seen: Tensor, like: Tensor) -> Tensor:
+    """0 or the least number, to be added to scores; −∞ would make padding that sees nothing NaN, which then spreads."""
+    least = torch.full((), torch.finfo(like.dtype).min, dtype=like.dtype, device=like.device)
+    return torch.where(seen, torch.zeros_like(least), least)
+
+
+# ── the graph ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def by_token(task: str, name: str) -> bool:

@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from everybert.errors import EverybertError
 from everybert.inside.probe_heads import sentence_of
-from everybert.model.heads import Network, pool_mean
+from everybert.model.heads import Network
+from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Tokenizer
 
@@ -94,7 +95,7 @@ def _features(
         network.encoder(batch, states)
         places = [torch.tensor(at) + o for (_, at, _), o in zip(group, batch.offsets_B1.tolist()) if at is not None]
         for layer, x_TH in zip(layers, states):
-            x_NH = x_TH[torch.cat(places).to(device)] if places else pool_mean(x_TH, batch)
+            x_NH = x_TH[torch.cat(places).to(device)] if places else pool(x_TH, batch, "mean")
             layer.append(x_NH.float().cpu())
         labels += [label for _, _, own in group for label in own]
         if progress is not None:

@@ -10,10 +10,9 @@ Attention(Q, K, V) = softmax(Q Kᵀ / √D) V, for each head, within each sequen
 | sliding window (long sequences)         | blocks of queries, each with the keys it can see: O(n·w)       |
 | global tokens (Longformer)              | as above, plus the global keys for all and full rows for them  |
 | someone watches the weights             | the textbook formula, one sequence at a time                   |
-| ONNX export                             | one rectangle with a mask: all pairs, whatever the pattern     |
-| traces of few tokens (a server's)       | all pairs of the batch, those of two sequences masked away     |
+| ONNX export (inference/graph.py)        | one rectangle with a mask: all pairs, whatever the pattern     |
 
-Legend: T tokens in the batch, B sequences, N tokens of each once padded, A heads, D head size, n tokens of one
+Legend: T tokens in the batch, B sequences, A heads, D head size, n tokens of one
 sequence, w one-sided window.
 """
 
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from everybert.model.config import EncoderConfig
-from everybert.model.ragged import Ragged, Rectangle, Row
+from everybert.model.ragged import Ragged
 
 Watch = Callable[[str, Tensor], None]
 Rotary = tuple[Tensor, Tensor]
@@ -98,11 +97,8 @@ def attend(
     p: float = 0.0,
 ) -> Tensor:
     """Attention within each sequence by the best means at hand. `p` is dropout on the probabilities."""
-    if isinstance(batch, Rectangle):
-        return rectangular(q_TAD, k_TAD, v_TAD, batch, window, own_TAD)
-    if isinstance(batch, Row):
-        q, k, v = (x.transpose(0, 1)[None] for x in (q_TAD, k_TAD, v_TAD))  # (1, A, T, D)
-        return sdpa(q, k, v, attn_mask=batch.same_TT)[0].transpose(0, 1)
+    if batch.attend is not None:
+        return batch.attend(q_TAD, k_TAD, v_TAD, window, own_TAD)
     if own_TAD is None and flashable(q_TAD) and (window is None or _varlen_has_window()):
         return varlen(q_TAD, k_TAD, v_TAD, batch, window, p)
     if own_TAD is None and (window is None or max(batch.lengths) <= window + 1):
@@ -287,38 +283,3 @@ def watched(
             watch(f"attention.{name}", value)
         out.append(mixed.transpose(0, 1))
     return torch.cat(out)
-
-
-# ── padded to a rectangle, for ONNX export ───────────────────────────────────────────────────────────────────
-
-
-def rectangular(
-    q_TAD: Tensor,
-    k_TAD: Tensor,
-    v_TAD: Tensor,
-    batch: Rectangle,
-    window: int | None,
-    own_TAD: tuple[Tensor, ...] | None,
-) -> Tensor:
-    """All pairs of each padded sequence, what must not be seen masked away. No dropout."""
-    q, k, v = (batch.square(x).transpose(1, 2) for x in (q_TAD, k_TAD, v_TAD))  # (B, A, N, D)
-    there = batch.visible_BN[:, None, None]  # (B, 1, 1, N), over keys
-    seen = there
-    if window is not None:
-        at = torch.arange(batch.visible_BN.shape[1], device=q.device)
-        seen = (at[:, None] - at[None]).abs() <= window
-        if own_TAD is not None and batch.globals_T is not None:
-            seen = seen | batch.square(batch.globals_T)[:, None, None]
-        seen = seen & there
-    mixed = sdpa(q, k, v, attn_mask=_penalty(seen, q))
-    if own_TAD is not None and batch.globals_T is not None:
-        q, k, v = (batch.square(x).transpose(1, 2) for x in own_TAD)
-        chosen = batch.square(batch.globals_T)[:, None, :, None]
-        mixed = torch.where(chosen, sdpa(q, k, v, attn_mask=_penalty(there, q)), mixed)
-    return mixed.transpose(1, 2).flatten(0, 1)
-
-
-def _penalty(seen: Tensor, like: Tensor) -> Tensor:
-    """0 or the least number, to be added to scores; −∞ would make padding that sees nothing NaN, which then spreads."""
-    least = torch.full((), torch.finfo(like.dtype).min, dtype=like.dtype, device=like.device)
-    return torch.where(seen, torch.zeros_like(least), least)

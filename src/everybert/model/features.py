@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import initialise
-from everybert.model.heads import Network, pool_mean
+from everybert.model.heads import Network
+from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 
 SEQUENCE_HEADS = ("classify", "choose", "nsp")
@@ -64,7 +65,7 @@ class FeatureHead(nn.Module):
             x = torch.cat(list(last), dim=-1)
         if not self.pooled:
             return x
-        return pool_mean(x, batch) if self.features.pool == "mean" else x[batch.first_B]
+        return pool(x, batch, self.features.pool)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, F) → (…, C)."""

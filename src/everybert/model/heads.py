@@ -23,7 +23,8 @@ from torch.nn import functional as F
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import Encoder, activate, initialise
-from everybert.model.ragged import Ragged, Rectangle
+from everybert.model.pooling import pool
+from everybert.model.ragged import Ragged
 
 HEADS = ("mlm", "nsp", "classify", "choose", "tag", "answer")
 
@@ -146,7 +147,7 @@ class Network(nn.Module):
     def summary(self, x_TH: Tensor, batch: Ragged, name: str) -> Tensor:
         """(B, H): what the sequence-level head of that name reads."""
         if self.config.family == "modernbert" and self.config.classifier_pooling == "mean":
-            return pool_mean(x_TH, batch)
+            return pool(x_TH, batch, "mean")
         first_BH = x_TH[batch.first_B]
         if self.reads_pooler(name):
             assert self.pooler is not None
@@ -188,19 +189,7 @@ def _family(config: EncoderConfig) -> str:
     return kin.get(config.family, config.family)
 
 
-# ── pooling and losses over ragged batches ───────────────────────────────────────────────────────────────────
-
-
-def pool_mean(x_TH: Tensor, batch: Ragged) -> Tensor:
-    """(B, H): the mean over each sequence's tokens, summed in fp32."""
-    if isinstance(batch, Rectangle):
-        there_BN1 = batch.visible_BN[..., None].float()
-        total_BH = (batch.square(x_TH).float() * there_BN1).sum(1)
-        return (total_BH / there_BN1.sum(1).clamp(min=1)).to(x_TH.dtype)
-    total_BH = x_TH.new_zeros(len(batch), x_TH.shape[-1], dtype=torch.float32)
-    total_BH.index_add_(0, batch.sequence_T, x_TH.float())
-    count_B1 = batch.offsets_B1.diff()[:, None]
-    return (total_BH / count_B1).to(x_TH.dtype)
+# ── losses over ragged batches ───────────────────────────────────────────────────────────────────
 
 
 def log_partition(logits_T: Tensor, batch: Ragged) -> Tensor:
@@ -210,26 +199,6 @@ def log_partition(logits_T: Tensor, batch: Ragged) -> Tensor:
     peak_B = low.scatter_reduce(0, at_T, logits_T, "amax").detach()
     sum_B = torch.zeros_like(peak_B).index_add(0, at_T, (logits_T - peak_B[at_T]).exp())
     return peak_B + sum_B.log()
-
-
-def mlm_loss(logits_MV: Tensor, labels_M: Tensor, reduction: str = "token", batch_M: Tensor | None = None) -> Tensor:
-    """Cross-entropy of the masked tokens; labels of −100 do not count.
-
-    reduction: "token", the mean over masked tokens (`transformers`, BERT); "sequence", the mean over sequences of
-    each one's mean (`batch_M` gives each masked token's sequence); "sum".
-    """
-    if reduction == "token":
-        return F.cross_entropy(logits_MV.float(), labels_M, ignore_index=-100)
-    each_M = F.cross_entropy(logits_MV.float(), labels_M, ignore_index=-100, reduction="none")
-    if reduction == "sum":
-        return each_M.sum()
-    if reduction != "sequence" or batch_M is None:
-        raise EverybertError("mlm_loss: reduction is token, sum, or sequence (which needs batch_M)")
-    counted_M = (labels_M != -100).float()
-    size = int(batch_M.max()) + 1
-    sums = each_M.new_zeros(size).index_add(0, batch_M, each_M)
-    counts = each_M.new_zeros(size).index_add(0, batch_M, counted_M)
-    return (sums / counts.clamp(min=1)).sum() / (counts > 0).sum()
 
 
 def label_loss(logits_BC: Tensor, labels: Tensor, problem: str, weight_C: Tensor | None = None) -> Tensor:

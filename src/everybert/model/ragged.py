@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -64,6 +64,9 @@ class Ragged:
     """What the batch's loss needs besides the tokens."""
     extra: dict = field(default_factory=dict, compare=False)
     """Labels and the like that travel with the batch; `to` moves its tensors too."""
+
+    attend: ClassVar[Callable[..., Tensor] | None] = None
+    """How attention is computed; None chooses a backend (attention.py). ONNX export's padded batch has its own."""
 
     @classmethod
     def of(
@@ -175,6 +178,16 @@ class Ragged:
         """Cut a per-token tensor (T, …) into one (n_b, …) view for each sequence."""
         return list(torch.split(x, list(self.lengths)))
 
+    @property
+    def counts_B(self) -> Tensor:
+        """fp32: the number of tokens of each sequence."""
+        return self.offsets_B1.diff().float()
+
+    def reduce(self, x_TH: Tensor, how: Literal["mean", "max"]) -> Tensor:
+        """(T, H) → (B, H): the mean or maximum over each sequence's tokens."""
+        # unsafe: the lengths are right, and checking them would make the host wait for the device
+        return torch.segment_reduce(x_TH.float(), how, lengths=self.offsets_B1.diff(), unsafe=True).to(x_TH.dtype)
+
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the batch by name, targets included."""
         own = {name: getattr(self, name) for name in TENSORS}
@@ -212,53 +225,3 @@ def pinned(x: Tensor, device: torch.device) -> Tensor:
     copy = torch.empty_like(x, pin_memory=True)
     np.copyto(copy.view(-1).view(torch.uint8).numpy(), x.reshape(-1).view(torch.uint8).numpy())
     return copy
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row(Ragged):
-    """A batch of few tokens whose operations do not depend on its lengths, so that a trace of them serves any other."""
-
-    same_TT: Tensor
-    """bool: whether two tokens are of one sequence, and so see each other."""
-
-    @classmethod
-    def of_sequences(cls, tokens_T: Tensor, positions_T: Tensor, sequence_T: Tensor) -> Row:
-        """A batch from its tokens, their positions, and the number of the sequence that each belongs to."""
-        return cls(
-            tokens_T=tokens_T,
-            offsets_B1=tokens_T[:0],
-            lengths=(),
-            positions_T=positions_T,
-            same_TT=sequence_T[:, None] == sequence_T,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rectangle(Ragged):
-    """B sequences padded to N tokens, laid end to end: for ONNX export alone, whose graphs have no ragged batches.
-
-    Positions count from the left, so that padding must stand on the right, as it does for every tokenizer here.
-    """
-
-    visible_BN: Tensor
-    """bool: which tokens are there; the others are padding."""
-
-    @classmethod
-    def padded(
-        cls, ids_BN: Tensor, visible_BN: Tensor, segments_BN: Tensor | None = None, globals_BN: Tensor | None = None
-    ) -> Rectangle:
-        """A batch from the tensors that an ONNX model is given. Their sizes may be symbols."""
-        count, size = ids_BN.shape
-        return cls(
-            tokens_T=ids_BN.flatten(),
-            offsets_B1=torch.arange(count + 1, device=ids_BN.device) * size,
-            lengths=(),
-            positions_T=torch.arange(size, device=ids_BN.device)[None].expand(count, size).flatten(),
-            segments_T=None if segments_BN is None else segments_BN.flatten(),
-            globals_T=None if globals_BN is None else globals_BN.flatten(),
-            visible_BN=visible_BN,
-        )
-
-    def square(self, x: Tensor) -> Tensor:
-        """A per-token tensor (B·N, …) as (B, N, …)."""
-        return x.unflatten(0, self.visible_BN.shape)

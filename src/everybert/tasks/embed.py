@@ -24,7 +24,8 @@ from torch.nn import functional as F
 
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
-from everybert.model.heads import Network, pool_mean
+from everybert.model.heads import Network
+from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.tasks import columns as col
 from everybert.tasks import metrics
@@ -72,7 +73,7 @@ class Embed:
     def vectors_BH(self, network: Network, batch: Ragged) -> Tensor:
         """(B, H), pooled, not yet normalised."""
         x_TH = network.encoder(batch)
-        return pool_mean(x_TH, batch) if self.pooling == "mean" else x_TH[batch.first_B]
+        return pool(x_TH, batch, self.pooling)
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """In-batch negatives, or CoSENT for scored pairs."""
