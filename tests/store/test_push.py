@@ -19,8 +19,8 @@ from everybert.errors import EverybertError
 from everybert.files import atomic_folder
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
+from everybert.store.hub import prepare_push, push
 from everybert.store.huggingface import load_network, save_network
-from everybert.store.push import pack, push
 
 
 @pytest.fixture
@@ -155,45 +155,45 @@ def test_private(folder: Path, hub: Hub):
 def test_refusals_are_one_line(folder: Path, hub: Hub, part: str, status: int, cause: str):
     hub.refuse = {part: status}
     with pytest.raises(EverybertError, match=cause) as caught:
-        push(pack(folder), "org/name")
+        push(prepare_push(folder), "org/name")
     assert "\n" not in str(caught.value) and hub.files == {}
 
 
 def test_no_hub_no_token_no_network(folder: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
     with pytest.raises(EverybertError, match="not reachable"):
-        push(pack(folder), "org/name")
+        push(prepare_push(folder), "org/name")
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     with pytest.raises(EverybertError, match="hf auth login"):
-        push(pack(folder), "org/name")
+        push(prepare_push(folder), "org/name")
 
 
 @pytest.mark.parametrize("name", ["name", "a/b/c", "../x", "org/", "org/na me", "/etc/passwd"])
 def test_names_that_are_none(folder: Path, name: str):
     with pytest.raises(EverybertError, match="org/name"):
-        push(pack(folder), name)
+        push(prepare_push(folder), name)
 
 
 def test_folders_that_are_not_sent(folder: Path, tmp_path: Path):
     with pytest.raises(EverybertError, match="there is no folder"):
-        pack(tmp_path / "nowhere")
+        prepare_push(tmp_path / "nowhere")
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + b"x")
     with pytest.raises(EverybertError, match="damaged or was edited"):
-        pack(folder)
+        prepare_push(folder)
     weights.write_bytes(whole)
     (folder / "README.md").unlink()
     with pytest.raises(EverybertError, match="has no card"):
-        pack(folder)
+        prepare_push(folder)
     (folder / "README.md").symlink_to(tmp_path.parent / "elsewhere")
     with pytest.raises(EverybertError):
-        pack(folder)
+        prepare_push(folder)
     (folder / "README.md").unlink()
     (folder / "README.md").write_text("x", encoding="utf-8")
     (folder / "manifest.json").unlink()
     with pytest.raises(EverybertError, match=r"no manifest\.json"):
-        pack(folder)
+        prepare_push(folder)
 
 
 def test_a_card_that_links_elsewhere_is_not_followed(folder: Path, tmp_path: Path):
@@ -202,4 +202,4 @@ def test_a_card_that_links_elsewhere_is_not_followed(folder: Path, tmp_path: Pat
     (folder / "README.md").unlink()
     (folder / "README.md").symlink_to(secret)
     with pytest.raises(EverybertError, match="link out of its folder"):
-        pack(folder)
+        prepare_push(folder)

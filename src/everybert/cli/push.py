@@ -26,17 +26,17 @@ def push(
 
     Only files on the folder's list and its card are sent; they are shown first.
     """
-    from everybert.store import push as pushing
+    from everybert.store import hub
 
-    parcel = pushing.pack(folder)
+    upload = hub.prepare_push(folder)
     if not as_json:
-        print_table([[name, f"{size:,}"] for name, size in parcel.files.items()], right=(1,))
-        for name in parcel.left_out:
+        print_table([[name, f"{size:,}"] for name, size in upload.files.items()], right=(1,))
+        for name in upload.left_out:
             print(f"left out: {name} (everybert did not write it)")
-        print(f"{len(parcel.files)} files, {parcel.size:,} bytes", flush=True)
-    address = None if dry_run else pushing.push(parcel, repository, private)
+        print(f"{len(upload.files)} files, {upload.size:,} bytes", flush=True)
+    address = None if dry_run else hub.push(upload, repository, private)
     if as_json:
-        about = {"repository": repository, "files": parcel.files, "left_out": list(parcel.left_out)}
+        about = {"repository": repository, "files": upload.files, "left_out": list(upload.left_out)}
         print_json({**about, "pushed": not dry_run, "address": address})
     else:
         print("nothing was sent (--dry-run)" if dry_run else f"pushed to {address}")

@@ -85,8 +85,7 @@ def describe_folder(folder: Path) -> dict[str, Any]:
     from everybert.inference.model import has_tokenizer
     from everybert.store import layouts
     from everybert.store.huggingface import read_config, read_extras
-    from everybert.store.quantized import is_quantised
-    from everybert.store.weights import open_weights
+    from everybert.store.weights import is_quantised, open_weights
     from everybert.text.tokenizer import Tokenizer
 
     config, raw = read_config(folder)

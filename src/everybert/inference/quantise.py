@@ -16,8 +16,7 @@ from everybert.inference.model import Model, load
 from everybert.model.int8 import supported
 from everybert.store.adapters import is_adapter
 from everybert.store.hub import resolve
-from everybert.store.quantized import is_quantised
-from everybert.store.weights import INT8, SAFE
+from everybert.store.weights import INT8, SAFE, is_quantised
 
 
 @dataclass(frozen=True)

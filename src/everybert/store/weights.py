@@ -1,4 +1,12 @@
-"""A folder's weights, opened without trust: names and shapes first, tensors one at a time, nothing unpickled."""
+"""The weights of a folder: safetensors (whole, in shards, or int8) and, on request, pickles by the restricted loader.
+
+Folders are not trusted: names and shapes are read first, tensors one at a time, and no code is executed.
+
+`model.int8.safetensors` holds one byte per parameter. A matrix NAME is stored as int8 with one fp32 scale per row in
+NAME.scale; its values are scale · byte. Vectors and matrices of few rows are stored unchanged, and everybert.json
+records the format. The file has its own name so that a library without support for it finds no weights rather than
+wrong ones.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +23,39 @@ from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.files import inside, read_json
+from everybert.model.int8 import dequantise_rows, quantise_rows
 
 SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 INT8 = "model.int8.safetensors"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-HEADER_LIMIT = 2 << 20
-"""Bytes of the largest list of tensors that is read: some 20,000 tensors, where a large encoder has 400."""
 OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.onnx")
+HEADER_LIMIT = 2 << 20
+"""Size in bytes of the largest safetensors header that is read: about 20,000 tensors; a large encoder has 400."""
+QUANTISATION = {"quantisation": {"kind": "int8", "scales": "row", "symmetric": True}}
+"""The entry of everybert.json for a folder with int8 weights."""
+SCALE = ".scale"
+FEW_ROWS = 8
+"""Matrices with fewer rows (segments, the labels of a head) are not quantised."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The tensors of a folder, read when asked for."""
+    """The tensors of a folder, read on demand."""
 
     shapes: dict[str, tuple[int, ...]]
-    """Every tensor's name and shape, known before any of it is in memory."""
+    """The shape of every tensor by name, known before any tensor is in memory."""
     get: Callable[[str], Tensor]
-    """A tensor by name: mapped from the file where the format allows it."""
+    """Read a tensor by name; memory-mapped where the format allows it."""
 
 
 def open_weights(folder: Path, allow_pickle: bool = False) -> Weights:
-    """The folder's weights: safetensors, whole, in shards or int8; pickles by the restricted loader, if allowed."""
+    """Open the weights of a folder, in the first format found: safetensors, int8, pickles if allowed."""
     if _has(folder, SAFE):
-        return _merged(folder, [SAFE], _open_safetensors)
+        return _merge(folder, [SAFE], _open_safetensors)
     if _has(folder, SAFE_INDEX):
-        return _merged(folder, _shards(folder, SAFE_INDEX, ".safetensors"), _open_safetensors)
+        return _merge(folder, _shards(folder, SAFE_INDEX, ".safetensors"), _open_safetensors)
     if _has(folder, INT8):
-        from everybert.store.quantized import open_quantised
-
-        return _merged(folder, [INT8], open_quantised)
+        return _merge(folder, [INT8], _open_int8)
     pickled = next((name for name in (PICKLE, PICKLE_INDEX) if _has(folder, name)), None)
     if pickled and not allow_pickle:
         raise EverybertError(
@@ -52,25 +64,21 @@ def open_weights(folder: Path, allow_pickle: bool = False) -> Weights:
         )
     if pickled:
         files = [PICKLE] if pickled == PICKLE else _shards(folder, PICKLE_INDEX, ".bin")
-        return _merged(folder, files, _open_pickle)
+        return _merge(folder, files, _open_pickle)
     refuse_tensorflow(folder)
     if other := next((name for name in OTHERS if _has(folder, name)), None):
         raise EverybertError(f"{folder} has only {other}; convert it to {SAFE} with transformers' save_pretrained")
-    raise EverybertError(f"{folder} has no weights ({SAFE}); download the folder again, whole")
+    raise EverybertError(f"{folder} has no weights ({SAFE}); download the folder again")
 
 
 def save_weights(folder: Path, tensors: Mapping[str, Tensor], int8: bool = False) -> dict[str, Any]:
-    """Write the weights; returns what everybert.json must say of them."""
-    file, said = folder / SAFE, {}
-    if int8:
-        from everybert.store import quantized
-
-        file, tensors, said = folder / INT8, quantized.quantise_tensors(tensors), {quantized.KEY: quantized.HOW}
+    """Write the weights; returns the entries that everybert.json needs for them."""
+    file = folder / (INT8 if int8 else SAFE)
     try:
-        save_file(dict(tensors), file, metadata={"format": "pt"})
+        save_file(quantise_tensors(tensors) if int8 else dict(tensors), file, metadata={"format": "pt"})
     except SafetensorError as error:
         raise EverybertError(f"{file} could not be written ({error})") from None
-    return said
+    return QUANTISATION if int8 else {}
 
 
 def refuse_tensorflow(folder: Path) -> None:
@@ -83,14 +91,13 @@ def refuse_tensorflow(folder: Path) -> None:
 
 
 def _has(folder: Path, name: str) -> bool:
-    """Whether the folder has that file; a link that leads out of it is refused."""
     try:
         return inside(folder, name).is_file()
     except FileNotFoundError:
         return False
 
 
-def _merged(folder: Path, files: list[str], opener: Callable[[Path], Weights]) -> Weights:
+def _merge(folder: Path, files: list[str], opener: Callable[[Path], Weights]) -> Weights:
     shards = []
     for name in files:
         try:
@@ -98,12 +105,11 @@ def _merged(folder: Path, files: list[str], opener: Callable[[Path], Weights]) -
         except FileNotFoundError:
             raise EverybertError(f"{folder} lacks the shard {name} of its weights; download it again") from None
     owner = {name: shard for shard in shards for name in shard.shapes}
-    shapes = {name: shard.shapes[name] for name, shard in owner.items()}
-    return Weights(shapes, lambda name: owner[name].get(name))
+    return Weights({n: shard.shapes[n] for n, shard in owner.items()}, lambda name: owner[name].get(name))
 
 
 def _shards(folder: Path, index: str, ending: str) -> list[str]:
-    """The file names of an index: plain names in the folder itself, nothing else."""
+    """The file names of an index; only files in the folder itself are accepted."""
     found = read_json(inside(folder, index))
     weight_map = found.get("weight_map") if isinstance(found, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
@@ -117,8 +123,11 @@ def _shards(folder: Path, index: str, ending: str) -> list[str]:
     return names
 
 
+# ── formats ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 def open_safetensors(path: Path) -> Any:
-    """A safetensors file, once its header is known to be of a reasonable size; its tensors are still on disk."""
+    """Open a safetensors file after checking the size of its header; tensors stay on disk."""
     try:
         with path.open("rb") as raw:
             size = int.from_bytes(raw.read(8), "little")
@@ -135,10 +144,10 @@ def _open_safetensors(path: Path) -> Weights:
 
 
 def _open_pickle(path: Path) -> Weights:
-    """torch's restricted loader: tensors and plain containers, no code."""
+    """Read a pickle with torch's restricted loader: tensors and plain containers, no code."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as error:  # torch raises many kinds for a damaged or disallowed pickle
+    except Exception as error:  # torch raises many types of errors for a damaged or disallowed pickle
         raise EverybertError(f"{path} is damaged or holds more than tensors ({_brief(error)}); do not use it") from None
     if not isinstance(found, dict):
         raise EverybertError(f"{path} holds no dictionary of tensors; convert it with transformers' save_pretrained")
@@ -153,3 +162,64 @@ def _open_pickle(path: Path) -> Weights:
 
 def _brief(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:120]
+
+
+# ── int8 ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_quantised(folder: str | Path) -> bool:
+    """Whether the weights of a folder are stored as int8."""
+    return (Path(folder) / INT8).is_file()
+
+
+def quantise_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors with every matrix as int8 and its scales."""
+    out: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        if not bool(value.isfinite().all()):
+            raise EverybertError(f"{name} holds numbers that are not finite; the model cannot be quantised")
+        if value.ndim == 2 and len(value) >= FEW_ROWS:
+            out[name], out[name + SCALE] = quantise_rows(value)
+        else:
+            out[name] = value
+    return out
+
+
+def _open_int8(path: Path) -> Weights:
+    """Open an int8 file; matrices are converted to fp32 when they are read."""
+    described = read_json(path.parent / "everybert.json")
+    if not isinstance(described, dict) or not QUANTISATION.items() <= described.items():
+        raise EverybertError(
+            f"{path.parent}: everybert.json does not describe {INT8} as this version expects; restore it, or upgrade"
+        )
+    file = open_safetensors(path)
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    kinds = {name: (tuple(x.get_shape()), x.get_dtype()) for name, x in slices.items()}
+    scaled = {name for name, (_, dtype) in kinds.items() if dtype == "I8"}
+    scales = {name: _scales(path, name, kinds, file) for name in sorted(scaled)}
+    left = {name for name in kinds if name.endswith(SCALE) and name.removesuffix(SCALE) not in scaled}
+    if left:
+        raise EverybertError(f"{path}: {min(left)} belongs to no int8 matrix; download or quantise it again")
+
+    def get(name: str) -> Tensor:
+        value = file.get_tensor(name)
+        return dequantise_rows(value, scales[name]) if name in scaled else value
+
+    return Weights({name: shape for name, (shape, _) in kinds.items() if not name.endswith(SCALE)}, get)
+
+
+def _scales(path: Path, name: str, kinds: Mapping[str, tuple[tuple[int, ...], str]], file: Any) -> Tensor:
+    """The scales of an int8 matrix: one positive fp32 number per row. Shapes are checked before data is read."""
+    shape, found = kinds[name][0], kinds.get(name + SCALE)
+    if len(shape) != 2:
+        raise EverybertError(f"{path}: {name} is int8 of shape {shape}, not a matrix; do not use this file")
+    if found is None:
+        raise EverybertError(f"{path}: {name} is int8 without its scales; download or quantise it again")
+    if found != ((shape[0],), "F32"):
+        raise EverybertError(
+            f"{path}: {name + SCALE} is {found[1]} of shape {found[0]}, not F32 of ({shape[0]},); do not use this file"
+        )
+    scale_O = file.get_tensor(name + SCALE)
+    if not bool((torch.isfinite(scale_O) & (scale_O > 0)).all()):
+        raise EverybertError(f"{path}: {name + SCALE} has scales that are not positive numbers; do not use this file")
+    return scale_O

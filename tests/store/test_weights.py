@@ -20,8 +20,7 @@ from everybert.inference.model import load
 from everybert.model.int8 import is_int8, supported
 from everybert.model.presets import PRESETS
 from everybert.store.huggingface import load_network, save_network
-from everybert.store.quantized import HOW, KEY, SCALE, is_quantised, quantise_tensors
-from everybert.store.weights import INT8, SAFE
+from everybert.store.weights import INT8, QUANTISATION, SAFE, SCALE, is_quantised, quantise_tensors
 
 IDS = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
 
@@ -153,9 +152,11 @@ def test_other_things_that_do_not_fit(folder: Path):
     assert "link out" in refused(folder)
 
 
-@pytest.mark.parametrize("said", [None, {"kind": "int4"}, "int8", HOW | {"scales": "tensor"}])
+@pytest.mark.parametrize("said", [None, {"kind": "int4"}, "int8", QUANTISATION["quantisation"] | {"scales": "tensor"}])
 def test_everybert_json_must_say_how(folder: Path, said: object):
-    (folder / "everybert.json").write_text(json.dumps({"version": 1, **({} if said is None else {KEY: said})}))
+    (folder / "everybert.json").write_text(
+        json.dumps({"version": 1, **({} if said is None else {"quantisation": said})})
+    )
     assert "everybert.json" in refused(folder)
     (folder / "everybert.json").unlink()
     assert "everybert.json" in refused(folder)
