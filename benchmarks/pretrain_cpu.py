@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from everybert.corpus.build import build_corpus
-from everybert.data.tales import documents
+from everybert.data import documents
 from everybert.store.huggingface import load_network
 from everybert.text.train_tokenizer import train_tokenizer
 from everybert.training import logs

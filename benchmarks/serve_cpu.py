@@ -21,7 +21,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +33,9 @@ BASE = "sentence-transformers fp32"
 
 def real_sentences(path: Path | None, count: int) -> list[str]:
     """Runs of one to five sentences, of lines drawn from a file or of the bundled documents."""
-    from everybert.data.tales import documents
+    from everybert.data import documents
 
-    return drawn(lines_of(path) if path else list(islice(documents(count), count)), count, random.Random(0))
+    return drawn(lines_of(path) if path else documents(count), count, random.Random(0))
 
 
 def padded_batches(tokenizer: Any, texts: list[str]) -> Iterator[tuple[list[int], list[Any]]]:

@@ -36,7 +36,7 @@ from small_scores import TRUNKS, first, scores, suggestions
 from everybert.corpus.build import build_corpus
 from everybert.files import MANIFEST, atomic_folder
 from everybert.inference.model import load
-from everybert.plots import draw_curves
+from everybert.quickstart import draw_curves
 from everybert.text.readers import read_documents
 from everybert.text.train_tokenizer import train_tokenizer
 from everybert.training.distil import distil

@@ -21,8 +21,7 @@ import torch
 from typer.testing import CliRunner
 
 from everybert.cli.main import app
-from everybert.data.reviews import make_reviews
-from everybert.data.tales import documents
+from everybert.data import documents, rows
 from everybert.errors import EverybertError
 from everybert.inference.model import Model
 from everybert.model.config import EncoderConfig
@@ -73,11 +72,10 @@ def stand_ins(folder: Path) -> Iterator[None]:
 
 def write_data(folder: Path) -> None:
     """The files that pages name: labelled ones, plain text, a file of each kind."""
-    reviews = make_reviews(train=64, dev=32, test=32)
-    for name in ("train", "dev", "test"):
-        rows = [("text", "label"), *getattr(reviews, name)]
-        (folder / f"{name}.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in rows), encoding="utf-8")
-    texts = [text for text, _ in reviews.test]
+    for name, count in (("train", 64), ("dev", 32), ("test", 32)):
+        lines = [("text", "label"), *rows(f"{name}.tsv", count)]
+        (folder / f"{name}.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in lines), encoding="utf-8")
+    texts = [text for text, _ in rows("test.tsv", 32)]
     (folder / "sentences.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
     (folder / "texts").mkdir()
     (folder / "texts" / "world.txt").write_text("\n\n".join(documents(400)) + "\n", encoding="utf-8")

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from everybert.corpus.build import build_corpus
-from everybert.data.tales import documents
+from everybert.data import documents
 from everybert.text.train_tokenizer import train_tokenizer
 from everybert.training.pretrain import pretrain
 

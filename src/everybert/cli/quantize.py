@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,11 +36,11 @@ def quantize(
     """
     from rich.console import Console
 
-    from everybert.data.tales import documents
+    from everybert.data import documents
     from everybert.inference.quantise import quantise
     from everybert.text.sentences import split_sentences
 
-    sentences = [split_sentences(text)[0] for text in islice(documents(TEXTS), TEXTS)]
+    sentences = [split_sentences(text)[0] for text in documents(TEXTS)]
     console = Console(stderr=True)
     with console.status(f"{model} …") as status:
         found = quantise(model, out, sentences, lambda step: status.update(f"{step} {model} …"))

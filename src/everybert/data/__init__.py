@@ -1,1 +1,26 @@
-"""A small world in words, made by rules: text to pre-train on and a task to fine-tune on, for the quickstart."""
+"""Bundled text: a small world of facts for the quickstart, and a classification task about it.
+
+world.txt                     5,000 short documents about countries, animals, jobs, …, separated by empty lines
+masked.tsv                    true sentences with a masked token and its answer; none of them is in world.txt
+train.tsv, dev.tsv, test.tsv  opinions, labelled praise or complaint; the opinion words of test.tsv are in
+                              world.txt but not in train.tsv, so a model knows them from pre-training alone
+quickstart.toml               the recipe of the quickstart
+"""
+
+from importlib import resources
+
+
+def read(name: str) -> str:
+    """The content of a bundled file."""
+    return resources.files(__name__).joinpath(name).read_text("utf-8")
+
+
+def documents(count: int | None = None) -> list[str]:
+    """The documents of world.txt, or the first `count` of them."""
+    return read("world.txt").removesuffix("\n").split("\n\n")[:count]
+
+
+def rows(name: str, count: int | None = None) -> list[tuple[str, str]]:
+    """The rows of a .tsv file without its header, or the first `count` of them: (text, label) or (text, answer)."""
+    lines = read(name).splitlines()[1:]
+    return [(text, label) for text, label in (line.split("\t") for line in lines)][:count]

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from everybert import quickstart as module
 from everybert.errors import EverybertError
-from everybert.plots import draw_curves, text_plot
-from everybert.quickstart import Stopped, quickstart
+from everybert.quickstart import Stopped, draw_curves, quickstart, text_plot
 
 
 def run(out):
@@ -55,7 +54,7 @@ def test_the_screen_shows_the_story_and_the_commands(told):
 def test_the_commands_it_prints_exist():
     from everybert.cli.main import COMMANDS
 
-    for _, command in module.COMMANDS:
+    for command in module.COMMANDS:
         assert re.match(r"everybert (\w+)", command)[1] in COMMANDS
 
 
