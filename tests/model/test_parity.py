@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from everybert.model.heads import choice_loss, label_loss, span_loss
 from everybert.model.ragged import Ragged
-from everybert.store.huggingface import load_network, to_theirs
+from everybert.store.huggingface import load_network, to_transformers
 
 FAMILIES = [kind for kind in STEMS if kind != "camembert"]
 LENGTHS = (1, 30, 3, 38, 17, 17)
@@ -158,7 +158,7 @@ def test_heads_losses_and_gradients(tmp_path, kind, suffix):
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    gradients = to_theirs(ours, suffix)
+    gradients = to_transformers(ours, suffix)
     compared = 0
     for name, parameter in theirs.named_parameters():
         if name in gradients and parameter.grad is not None:

@@ -25,7 +25,7 @@ from everybert.text.tokenizer import Tokenizer  # noqa: E402
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 KINDS = [kind for kind in STEMS if kind != "camembert"]
-HEADS_OF = {**layouts.BERT.classes}
+HEADS_OF = {**layouts.LAYOUTS["bert"].classes}
 
 
 def resave(loaded: Loaded, folder: Path, **changes) -> Path:
@@ -145,7 +145,9 @@ def test_every_parameter_has_one_name_and_every_name_one_parameter(tmp_path: Pat
     for head, labels in (("classify", 2), ("tag", 3), ("answer", None), ("choose", None), ("nsp", None)):
         network.add_head(head, labels)
     for suffix, held in layouts.LAYOUTS[network.config.family].classes.items():
-        parts = [part for name in network.state_dict() for part in layouts.theirs(network.config, name, held)]
+        parts = [
+            part for name in network.state_dict() for part in layouts.transformers_names(network.config, name, held)
+        ]
         assert len(parts) == len(set(parts)), suffix
 
 

@@ -31,7 +31,7 @@ from everybert.model.engine import Inputs, encode
 from everybert.model.heads import Network
 from everybert.model.int8 import to_int8
 from everybert.model.ragged import Ragged
-from everybert.store.adapters import is_adapter, trunk_digest
+from everybert.store.adapters import encoder_digest, is_adapter
 from everybert.store.hub import resolve
 from everybert.store.huggingface import Report, load_network, save_network
 from everybert.tasks.choose import Choice
@@ -69,7 +69,7 @@ def load(
         folder, device=device, dtype=torch.float32 if int8 else _dtype(dtype), allow_pickle=allow_pickle
     )
     if int8:
-        found.network.digest = trunk_digest(found.network)
+        found.network.digest = encoder_digest(found.network)
         to_int8(found.network.encoder)
     model = Model(
         found.network,

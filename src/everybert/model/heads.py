@@ -89,6 +89,31 @@ class TaskHead(nn.Module):
         return self.output(self.dropout(x))
 
 
+def make_head(config: EncoderConfig, name: str, labels: int | None = None) -> nn.Module:
+    """A freshly initialised head in the form of the configuration's family."""
+    family = _family(config)
+    if name not in HEADS:
+        raise EverybertError(f"there is no head {name!r}; choose one of {', '.join(HEADS)}")
+    if name in ("classify", "tag") and (labels is None or labels < 1):
+        raise EverybertError(f"the {name} head needs its number of labels")
+    head: nn.Module
+    if name == "mlm":
+        head = MaskedLM(config)
+    elif name == "nsp":
+        head = TaskHead(config, 2, drop=family == "albert")
+    elif name == "classify":
+        form = "linear" if config.classifier_form == "cls" else FORMS[family]
+        head = TaskHead(config, labels or 0, form)
+    elif name == "choose":
+        head = TaskHead(config, 1, "linear" if family == "roberta" else FORMS[family])
+    else:
+        form = "norm" if family == "modernbert" else "linear"
+        drops = name == "tag" or family in ("distilbert", "modernbert")
+        head = TaskHead(config, 2 if name == "answer" else labels or 0, form, drop=drops)
+    initialise(head, config)
+    return head
+
+
 class Network(nn.Module):
     """An encoder with the heads it has. `heads` maps a head's name to its number of labels (None where fixed)."""
 
@@ -105,32 +130,12 @@ class Network(nn.Module):
             self.add_head(name, labels)
 
     def add_head(self, name: str, labels: int | None = None) -> None:
-        """Put a freshly initialised head (and the pooler, where it needs one) on the encoder."""
-        config, family = self.config, _family(self.config)
-        if name not in HEADS:
-            raise EverybertError(f"there is no head {name!r}; choose one of {', '.join(HEADS)}")
-        if name in ("classify", "tag") and (labels is None or labels < 1):
-            raise EverybertError(f"the {name} head needs its number of labels")
-        head: nn.Module
-        if name == "mlm":
-            head = MaskedLM(config)
-        elif name == "nsp":
-            head = TaskHead(config, 2, drop=family == "albert")
-        elif name == "classify":
-            form = "linear" if config.classifier_form == "cls" else FORMS[family]
-            head = TaskHead(config, labels or 0, form)
-        elif name == "choose":
-            head = TaskHead(config, 1, "linear" if family == "roberta" else FORMS[family])
-        else:
-            form = "norm" if family == "modernbert" else "linear"
-            drops = name == "tag" or family in ("distilbert", "modernbert")
-            head = TaskHead(config, 2 if name == "answer" else labels or 0, form, drop=drops)
-        initialise(head, config)
+        """Add a freshly initialised head, and the pooler if the head needs one."""
         like = self.encoder.embeddings.token.weight
-        self.heads[name] = head.to(device=like.device, dtype=like.dtype)
+        self.heads[name] = make_head(self.config, name, labels).to(device=like.device, dtype=like.dtype)
         if self.reads_pooler(name) and self.pooler is None:
-            pooler = Pooler(config)
-            initialise(pooler, config)
+            pooler = Pooler(self.config)
+            initialise(pooler, self.config)
             self.pooler = pooler.to(device=like.device, dtype=like.dtype)
 
     def reads_pooler(self, name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Adapters in PEFT's format (adapter_config.json, adapter_model.safetensors), and heads that `transformers` has not.
+"""LoRA adapters in PEFT's format (adapter_config.json, adapter_model.safetensors), and feature-based heads.
 
-An adapter's folder is a few hundred kilobytes: A and B of each adapted matrix, the task's head, and in everybert.json
-the task's settings and the hash of the base it was trained on. PEFT loads the same folder, and its folders load here.
+The folder of an adapter holds A and B of each adapted matrix and the head of the task; everybert.json holds the
+settings of the task and the hash of the base encoder. PEFT loads these folders, and its folders load here.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from everybert.errors import EverybertError
 from everybert.files import inside, read_json, verify_folder, write_json
 from everybert.model.adapters import QKV, TARGETS, AdapterSet, LoraConfig
 from everybert.model.config import EncoderConfig
 from everybert.model.features import FeatureConfig, FeatureHead, add_feature_head
-from everybert.model.heads import Network, Pooler
+from everybert.model.heads import Network, Pooler, make_head
 from everybert.store import layouts
 from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, read_extras
 from everybert.store.weights import open_safetensors
@@ -30,12 +30,13 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 HEAD = "head.safetensors"
 ROOT = "base_model.model."
-KINDS = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "answer": "QUESTION_ANS"}
-"""PEFT's word for the class of each head."""
+TASK_TYPES = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "answer": "QUESTION_ANS"}
+"""Head → PEFT's task_type."""
+UNSUPPORTED = ("use_dora", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern")
 
 
-def trunk_digest(network: Network) -> str:
-    """SHA-256 of the encoder's weights in fp32: an adapter fits the trunk it was trained on and no other."""
+def encoder_digest(network: Network) -> str:
+    """SHA-256 of the encoder's weights in fp32. An adapter fits only the encoder that it was trained on."""
     if network.digest is not None:
         return network.digest
     digest = hashlib.sha256()
@@ -46,94 +47,87 @@ def trunk_digest(network: Network) -> str:
     return digest.hexdigest()
 
 
-# ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────
+def _matrices(config: EncoderConfig, targets: tuple[str, ...]) -> dict[str, str]:
+    """The adapted matrices: our name ("encoder.layers.0.attention.qkv.query") → module in the file, without prefix."""
+    found = {}
+    for i in range(max(config.layer_order) + 1):
+        at = f"encoder.layers.{i}."
+        qkv = layouts.transformers_names(config, f"{at}attention.qkv.weight", ())
+        if len(qkv) == 1:  # ModernBERT has one matrix
+            found |= {f"{at}attention.qkv": qkv[0]} if set(QKV) & set(targets) else {}
+        else:
+            found |= {f"{at}attention.qkv.{part}": name for part, name in zip(QKV, qkv) if part in targets}
+        for target in [t for t in targets if t not in QKV]:
+            (found[at + target],) = layouts.transformers_names(config, f"{at}{target}.weight", ())
+    return {ours: name.removesuffix(".weight") for ours, name in found.items()}
+
+
+# ── saving ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def save_adapter(
     adapters: AdapterSet, name: str, folder: str | Path, *, base: str, extras: dict[str, Any] | None = None
 ) -> None:
-    """Write an adapter into `folder` (from `atomic_folder`). `base` is the name or path of the model it goes on."""
+    """Write an adapter into `folder` (from `atomic_folder`). `base` is the name or path of its base model."""
     folder = Path(folder)
     entry, network = adapters.entries[name], adapters.network
-    config = network.config
-    layout = layouts.LAYOUTS[config.family]
+    config, layout = network.config, layouts.LAYOUTS[network.config.family]
     suffix = layouts.class_for(config, entry.heads)
     prefix = "" if suffix == "Model" else layout.prefix
+    matrices = _matrices(config, entry.config.targets)
     tensors: dict[str, Tensor] = {}
     for key, value in adapters.state(name).items():
-        at, letter = _split(config, key)
-        tensors[f"{ROOT}{prefix}{at}.lora_{letter}.weight"] = value.cpu().contiguous()
+        ours, _, letter = key.rpartition(".")
+        tensors[f"{ROOT}{prefix}{matrices[ours]}.lora_{letter}.weight"] = value.cpu().contiguous()
     whole: set[str] = set()
-    parts = {f"heads.{h}.{k}": v for h, m in entry.heads.items() for k, v in m.state_dict().items()}
+    parts = {f"heads.{head}.{k}": v for head, module in entry.heads.items() for k, v in module.state_dict().items()}
     parts |= {f"pooler.{k}": v for k, v in entry.pooler.state_dict().items()} if entry.pooler is not None else {}
     for key, value in parts.items():
-        (theirs,) = layouts.theirs(config, key, layout.classes[suffix])
+        (theirs,) = layouts.transformers_names(config, key, layout.classes[suffix])
         whole.add(theirs.split(".")[0])
-        bare = layouts.is_head(key)
-        tensors[ROOT + ("" if bare else prefix) + theirs] = value.detach().cpu().contiguous()
-    task = next((KINDS[h] for h in entry.heads if h in KINDS), None if entry.heads else "FEATURE_EXTRACTION")
-    write_json(folder / CONFIG, _peft_config(config, entry.config, task, sorted(whole), base))
+        tensors[ROOT + ("" if layouts.is_head(key) else prefix) + theirs] = value.detach().cpu().contiguous()
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    ours = {"base": trunk_digest(network), "head": next(iter(entry.heads), None), **(extras or {})}
-    write_json(folder / EXTRAS, {"version": EXTRAS_VERSION, **ours})
-
-
-def _peft_config(
-    config: EncoderConfig, lora: LoraConfig, kind: str | None, whole: list[str], base: str
-) -> dict[str, Any]:
-    return {
+    task = next((TASK_TYPES[h] for h in entry.heads if h in TASK_TYPES), None if entry.heads else "FEATURE_EXTRACTION")
+    peft = {
         "peft_type": "LORA",
-        "task_type": kind,
+        "task_type": task,
         "base_model_name_or_path": base,
-        "r": lora.rank,
-        "lora_alpha": lora.alpha,
-        "lora_dropout": lora.dropout,
-        "target_modules": _pattern(config, lora),
-        "modules_to_save": whole or None,
+        "r": entry.config.rank,
+        "lora_alpha": entry.config.alpha,
+        "lora_dropout": entry.config.dropout,
+        "target_modules": _pattern(matrices),
+        "modules_to_save": sorted(whole) or None,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
+    write_json(folder / CONFIG, peft)
+    ours_alone = {"base": encoder_digest(network), "head": next(iter(entry.heads), None), **(extras or {})}
+    write_json(folder / EXTRAS, {"version": EXTRAS_VERSION, **ours_alone})
 
 
-def _pattern(config: EncoderConfig, lora: LoraConfig) -> str:
-    """A regular expression of the adapted modules: short names would match others too (output.dense)."""
-    names = sorted({re.sub(r"\d+", "#", _split(config, ours)[0]) for ours in _expected(config, lora.targets)})
+def _pattern(matrices: dict[str, str]) -> str:
+    """A regular expression of the adapted modules: short names would match other modules too (output.dense)."""
+    names = sorted({re.sub(r"\d+", "#", module) for module in matrices.values()})
     return r"(?:.*\.)?(?:" + "|".join(re.escape(n).replace(r"\#", r"\d+") for n in names) + ")"
 
 
-def _expected(config: EncoderConfig, targets: tuple[str, ...]) -> list[str]:
-    """Our names of all A matrices of an adapter with these targets."""
-    one = config.family == "modernbert"
-    names = []
-    for i in range(max(config.layer_order) + 1):
-        at = f"encoder.layers.{i}."
-        if any(t in QKV for t in targets):
-            names += [f"{at}attention.qkv.A"] if one else [f"{at}attention.qkv.{q}.A" for q in QKV if q in targets]
-        names += [f"{at}{t}.A" for t in targets if t not in QKV]
-    return names
-
-
-def _split(config: EncoderConfig, ours: str) -> tuple[str, str]:
-    """Their module (without prefix) and the letter A or B, of "encoder.layers.0.attention.qkv.query.A"."""
-    module, _, kind = ours.rpartition(".")
-    part = next((q for q in QKV if module.endswith(f".{q}")), None)
-    names = layouts.theirs(config, f"{module.removesuffix(f'.{part}')}.weight", ())
-    return names[QKV.index(part) if part else 0].removesuffix(".weight"), kind
+# ── loading ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """What an adapter's folder says, before it is put on a trunk."""
+    """The description of an adapter, read from its folder."""
 
     folder: Path
     base: str
-    """The model it goes on, as it was called."""
+    """The name of its base model."""
     digest: str | None
-    """The hash of that model's encoder; None in folders from elsewhere."""
+    """The hash of the base encoder; None in folders from elsewhere."""
     extras: dict[str, Any]
-    """everybert.json: the task's settings."""
+    """everybert.json: the settings of the task."""
     raw: dict[str, Any]
+    """adapter_config.json."""
 
 
 def is_adapter(folder: str | Path) -> bool:
@@ -142,41 +136,43 @@ def is_adapter(folder: str | Path) -> bool:
 
 
 def read_adapter(folder: str | Path) -> AdapterFile:
-    """Read what the folder says; its weights are read when it is put on a trunk."""
+    """Read the description of an adapter; `load_adapter` reads its weights."""
     folder = Path(folder)
     verify_folder(folder)
     raw = read_json(inside(folder, CONFIG))
     if not isinstance(raw, dict) or raw.get("peft_type") != "LORA":
         raise EverybertError(f"{folder / CONFIG} is not a LoRA adapter's; only LoRA is read")
-    odd = [k for k in ("use_dora", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern") if raw.get(k)]
-    if odd or raw.get("bias", "none") != "none":
-        raise EverybertError(f"{folder}: this adapter uses {(odd or ['bias'])[0]}, which is not read; plain LoRA is")
+    odd = [key for key in UNSUPPORTED if raw.get(key)] + (["bias"] if raw.get("bias", "none") != "none" else [])
+    if odd:
+        raise EverybertError(f"{folder}: this adapter uses {odd[0]}, which is not read; plain LoRA is")
     extras = read_extras(folder)
     return AdapterFile(folder, str(raw.get("base_model_name_or_path") or ""), extras.pop("base", None), extras, raw)
 
 
 def load_adapter(adapters: AdapterSet, name: str, file: AdapterFile, verify: bool = True) -> None:
-    """Put an adapter on the trunk under a name. `verify` compares the trunk with the one it was trained on."""
+    """Add an adapter under a name. `verify` checks that the encoder is the one it was trained on."""
     network, config = adapters.network, adapters.network.config
-    if verify and file.digest is not None and file.digest != trunk_digest(network):
+    if verify and file.digest is not None and file.digest != encoder_digest(network):
         raise EverybertError(f"{file.folder} was trained on another base ({file.base or 'unnamed'}); load that one")
     tensors = _read_tensors(inside(file.folder, WEIGHTS))
-    found = {target for target in TARGETS if _keys(config, target) & tensors.keys()}
-    targets = tuple(t for t in TARGETS if t in found)
+    targets = tuple(
+        target
+        for target in TARGETS
+        if any(f"{module}.lora_A.weight" in tensors for module in _matrices(config, (target,)).values())
+    )
     if not targets:
         raise EverybertError(f"{file.folder}: no tensor fits a {config.family} model; is the base another family?")
     lora = _lora_config(file, targets)
     state: dict[str, Tensor] = {}
-    for ours in [n for a in _expected(config, targets) for n in (a, a[:-1] + "B")]:
-        at, kind = _split(config, ours)
-        key = f"{at}.lora_{kind}.weight"
-        if key not in tensors:
-            raise EverybertError(f"{file.folder} lacks {key}; download it again")
-        state[ours] = tensors.pop(key)
-        if state[ours].shape[0 if kind == "A" else -1] != lora.rank:  # before matrices of that rank are made
-            raise EverybertError(f"{file.folder}: {key} is not of rank {lora.rank}, as {CONFIG} says; restore it")
-    heads, pooler = _rest(network, file, tensors)
-    adapters.add(name, lora, heads, pooler)
+    for ours, module in _matrices(config, targets).items():
+        for letter, rank_axis in (("A", 0), ("B", -1)):
+            key = f"{module}.lora_{letter}.weight"
+            if key not in tensors:
+                raise EverybertError(f"{file.folder} lacks {key}; download it again")
+            if tensors[key].shape[rank_axis] != lora.rank:  # before matrices of that rank are allocated
+                raise EverybertError(f"{file.folder}: {key} is not of rank {lora.rank}, as {CONFIG} says; restore it")
+            state[f"{ours}.{letter}"] = tensors[key]
+    adapters.add(name, lora, _head(network, file, tensors), _pooler(network, tensors))
     adapters.load(name, state)
 
 
@@ -188,83 +184,67 @@ def _lora_config(file: AdapterFile, targets: tuple[str, ...]) -> LoraConfig:
         raise EverybertError(f"{file.folder / CONFIG} gives no proper r and lora_alpha ({error}); restore it") from None
 
 
-def _keys(config: EncoderConfig, target: str) -> set[str]:
-    return {f"{_split(config, ours)[0]}.lora_A.weight" for ours in _expected(config, (target,))}
-
-
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """The file's tensors under names without prefixes."""
+    """The tensors of an adapter file under names without prefixes."""
     file = open_safetensors(path)
-    return {layouts.canonical(_bare(key)): file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    found = {}
+    for key in file.keys():  # noqa: SIM118
+        bare = key.removeprefix(ROOT).replace(".modules_to_save.default", "").replace(".default.weight", ".weight")
+        found[layouts.canonical(bare)] = file.get_tensor(key)
+    return found
 
 
-def _bare(key: str) -> str:
-    return key.removeprefix(ROOT).replace(".modules_to_save.default", "").replace(".default.weight", ".weight")
-
-
-def _rest(
-    network: Network, file: AdapterFile, tensors: dict[str, Tensor]
-) -> tuple[dict[str, torch.nn.Module], Pooler | None]:
-    """The head and pooler that come with an adapter, from the tensors that are not A or B."""
-    head = file.extras.get("head") or {v: k for k, v in KINDS.items()}.get(str(file.raw.get("task_type")))
+def _head(network: Network, file: AdapterFile, tensors: dict[str, Tensor]) -> dict[str, nn.Module]:
+    """The head in an adapter file, if there is one."""
+    head = file.extras.get("head") or {v: k for k, v in TASK_TYPES.items()}.get(str(file.raw.get("task_type")))
+    if head is None:
+        return {}
+    (last,) = layouts.transformers_names(network.config, f"heads.{head}.output.weight", (head,))
+    if last not in tensors:
+        raise EverybertError(f"{file.folder} has no head: {last} is missing; download it again")
     like = network.encoder.embeddings.token.weight
-    heads: dict[str, torch.nn.Module] = {}
-    if head is not None:
-        last = layouts.theirs(network.config, f"heads.{head}.output.weight", (head,))[0]
-        if last not in tensors:
-            raise EverybertError(f"{file.folder} has no head: {last} is missing; download it again")
-        bare = Network.__new__(Network)
-        torch.nn.Module.__init__(bare)
-        bare.config, bare.encoder, bare.heads, bare.pooler = (
-            network.config,
-            network.encoder,
-            torch.nn.ModuleDict(),
-            None,
-        )
-        bare.add_head(head, tensors[last].shape[0])
-        module = bare.heads[head]
-        names = {k: layouts.theirs(network.config, f"heads.{head}.{k}", (head,))[0] for k in module.state_dict()}
-        if lacking := [n for n in names.values() if n not in tensors]:
-            raise EverybertError(f"{file.folder} lacks {lacking[0]}; download it again")
-        module.load_state_dict({k: tensors[n] for k, n in names.items()})
-        heads[head] = module.train(network.training)
-    if "pooler.dense.weight" not in tensors:
-        return heads, None
+    module = make_head(network.config, head, tensors[last].shape[0]).to(like.device, like.dtype)
+    state = {}
+    for key in module.state_dict():
+        (name,) = layouts.transformers_names(network.config, f"heads.{head}.{key}", (head,))
+        if name not in tensors:
+            raise EverybertError(f"{file.folder} lacks {name}; download it again")
+        state[key] = tensors[name]
+    module.load_state_dict(state)
+    return {head: module.train(network.training)}
+
+
+def _pooler(network: Network, tensors: dict[str, Tensor]) -> Pooler | None:
+    """The pooler in an adapter file, if there is one."""
+    keys = ("dense.weight", "dense.bias")
+    names = {key: layouts.transformers_names(network.config, f"pooler.{key}", ())[0] for key in keys}
+    if not all(name in tensors for name in names.values()):
+        return None
+    like = network.encoder.embeddings.token.weight
     pooler = Pooler(network.config).to(like.device, like.dtype)
-    pooler.load_state_dict({f"dense.{k}": tensors[f"pooler.dense.{k}"] for k in ("weight", "bias")})
-    return heads, pooler
-
-
-def _fresh_head(network: Network, name: str, outputs: int) -> torch.nn.Module:
-    """A head of the network's family that is not on it."""
-    before, pooler = dict(network.heads.items()), network.pooler
-    network.add_head(name, outputs)
-    head = network.heads[name]
-    network.heads.clear()
-    network.heads.update(before)
-    network.pooler = pooler
-    return head
+    pooler.load_state_dict({key: tensors[name] for key, name in names.items()})
+    return pooler
 
 
 # ── feature-based heads ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def save_feature_head(head: FeatureHead, folder: str | Path) -> dict[str, Any]:
-    """Write the head's weights; returns what everybert.json should say under "feature_head"."""
+    """Write the weights of a feature-based head; returns the "feature_head" entry of everybert.json."""
     state = {k: v.detach().cpu().contiguous() for k, v in head.state_dict().items()}
     save_file(state, Path(folder) / HEAD, metadata={"format": "pt"})
     return {"layers": head.features.layers, "pool": head.features.pool, "outputs": head.output.out_features}
 
 
 def load_feature_head(network: Network, name: str, folder: str | Path, described: dict[str, Any]) -> None:
-    """Put a folder's feature-based head on the network, as everybert.json's "feature_head" describes it."""
-    features = FeatureConfig(described["layers"], described["pool"])
+    """Add the feature-based head of a folder to the network; `described` is the entry of everybert.json."""
     file = open_safetensors(inside(folder, HEAD))
     state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     if "output.weight" not in state or len(state["output.weight"]) != described["outputs"]:
         raise EverybertError(
             f"{Path(folder) / HEAD} has not the {described['outputs']} outputs of {EXTRAS}; restore it"
         )
+    features = FeatureConfig(described["layers"], described["pool"])
     head = add_feature_head(network, name, len(state["output.weight"]), features)
     try:
         head.load_state_dict(state)

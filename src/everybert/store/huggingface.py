@@ -18,7 +18,7 @@ from everybert.model.config import EncoderConfig
 from everybert.model.encoder import initialise
 from everybert.model.heads import Network, Pooler
 from everybert.store import config_json, layouts
-from everybert.store.layouts import to_theirs
+from everybert.store.layouts import to_transformers
 from everybert.store.weights import Weights, open_weights, refuse_tensorflow, save_weights
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def load_network(
     with torch.device("meta"), Unfilled():
         network = Network(config, dict(asked), pooler=_in_file(config, "pooler.dense.weight", held, weights))
     state, lacking = _gather(network, held, weights, original, folder)
-    used = {part for name in state for part in layouts.theirs(config, name, held)}
+    used = {part for name in state for part in layouts.transformers_names(config, name, held)}
     new = _without(network, lacking, folder)
     state = {name: state[name] for name in network.state_dict()}
     dtype, widened = _choose_dtype(state.values(), dtype, device)
@@ -185,7 +185,7 @@ def _architectures(raw: dict[str, Any]) -> list[str]:
 
 
 def _in_file(config: EncoderConfig, name: str, held: Iterable[str], weights: Weights) -> bool:
-    return all(part in weights.shapes for part in layouts.theirs(config, name, set(held)))
+    return all(part in weights.shapes for part in layouts.transformers_names(config, name, set(held)))
 
 
 def _check_sizes(config: EncoderConfig, weights: Weights, folder: Path) -> None:
@@ -208,7 +208,7 @@ def _check_sizes(config: EncoderConfig, weights: Weights, folder: Path) -> None:
 
 def _untied_if_apart(config: EncoderConfig, weights: Weights) -> tuple[EncoderConfig, list[str]]:
     """Older files hold the tied decoder twice; where the two differ, `transformers` keeps them apart, and so do we."""
-    (token,) = layouts.theirs(config, "encoder.embeddings.token.weight", ())
+    (token,) = layouts.transformers_names(config, "encoder.embeddings.token.weight", ())
     second = layouts.decoder(config.family)
     if not config.tied or second not in weights.shapes or token not in weights.shapes:
         return config, []
@@ -221,7 +221,7 @@ def _untied_if_apart(config: EncoderConfig, weights: Weights) -> tuple[EncoderCo
 def _rows(config: EncoderConfig, head: str, held: set[str], weights: Weights) -> int:
     """How many outputs a head has in the file; 0 where it has none."""
     last = "heads.mlm.bias" if head == "mlm" else f"heads.{head}.output.weight"
-    shape = weights.shapes.get(layouts.theirs(config, last, held)[0], (0,))
+    shape = weights.shapes.get(layouts.transformers_names(config, last, held)[0], (0,))
     return shape[0] if shape else 0
 
 
@@ -231,7 +231,7 @@ def _gather(
     """Our parameters from the file's tensors, and those it lacks (ours → what it would be called there)."""
     state, lacking = {}, {}
     for name, like in network.state_dict().items():
-        parts = layouts.theirs(network.config, name, held)
+        parts = layouts.transformers_names(network.config, name, held)
         if absent := [part for part in parts if part not in weights.shapes]:
             lacking[name] = absent[0]
             continue
@@ -337,7 +337,7 @@ def save_network(
     config = network.config
     suffix = layouts.class_for(config, network.heads)
     raw, ours_alone = config_json.write(config, raw_config)
-    tensors = to_theirs(network, suffix)
+    tensors = to_transformers(network, suffix)
     raw["architectures"] = [_stem(raw, config) + suffix]
     raw["dtype"] = str(network.encoder.embeddings.token.weight.dtype).removeprefix("torch.")
     raw |= _token_ids(config, raw, tokenizer)

@@ -1,14 +1,14 @@
-"""Reversible name maps: what each family's tensors are called in a `transformers` folder.
+"""Reversible name maps: the names of each family's tensors in a `transformers` folder.
 
-A map is by module: `weight` and `bias` keep their names. Three names stand for Q, K and V, which we hold as one
-matrix. What a family's classes have no place for (next-sentence on RoBERTa, a second task head) is stored under
-`everybert.` and our own name, which `transformers` passes over.
+A map is per module: `weight` and `bias` keep their names. The query, key and value matrices, which are one matrix
+here, have three names there. Modules that the classes of a family do not have (next-sentence on RoBERTa, a second task
+head) are stored as `everybert.` and our own name, which `transformers` ignores.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -27,35 +27,10 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "ForQuestionAnswering": ("answer",),
     "ForMultipleChoice": ("choose",),
 }
-"""The classes every family has, and the heads each holds."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """One family's names."""
-
-    stem: str
-    """What its class names begin with."""
-    prefix: str
-    """What stands before the encoder's names in a class with a head."""
-    layer_at: str
-    """Where layer i is (ALBERT: inner layer k of group g)."""
-    layer: dict[str, Names]
-    """A layer's modules: ours → theirs."""
-    outside: dict[str, str]
-    """The modules outside the layers: ours → theirs."""
-    heads: dict[str, dict[str, str]]
-    """For each head, its modules: ours → theirs. The key "" is the head itself (its own bias)."""
-    classes: dict[str, tuple[str, ...]]
-    """Class suffix → the heads that class holds."""
-
-
-def _qkv(at: str, *names: str) -> tuple[str, ...]:
-    return tuple(at + name for name in names)
-
-
+"""The classes that every family has, with the heads of each."""
+BERT_CLASSES = CLASSES | {"ForPreTraining": ("mlm", "nsp"), "ForNextSentencePrediction": ("nsp",)}
 BERT_LAYER: dict[str, Names] = {
-    "attention.qkv": _qkv("attention.self.", "query", "key", "value"),
+    "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attention.output": "attention.output.dense",
     "attention_norm": "attention.output.LayerNorm",
     "feed_forward.input": "intermediate.dense",
@@ -69,65 +44,69 @@ BERT_OUTSIDE = {
     "encoder.embeddings.norm": "embeddings.LayerNorm",
     "pooler.dense": "pooler.dense",
 }
+
+
+def _mlm(bias: str, dense: str, norm: str, decoder: str) -> dict[str, str]:
+    return {"": bias, "dense": dense, "norm": norm, "decoder": decoder}
+
+
 TASKS = {
     "classify": {"output": "classifier"},
     "choose": {"output": "classifier"},
     "tag": {"output": "classifier"},
     "answer": {"output": "qa_outputs"},
 }
-BERT = Layout(
-    stem="Bert",
-    prefix="bert.",
-    layer_at="encoder.layer.{i}.",
-    layer=BERT_LAYER,
-    outside=BERT_OUTSIDE,
-    heads=TASKS
-    | {
-        "mlm": {
-            "": "cls.predictions",
-            "dense": "cls.predictions.transform.dense",
-            "norm": "cls.predictions.transform.LayerNorm",
-            "decoder": "cls.predictions.decoder",
-        },
-        "nsp": {"output": "cls.seq_relationship"},
-    },
-    classes=CLASSES | {"ForPreTraining": ("mlm", "nsp"), "ForNextSentencePrediction": ("nsp",)},
-)
+BERT_HEADS = TASKS | {
+    "mlm": _mlm(
+        "cls.predictions",
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.decoder",
+    ),
+    "nsp": {"output": "cls.seq_relationship"},
+}
 ROBERTA_HEADS = TASKS | {
     "classify": {"dense": "classifier.dense", "output": "classifier.out_proj"},
-    "mlm": {
-        "": "lm_head",
-        "dense": "lm_head.dense",
-        "norm": "lm_head.layer_norm",
-        "decoder": "lm_head.decoder",
-    },
+    "mlm": _mlm("lm_head", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
 }
 DISTILBERT_TASK = {"dense": "pre_classifier", "output": "classifier"}
 MODERNBERT_TASK = {"dense": "head.dense", "norm": "head.norm", "output": "classifier"}
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The names of one family."""
+
+    stem: str
+    """Beginning of its class names."""
+    prefix: str
+    """Prefix of the encoder's names in a class with a head."""
+    heads: Mapping[str, dict[str, str]]
+    """Head → its modules: ours → theirs. The key "" is the head itself (the bias of mlm)."""
+    classes: Mapping[str, tuple[str, ...]]
+    """Class suffix → the heads of that class."""
+    layer: Mapping[str, Names]
+    """Modules of a layer: ours → theirs."""
+    outside: Mapping[str, str]
+    """Modules outside the layers: ours → theirs."""
+    layer_at: str = "encoder.layer.{i}."
+    """Prefix of layer i (ALBERT: inner layer k of group g)."""
+
+
 def _roberta(
     stem: str, prefix: str, layer: dict[str, Names] | None = None, outside: dict[str, str] | None = None
 ) -> Layout:
-    return Layout(
-        stem=stem,
-        prefix=prefix,
-        layer_at="encoder.layer.{i}.",
-        layer=BERT_LAYER | (layer or {}),
-        outside=BERT_OUTSIDE | (outside or {}),
-        heads=ROBERTA_HEADS,
-        classes=CLASSES,
-    )
+    return Layout(stem, prefix, ROBERTA_HEADS, CLASSES, BERT_LAYER | (layer or {}), BERT_OUTSIDE | (outside or {}))
 
 
 LAYOUTS: dict[str, Layout] = {
-    "bert": BERT,
+    "bert": Layout("Bert", "bert.", BERT_HEADS, BERT_CLASSES, BERT_LAYER, BERT_OUTSIDE),
     "roberta": _roberta("Roberta", "roberta."),
     "xlm-roberta": _roberta("XLMRoberta", "roberta."),
     "longformer": _roberta(
         "Longformer",
         "longformer.",
-        {"attention.qkv_global": _qkv("attention.self.", "query_global", "key_global", "value_global")},
+        {"attention.qkv_global": tuple(f"attention.self.{part}_global" for part in ("query", "key", "value"))},
     ),
     "roberta-prelayernorm": _roberta(
         "RobertaPreLayerNorm",
@@ -136,20 +115,25 @@ LAYOUTS: dict[str, Layout] = {
         {"encoder.norm": "LayerNorm"},
     ),
     "megatron-bert": Layout(
-        stem="MegatronBert",
-        prefix="bert.",
-        layer_at="encoder.layer.{i}.",
-        layer=BERT_LAYER | {"attention_norm": "attention.ln", "feed_forward_norm": "ln"},
-        outside=BERT_OUTSIDE | {"encoder.norm": "encoder.ln"},
-        heads=BERT.heads,
-        classes=BERT.classes,
+        "MegatronBert",
+        "bert.",
+        BERT_HEADS,
+        BERT_CLASSES,
+        BERT_LAYER | {"attention_norm": "attention.ln", "feed_forward_norm": "ln"},
+        BERT_OUTSIDE | {"encoder.norm": "encoder.ln"},
     ),
     "distilbert": Layout(
-        stem="DistilBert",
-        prefix="distilbert.",
-        layer_at="transformer.layer.{i}.",
+        "DistilBert",
+        "distilbert.",
+        heads=TASKS
+        | {
+            "classify": DISTILBERT_TASK,
+            "choose": DISTILBERT_TASK,
+            "mlm": _mlm("vocab_projector", "vocab_transform", "vocab_layer_norm", "vocab_projector"),
+        },
+        classes=CLASSES,
         layer={
-            "attention.qkv": _qkv("attention.", "q_lin", "k_lin", "v_lin"),
+            "attention.qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
             "attention.output": "attention.out_lin",
             "attention_norm": "sa_layer_norm",
             "feed_forward.input": "ffn.lin1",
@@ -157,25 +141,19 @@ LAYOUTS: dict[str, Layout] = {
             "feed_forward_norm": "output_layer_norm",
         },
         outside={k: v for k, v in BERT_OUTSIDE.items() if "segment" not in k and "pooler" not in k},
-        heads=TASKS
-        | {
-            "classify": DISTILBERT_TASK,
-            "choose": DISTILBERT_TASK,
-            "mlm": {
-                "": "vocab_projector",
-                "dense": "vocab_transform",
-                "norm": "vocab_layer_norm",
-                "decoder": "vocab_projector",
-            },
-        },
-        classes=CLASSES,
+        layer_at="transformer.layer.{i}.",
     ),
     "albert": Layout(
-        stem="Albert",
-        prefix="albert.",
-        layer_at="encoder.albert_layer_groups.{g}.albert_layers.{k}.",
+        "Albert",
+        "albert.",
+        heads=TASKS
+        | {
+            "mlm": _mlm("predictions", "predictions.dense", "predictions.LayerNorm", "predictions.decoder"),
+            "nsp": {"output": "sop_classifier.classifier"},
+        },
+        classes=CLASSES | {"ForPreTraining": ("mlm", "nsp")},
         layer={
-            "attention.qkv": _qkv("attention.", "query", "key", "value"),
+            "attention.qkv": ("attention.query", "attention.key", "attention.value"),
             "attention.output": "attention.dense",
             "attention_norm": "attention.LayerNorm",
             "feed_forward.input": "ffn",
@@ -184,22 +162,13 @@ LAYOUTS: dict[str, Layout] = {
         },
         outside=BERT_OUTSIDE
         | {"encoder.embeddings.projection": "encoder.embedding_hidden_mapping_in", "pooler.dense": "pooler"},
-        heads=TASKS
-        | {
-            "mlm": {
-                "": "predictions",
-                "dense": "predictions.dense",
-                "norm": "predictions.LayerNorm",
-                "decoder": "predictions.decoder",
-            },
-            "nsp": {"output": "sop_classifier.classifier"},
-        },
-        classes=CLASSES | {"ForPreTraining": ("mlm", "nsp")},
+        layer_at="encoder.albert_layer_groups.{g}.albert_layers.{k}.",
     ),
     "modernbert": Layout(
-        stem="ModernBert",
-        prefix="model.",
-        layer_at="layers.{i}.",
+        "ModernBert",
+        "model.",
+        heads=dict.fromkeys(TASKS, MODERNBERT_TASK) | {"mlm": _mlm("decoder", "head.dense", "head.norm", "decoder")},
+        classes=CLASSES,
         layer={
             "attention.qkv": "attn.Wqkv",
             "attention.output": "attn.Wo",
@@ -213,21 +182,19 @@ LAYOUTS: dict[str, Layout] = {
             "encoder.embeddings.norm": "embeddings.norm",
             "encoder.norm": "final_norm",
         },
-        heads=dict.fromkeys(TASKS, MODERNBERT_TASK)
-        | {"mlm": {"": "decoder", "dense": "head.dense", "norm": "head.norm", "decoder": "decoder"}},
-        classes=CLASSES,
+        layer_at="layers.{i}.",
     ),
 }
-BASES = tuple({layout.prefix for layout in LAYOUTS.values()})
+PREFIXES = tuple({layout.prefix for layout in LAYOUTS.values()})
 
 
-# ── our names → theirs ──────────────────────────────────────────────────────────────────────────────────────
+# ── names ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def theirs(config: EncoderConfig, name: str, held: Collection[str]) -> tuple[str, ...]:
-    """The names in the file, without the encoder's prefix, of one of our parameters.
+def transformers_names(config: EncoderConfig, name: str, held: Collection[str]) -> tuple[str, ...]:
+    """The names of one of our parameters in a `transformers` file, without the prefix of the encoder.
 
-    `held` are the heads that the folder's class has a place for; the others keep our names.
+    `held` are the heads that the class of the folder has; other heads keep our names.
     """
     layout = LAYOUTS[config.family]
     module, _, kind = name.rpartition(".")
@@ -246,16 +213,16 @@ def theirs(config: EncoderConfig, name: str, held: Collection[str]) -> tuple[str
     return tuple(f"{at}{part}.{kind}" for part in ((found,) if isinstance(found, str) else found))
 
 
-def to_theirs(network: Network, suffix: str) -> dict[str, Tensor]:
-    """The network's tensors as the class of that suffix names them."""
+def to_transformers(network: Network, suffix: str) -> dict[str, Tensor]:
+    """The tensors of a network under the names of the `transformers` class with that suffix."""
     config, layout = network.config, LAYOUTS[network.config.family]
     tensors: dict[str, Tensor] = {}
     for name, value in network.state_dict().items():
-        parts = theirs(config, name, layout.classes[suffix])
+        parts = transformers_names(config, name, layout.classes[suffix])
         bare = is_head(name) or suffix == "Model" or parts[0].startswith(OWN)
         for part, piece in zip(parts, value.detach().cpu().chunk(len(parts))):
             tensors[part if bare else layout.prefix + part] = piece.contiguous()
-    if not config.tied:  # an untied class has its bias twice
+    if not config.tied:  # an untied class stores the bias twice
         for second, first in copies(config.family).items():
             if first in tensors:
                 tensors[second] = tensors[first].clone()
@@ -263,38 +230,35 @@ def to_theirs(network: Network, suffix: str) -> dict[str, Tensor]:
 
 
 def is_head(name: str) -> bool:
-    """Whether one of our parameters belongs to a head, so that its name in the file has no prefix."""
+    """Whether one of our parameters belongs to a head; then its name in the file has no prefix."""
     return name.startswith("heads.")
 
 
 def copies(family: str) -> dict[str, str]:
-    """Names under which the MLM bias may stand a second time; `transformers` computes with this second one."""
+    """Second name of the MLM bias → first name. If a file has both, `transformers` uses the second."""
     mlm = LAYOUTS[family].heads["mlm"]
     return {} if mlm[""] == mlm["decoder"] else {f"{mlm['decoder']}.bias": f"{mlm['']}.bias"}
 
 
 def decoder(family: str) -> str:
-    """The name of the MLM decoder's matrix, present as a copy of the embedding in older files."""
+    """The name of the MLM decoder matrix; older files store it as a copy of the embedding."""
     return LAYOUTS[family].heads["mlm"]["decoder"] + ".weight"
 
 
 def canonical(name: str) -> str:
-    """A tensor's name as today's base class would write it: no prefixes, `weight`/`bias` for `gamma`/`beta`."""
+    """The name of a tensor without prefixes, with `weight` and `bias` for the older `gamma` and `beta`."""
     name = name.removeprefix("module.")
     if name.startswith(OWN):
         return name
-    for base in BASES:
-        if name.startswith(base):
-            name = name.removeprefix(base)
-            break
+    name = name.removeprefix(next(filter(name.startswith, PREFIXES), ""))
     return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 
 
-# ── which class, which heads ────────────────────────────────────────────────────────────────────────────────
+# ── classes and heads ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def class_for(config: EncoderConfig, heads: Iterable[str]) -> str:
-    """The class suffix that holds the most telling of these heads: a task before pre-training, the first task."""
+    """The suffix of the class to save a network with these heads as: that of the first task, else of pre-training."""
     layout, heads = LAYOUTS[config.family], list(heads)
     for name in heads:
         fits = name != "classify" or config.classifier_form == "family"
@@ -308,7 +272,7 @@ def class_for(config: EncoderConfig, heads: Iterable[str]) -> str:
 
 
 def find_heads(family: str, names: Collection[str], architectures: Iterable[str]) -> dict[str, bool]:
-    """The heads a folder seems to hold, from its class and its (canonical) tensor names: head → in their names?"""
+    """The heads of a folder, by its class and canonical tensor names: head → stored under the family's names."""
     layout = LAYOUTS[family]
     found = {m[1]: False for name in names if (m := re.match(rf"{re.escape(OWN)}heads\.(\w+)\.", name))}
     classes = [layout.classes[suffix] for a in architectures if (suffix := _suffix(a)) in layout.classes]
@@ -325,7 +289,7 @@ def find_heads(family: str, names: Collection[str], architectures: Iterable[str]
 
 
 def _guess(family: str, names: Collection[str]) -> str:
-    """What a `classifier` is in a folder that does not name its class."""
+    """The head that `classifier` is in a folder without a class name."""
     dense = [part["dense"] for head, part in LAYOUTS[family].heads.items() if head == "classify" and "dense" in part]
     if dense:
         return "classify" if f"{dense[0]}.weight" in names else "tag"
@@ -333,6 +297,6 @@ def _guess(family: str, names: Collection[str]) -> str:
 
 
 def _suffix(architecture: str) -> str:
-    """`ForMaskedLM` of `BertForMaskedLM`."""
+    """`BertForMaskedLM` → `ForMaskedLM`."""
     match = re.search(r"(For[A-Z]\w*|Model)$", architecture)
     return match[1] if match else ""

@@ -1,0 +1,110 @@
+"""Adapter folders: PEFT reads what everybert writes, and the other way round, for every family."""
+
+import pytest
+import tiny_models
+import torch
+
+from everybert.errors import EverybertError
+from everybert.model.adapters import TARGETS, AdapterSet, LoraConfig
+from everybert.model.features import head_logits
+from everybert.model.ragged import Ragged
+from everybert.store.adapters import load_adapter, read_adapter, save_adapter
+from everybert.store.huggingface import load_network
+
+
+def randomise(adapters, name, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in adapters.state(name).values():
+            value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
+
+
+FAMILIES = [
+    ("bert", "ForSequenceClassification", "classify"),
+    ("roberta", "ForSequenceClassification", "classify"),
+    ("distilbert", "ForSequenceClassification", "classify"),
+    ("albert", "ForTokenClassification", "tag"),
+    ("albert", "ForSequenceClassification", "classify"),
+    ("modernbert", "ForSequenceClassification", "classify"),
+    ("bert", "ForQuestionAnswering", "answer"),
+    ("megatron-bert", "ForTokenClassification", "tag"),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind, suffix, head", FAMILIES)
+@pytest.mark.parametrize("targets", [TARGETS, ("query", "feed_forward.output")])
+def test_peft_reads_what_we_write(tmp_path, kind, suffix, head, targets):
+    peft = pytest.importorskip("peft")
+    base = tiny_models.make(kind, suffix)
+    base.save_pretrained(tmp_path / "base")
+    network = load_network(tmp_path / "base").network
+    adapters = AdapterSet(network)
+    fresh = load_network(tmp_path / "base").network.heads[head]
+    with torch.no_grad():
+        fresh.output.weight.mul_(-2)
+    pooler = load_network(tmp_path / "base").network.pooler if network.reads_pooler(head) else None
+    if pooler is not None:
+        with torch.no_grad():
+            pooler.dense.weight.mul_(-2)
+    adapters.add("x", LoraConfig(rank=2, targets=targets), {head: fresh}, pooler)
+    randomise(adapters, "x")
+    adapters.use("x")
+    (tmp_path / "adapter").mkdir()
+    save_adapter(adapters, "x", tmp_path / "adapter", base=str(tmp_path / "base"), extras={"task": {"task": head}})
+    theirs = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
+    ids = [5, 6, 7, 8, 9]
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor([ids]))
+        ours = head_logits(network, Ragged.of([ids]), head)
+    wanted = torch.stack((expected.start_logits, expected.end_logits), -1) if head == "answer" else expected.logits
+    torch.testing.assert_close(ours, wanted.reshape(ours.shape), atol=2e-5, rtol=1e-4)
+
+    again = AdapterSet(load_network(tmp_path / "base").network)
+    load_adapter(again, "y", read_adapter(tmp_path / "adapter"))
+    again.use("y")
+    with torch.no_grad():
+        torch.testing.assert_close(head_logits(again.network, Ragged.of([ids]), head), ours)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("targets", [["query", "value"], ["query", "key", "value", "dense"]])
+def test_we_read_what_peft_writes(tmp_path, targets):
+    peft = pytest.importorskip("peft")
+    base = tiny_models.make("bert", "ForSequenceClassification", num_labels=3)
+    base.save_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=3, lora_alpha=7, target_modules=targets)
+    if "dense" in targets:  # also the pooler's dense, which we do not adapt: name the layers' own
+        config = peft.LoraConfig(
+            task_type="SEQ_CLS", r=3, lora_alpha=7, target_modules=r".*encoder.*(query|key|value|dense)"
+        )
+    theirs = peft.get_peft_model(base, config)
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            if "lora_B" in name or "classifier" in name:
+                p.add_(torch.randn_like(p) * 0.3)
+    theirs.eval().save_pretrained(tmp_path / "adapter")
+    adapters = AdapterSet(load_network(tmp_path / "base").network)
+    load_adapter(adapters, "x", read_adapter(tmp_path / "adapter"))
+    adapters.use("x")
+    ids = [5, 6, 7, 8, 9]
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor([ids])).logits
+        torch.testing.assert_close(
+            head_logits(adapters.network, Ragged.of([ids]), "classify"), expected, atol=2e-5, rtol=1e-4
+        )
+
+
+def test_an_adapter_knows_its_base(tmp_path):
+    for seed in (0, 1):
+        tiny_models.saved(tmp_path / f"base{seed}", "bert", "ForSequenceClassification", seed=seed)
+    adapters = AdapterSet(load_network(tmp_path / "base0").network)
+    adapters.add("x", LoraConfig(), dict(adapters.network.heads.items()))
+    (tmp_path / "adapter").mkdir()
+    save_adapter(adapters, "x", tmp_path / "adapter", base="base0")
+    other = AdapterSet(load_network(tmp_path / "base1").network)
+    with pytest.raises(EverybertError, match=r"trained on another base \(base0\)"):
+        load_adapter(other, "x", read_adapter(tmp_path / "adapter"))
+    roberta = AdapterSet(load_network(tiny_models.saved(tmp_path / "d", "distilbert")).network)
+    with pytest.raises(EverybertError, match="no tensor fits a distilbert"):
+        load_adapter(roberta, "x", read_adapter(tmp_path / "adapter"), verify=False)
