@@ -1,7 +1,8 @@
 """Computes what the tests of this folder compare, through public interfaces only, and records it.
 
     python tests/golden/record.py                 everything
-    python tests/golden/record.py pretrain http   some groups: the others stay as they are
+    python tests/golden/record.py commands http   some groups: the others stay as they are
+    python tests/golden/record.py --old old       write the folders of data/old first
 
 A group is a function of a scratch folder that gives {entry: function without arguments}. data/outputs.json holds, by
 group and entry, what each returned: numbers in full, long arrays as shape, first values, sum and norm.
@@ -9,15 +10,20 @@ group and entry, what each returned: numbers in full, long arrays as shape, firs
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import csv
 import hashlib
 import io
 import json
 import os
 import platform
+import re
 import runpy
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -27,6 +33,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
@@ -59,7 +66,9 @@ def compute(name: str, scratch: Path) -> dict[str, Any]:
                 value = function()
             except everybert.EverybertError as error:
                 value = {"raised": type(error).__name__, "message": str(error)}
-            text = json.dumps(plain(value)).replace(str(scratch), "SCRATCH").replace(str(DATA), "DATA")
+            text = json.dumps(plain(value))
+            for path, name in ((scratch, "SCRATCH"), (DATA, "DATA"), (Path(everybert.__file__).parent, "PACKAGE")):
+                text = text.replace(str(path), name)
             out[entry] = json.loads(text)
     torch.set_num_threads(threads)
     return out
@@ -178,6 +187,9 @@ def command(*arguments: object) -> Done:
             runpy.run_module("everybert", run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception as error:  # a fault of the library, which a process would end with
+        code = 1
+        err.write(f"Traceback: {error!r}\n")
     finally:
         sys.argv, warnings.showwarning, environment = before
         os.environ.clear()
@@ -239,7 +251,7 @@ MASKS = {"wordpiece": "[MASK]", "unigram": "[MASK]", "bpe": "<mask>"}
 
 def methods(m: Any, mask: str, tmp: Path) -> Entries:
     """Every method that needs no task head."""
-    a, b = "The old farmer paints a boat by the river.", "Many wolves follow the clever nurse."
+    a, b = "The old farmer paints a boat by the river.", "Many wolves find it."
     ids = m.tokenizer.encode(a).ids
     segments = [[0] * (len(ids) - 2) + [1] * 2]
     return {
@@ -280,7 +292,7 @@ def methods(m: Any, mask: str, tmp: Path) -> Entries:
 
 def tasks(m: Any) -> Entries:
     """Every method that needs a task head, or an adapter."""
-    a, b = "The old farmer paints a boat by the river.", "Many wolves follow the clever nurse."
+    a, b = "The old farmer paints a boat by the river.", "Many wolves find it."
     question = "Where is the boat?"
     return {
         "classify": lambda: m.classify([a, b, "", LONG]),
@@ -429,8 +441,7 @@ RUNS = {
         "phase=[{share=0.5, length=16, tokens=[128, 256]}, {share=0.5, length=32, rate=0.3}]",
     ],
     "modern": [
-        *("model.positions=rotary", "model.norm=pre", "model.feed_forward=glu", "model.windows=[4, 4]"),
-        *("model.segments=0", "model.family=modernbert", "examples.kind=full"),
+        *("model.preset=modernbert-base", "model.windows=[4, 4]", "examples.kind=full"),
     ],
     "albert": ["model.family=albert", "model.layer_groups=1", "model.embedding_size=8", "examples.kind=order"],
 }
@@ -618,6 +629,185 @@ def _never_finite(tmp: Path) -> Any:
     return everybert.finetune(folder, "classify", EXAMPLES["classify"][:24], EXAMPLES["classify"][24:34], **SETTINGS)
 
 
+# ── the command line and HTTP ────────────────────────────────────────────────────────────────────────────────
+
+SERVED = {"words": "mlm", "labels": "classify", "ner": "tag", "qa": "answer", "score": "regress", "choice": "choose"}
+ORDINARY = {"classify", "tag", "answer", "embed", "train", "layers", "corpus", "glue", "text", "label", "one"}
+"""Words of command lines that may stand in any sentence."""
+PACKED = {"thumbnails": "u1", "weights": "<u2", "data": "<f4", "embedding": "<f4"}
+"""Keys of answers that are base64 of numbers."""
+
+
+def cases(name: str) -> dict[str, list[str]]:
+    """The lines of a file of cases, each with the words after its ␞."""
+    lines = (HERE / "cases" / name).read_text().splitlines()
+    parts = [line.partition(" ␞ ") for line in lines if not line.startswith("#")]
+    return {case.rstrip(): words.split() for case, _, words in parts}
+
+
+def workshop(tmp: Path, names: str) -> Path:
+    """A folder with data/files, the corpus, the tokenizers, and the tiny models that are named."""
+    place = shutil.copytree(DATA / "files", tmp / "desk")
+    (place / "out").mkdir()
+    shutil.copy(DATA / "text.txt", place)
+    shutil.copytree(DATA / "corpus", place / "corpus")
+    shutil.copytree(DATA / "tokenizers", place, dirs_exist_ok=True)
+    for name in SPECS:
+        if name in names:
+            shutil.copytree(tiny(tmp, name), place / name)
+    return place
+
+
+def _content(path: Path) -> Any:
+    """What is in a file that a command wrote; None where that differs from run to run, or is compared elsewhere."""
+    if path.suffix in (".csv", ".tsv"):
+        rows = csv.reader(path.open(newline=""), delimiter="," if path.suffix == ".csv" else "\t")
+        return [[_cell(cell) for cell in row] for row in rows]
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    if path.suffix == ".npy":
+        return np.load(path)
+    if path.suffix == ".bin" or path.name == "tokenizer.json":
+        return {"digest": sha256(path)[:16]}
+    return json.loads(path.read_text()) if path.name.startswith(("config", "predictions")) else None
+
+
+def _cell(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _outcome(place: Path, line: str) -> Any:
+    """A command's exit code, what it prints as JSON, and what it writes."""
+    before = set(written(place / "out"))
+    with contextlib.chdir(place):
+        done = command(*shlex.split(line))
+    new = {name: _content(place / "out" / name) for name in written(place / "out") if name not in before}
+    said = {"json": json.loads(done.out)} if done.code < 2 and "--json" in line else {}
+    return {"code": done.code, "files": new, **said, **({"error": done.err} if done.code > 1 else {})}
+
+
+def _fault(place: Path, line: str, words: list[str]) -> Any:
+    """A command's exit code, and what its complaint is about."""
+    with contextlib.chdir(place):
+        done = command(*shlex.split(line))
+    given = {part for word in shlex.split(line)[1:] for part in (word, *re.split("[=,]", word)) if len(part) > 1}
+    nouns = _present([*sorted(given - ORDINARY), *words], done.err)
+    one = len(done.err.strip().splitlines()) == 1 and not done.out and "Traceback" not in done.err
+    return {"code": done.code, "one line": one, "nouns": nouns, "message": re.sub(r"[\s─]+", " ", done.err)}
+
+
+def _present(words: list[str], text: str) -> list[str]:
+    return [w for w in dict.fromkeys(words) if re.search(rf"(?<!\w){re.escape(w)}(?!\w)", text)]
+
+
+@group
+def commands(tmp: Path) -> Entries:
+    """Commands that work, with their JSON."""
+    place = workshop(tmp, "\n".join(lines := cases("commands.txt")))
+    return {line: lambda line=line: _outcome(place, line) for line in lines}
+
+
+@group
+def faults(tmp: Path) -> Entries:
+    """Commands that cannot work."""
+    place = workshop(tmp, "\n".join(lines := cases("errors.txt")))
+    return {line: lambda line=line, words=words: _fault(place, line, words) for line, words in lines.items()}
+
+
+@group
+def http(tmp: Path) -> Entries:
+    """Every endpoint of `everybert serve`, with good bodies and bad ones."""
+    place = workshop(tmp, "\n".join(f"bert-{head}" for head in SERVED.values()))
+    models = [part for name, head in SERVED.items() for part in ("--model", f"{name}=bert-{head}")]
+    path = str(Path(everybert.__file__).parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "everybert", "serve", "--port", "0", "--device", "cpu", *models],
+        cwd=place,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        url = re.search(r"http://[\w.:]+", process.stdout.readline())[0]
+        with httpx.Client(base_url=url, timeout=60) as client:
+            found = {line: _answer(client, line, words) for line, words in cases("requests.txt").items()}
+    finally:
+        process.terminate()
+        process.wait(60)
+    return {line: lambda line=line: found[line] for line in found}
+
+
+def _answer(client: Any, line: str, words: list[str]) -> Any:
+    """What a request is answered."""
+    method, path, body = [*line.split(" ", 2), ""][:3]
+    answer = client.request(method, path, content=body.encode(), headers={"content-type": "application/json"})
+    status, kind = answer.status_code, answer.headers["content-type"]
+    if "json" not in kind:
+        return {"status": status, "type": kind}
+    said = answer.json()
+    if status != 200:
+        error = (
+            said["error"] if isinstance(said["error"], dict) else {"message": said["error"], "type": said["error_type"]}
+        )
+        return {"status": status, "nouns": _present(words, error["message"]), **error}
+    if path == "/openapi.json":
+        return {p: sorted(verbs) for p, verbs in said["paths"].items()}
+    counts = {name: answer.headers.get(name) for name in ("x-tokens", "x-cut-tokens")}
+    return {"status": status, **counts, "json": _unpacked(said)}
+
+
+def _unpacked(value: Any, key: str = "") -> Any:
+    """An answer with its base64 as arrays."""
+    if isinstance(value, dict):
+        return {k: _unpacked(v, k) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_unpacked(v, key) for v in value]
+    if isinstance(value, str) and key in PACKED:
+        return np.frombuffer(base64.b64decode(value), PACKED[key]).astype(np.float32)
+    return value
+
+
+# ── folders that were written when the outputs were recorded ─────────────────────────────────────────────────
+
+OLD = {"classify": "full", "tag": "lora", "regress": "frozen", "embed": "full"}
+"""Task → the mode in which data/old/TASK was fine-tuned, from data/old/base."""
+
+
+def write_old() -> None:
+    """Write data/old: models of several kinds, and a run that was stopped. Paths are relative: none is written down."""
+    shutil.rmtree(DATA / "old", ignore_errors=True)
+    (DATA / "old").mkdir()
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(DATA / "old"):
+        shutil.copytree(tiny(Path(scratch), "bert-mlm"), "base")
+        for task, mode in OLD.items():
+            rows = EXAMPLES[task]
+            everybert.finetune("base", task, rows[:24], rows[24:34], task, **(SETTINGS | {"epochs": 1, "mode": mode}))
+        everybert.load("base", device="cpu").save("int8", int8=True)
+        pretrain(Path("run"), corpus=Path("../corpus"), stop_at=25)
+
+
+@group
+def old(tmp: Path) -> Entries:
+    """They load, and predict what they did; the run goes on to the weights of one that was never stopped."""
+    place = shutil.copytree(DATA / "old", tmp / "old")
+    base = everybert.load(place / "base", device="cpu")
+    found: Entries = {
+        task: lambda task=task: USES[task](everybert.load(place / task, device="cpu"))
+        for task, mode in OLD.items()
+        if mode != "lora"
+    }
+    return found | {
+        "tag": lambda: base.tag(LINES[:4], adapter=base.add_adapter(place / "tag")),
+        "int8": lambda: everybert.load(place / "int8", device="cpu").embed(LINES[:4]),
+        "int8 computed": lambda: everybert.load(place / "int8", device="cpu", dtype="int8").embed(LINES[:4]),
+        "run": lambda: pretrain(place / "run"),
+        "corpus": lambda: json_of("corpus", "info", DATA / "corpus", "--check"),
+    }
+
+
 # ── recording ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -639,4 +829,6 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if "--old" in sys.argv:
+        write_old()
+    main([name for name in sys.argv[1:] if name != "--old"])

@@ -20,24 +20,34 @@ RECORDED = json.loads(record.OUTPUTS.read_text())
 SAME = RECORDED["machine"] == record.machine()
 CLOSE = 1e-6 if SAME else 1e-4
 SLOW = {"pretraining_kinds", "finetuning_options", "finetuning_modes"}
-PROSE = {"message", "notes", "words", "advice", "detail", "target"}
+PROSE = {"message", "notes", "words", "advice", "remedy", "examples", "target", "title", "titles", "equation"}
 ON_PURPOSE = {
     "finetuning_options/tag cut": "--long cut was ignored by tag: long texts were read in windows",
     "finetuning_options/answer cut": "--long cut was ignored by answer: long texts were read in windows",
     "finetuning_options/unknown option": 'the error sent the reader to "the task\'s options", which are nowhere',
     "finetuning_options/never finite": "the guard advised fine-tuners to change a recipe's [schedule]",
+    "faults/finetune regress --model bert-mlm --train sts.tsv --calibrate --out out/x": "the same error",
+    "faults/finetune classify --model bert-mlm --train train.tsv --scheme BIO --out out/x": "it ended in a traceback",
     "sentence_transformers/embed none": "embed([]) had the encoder's width where a Dense layer gives another",
 }
 """Entries that are wrong as recorded: a difference there is said in a warning, until it is recorded anew."""
 
 
+def is_text(value):
+    return isinstance(value, str) or (isinstance(value, list) and all(map(is_text, value)))
+
+
 def differences(was, now, path=""):
     """What differs, one line each."""
     key = path.rpartition(".")[2]
-    if key in PROSE and type(was) is type(now):
+    if key in PROSE and is_text(was) and is_text(now):
         return []
     if key == "sha256" and not SAME:
         return []
+    if key == "one line" and now:
+        return []
+    if key == "nouns":
+        return [f"{path}: {word!r} is not named" for word in was if word not in now]
     if isinstance(was, dict) and isinstance(now, dict):
         lost = [f"{path}.{k}: gone" for k in was if k not in now] + [f"{path}.{k}: new" for k in now if k not in was]
         return lost + [line for k in was if k in now for line in differences(was[k], now[k], f"{path}.{k}")]
@@ -57,6 +67,8 @@ def test_as_recorded(name, tmp_path):
     found = [f"{name}/{entry}: {'gone' if entry in was else 'new'}" for entry in was.keys() ^ now.keys()]
     for entry in was.keys() & now.keys():
         full = f"{name}/{entry}"
+        if "int8" in entry and not SAME:  # products of whole numbers are rounded in each processor's way
+            continue
         changed = differences(was[entry], now[entry])
         if changed and full in ON_PURPOSE:
             warnings.warn(f"{full} has changed; as recorded, {ON_PURPOSE[full]}. Record it anew", stacklevel=1)
