@@ -41,7 +41,7 @@ def run(*arguments):
 def test_explain_tells_every_step(folder):
     told = run("explain", "the cat [MASK] a dog", "--layer", 1, "--head", 1, "--model", folder / "model")
     assert told.exit_code == 0, told.output
-    steps = ("Text to pieces", "S = Q·Kᵀ / √16", "Layer 1, head 1", "softmax", "(7 × 7)", "(7 × 16)", "The vocabulary")
+    steps = ("Text to tokens", "S = Q·Kᵀ / √16", "Layer 1, head 1", "softmax", "(7 × 7)", "(7 × 16)", "The vocabulary")
     for words in steps:
         assert words in told.output
     assert "[MASK]" in told.output, "square brackets are text, not markup"

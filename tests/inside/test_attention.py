@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from tiny_models import STEMS, make
 
 from everybert.errors import EverybertError
-from everybert.inside.attention import Attention, attention, quantised
-from everybert.inside.page import highlighted
+from everybert.inside.attention import Attention, asset, attention, inlined, quantised
 from everybert.store.huggingface import load_network
 
 KINDS = [kind for kind in STEMS if kind != "longformer"]  # whose weights are no square: below
@@ -107,8 +106,6 @@ def test_a_notebook_shows_a_frame(words):
 
 
 def test_modules_can_be_inlined():
-    from everybert.inside.page import asset, inlined
-
     script = inlined("attention-draw.js", "attention-view.js")
     assert "import {" not in script and not re.search(r"^export ", script, re.MULTILINE)
     names = re.findall(r"^(?:async )?(?:function|const|let|class) (\w+)", script, re.MULTILINE)
@@ -126,7 +123,7 @@ def test_too_much_is_one_line(words):
 
 
 def test_highlighted_text_is_escaped(labels):
-    html = highlighted(labels.attribution("good <script>alert(1)</script> food & song"))
+    html = labels.attribution("good <script>alert(1)</script> food & song")._repr_html_()
     assert "<script" not in html and "&lt;" in html and "&amp;" in html
     plain = re.sub(r"<[^>]+>", "", html.split("<br>")[0])
     assert plain == "good &lt;script&gt;alert(1)&lt;/script&gt; food &amp; song"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from everybert.errors import EverybertError
-from everybert.inside.neighbours import _kin
+from everybert.inside.neighbours import _is_form
 
 TEXTS = ["the red cat sees mary", "a cat eats the red song and the dog"]
 
@@ -50,8 +50,8 @@ def test_words_of_several_pieces_and_several_times(words):
 
 
 def test_forms_of_the_word_are_left_out():
-    assert all(_kin(form, "bank") for form in ("bank", "banks", "banking", "ban"))
-    assert not any(_kin(other, "bank") for other in ("banco", "river", "ba", "embankment"))
+    assert all(_is_form(form, "bank") for form in ("bank", "banks", "banking", "ban"))
+    assert not any(_is_form(other, "bank") for other in ("banco", "river", "ba", "embankment"))
 
 
 def test_mistakes_are_one_line(words):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everybert.errors import EverybertError
-from everybert.inside import probe_heads as heads
-from everybert.inside.pictures import draw_heads, draw_layers
-from everybert.inside.probe_layers import fit, probe_layers
+from everybert.inside import probes as heads
+from everybert.inside.probes import draw_heads, draw_layers, fit, probe_layers
 
 # word, head, relation; the words of the last one are cut into pieces
 TREES = [
@@ -86,7 +84,7 @@ def test_accuracies_are_those_of_the_definition(words):
 
 def test_batches_do_not_change_the_outcome(words, monkeypatch):
     one = heads.probe_heads(words.network, words.tokenizer, trees())
-    monkeypatch.setattr(heads, "BUDGET", 1)
+    monkeypatch.setattr(heads, "CHUNK", 1)
     told = []
     other = heads.probe_heads(words.network, words.tokenizer, trees(), told.append)
     assert told == [1, 2, 3]
@@ -123,12 +121,12 @@ def test_bad_trees_are_one_line(words):
 
 
 def test_a_linear_probe_finds_what_is_there():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(400, 8, generator=generator)
-    y = (x @ torch.randn(8, 3, generator=generator)).argmax(1)
-    assert fit(x[:300], y[:300], x[300:], y[300:], 3) > 0.93
-    noise = torch.randint(0, 3, (400,), generator=generator)
-    assert fit(x[:300], noise[:300], x[300:], noise[300:], 3) < 0.5
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((400, 8))
+    y = (x @ rng.standard_normal((8, 3))).argmax(1)
+    assert fit(x[:300], y[:300], x[300:], y[300:]) > 0.93
+    noise = rng.integers(0, 3, 400)
+    assert fit(x[:300], noise[:300], x[300:], noise[300:]) < 0.5
 
 
 def test_layers_know_words_where_they_enter(words, tmp_path):

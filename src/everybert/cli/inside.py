@@ -16,7 +16,7 @@ from everybert.errors import EverybertError
 if TYPE_CHECKING:
     import numpy as np
 
-    from everybert.inside.probe_heads import HeadProbe, Relation
+    from everybert.inside.probes import HeadProbe, Relation
     from everybert.inside.steps import Part
     from everybert.inside.trace import Trace
 
@@ -181,7 +181,7 @@ def heads(
     """How often a head's strongest link joins a word and its syntactic head, by relation; against fixed offsets."""
     from itertools import islice
 
-    from everybert.inside.probe_heads import probe_heads
+    from everybert.inside.probes import probe_heads
     from everybert.text.readers import read_conllu
 
     loaded = load(model, device)
@@ -195,7 +195,7 @@ def heads(
             raise EverybertError(f"{file} has no relation {name!r}; it has {', '.join(found.relations)}")
         chosen = found.relations[name]
         if picture is not None:
-            from everybert.inside.pictures import draw_heads
+            from everybert.inside.probes import draw_heads
 
             draw_heads(chosen, picture)
     if as_json:
@@ -211,7 +211,7 @@ def heads(
 
 
 def _heads_table(found: HeadProbe, least: int) -> Any:
-    from everybert.inside.probe_heads import SENTENCES
+    from everybert.inside.probes import SENTENCES
 
     late = f", {found.skipped} longer than the window left out" if found.skipped else ""
     table = _table(f"{found.sentences:,} sentences, {found.words:,} words{late}")
@@ -273,7 +273,7 @@ def layers(
     device: Device = None,
 ) -> None:
     """Fit one linear probe a layer on the frozen model: where in the stack a task's information lives."""
-    from everybert.inside.probe_layers import probe_layers
+    from everybert.inside.probes import probe_layers
     from everybert.tasks import classify, sentences
 
     readers: dict[str, Callable[..., Any]] = {"classify": classify.read, "tag": sentences.read}
@@ -288,7 +288,7 @@ def layers(
         first, second = ((d.inputs, d.targets) for d in data)
         found = probe_layers(loaded.network, loaded.tokenizer, first, second, most, tell)
     if picture is not None:
-        from everybert.inside.pictures import draw_layers
+        from everybert.inside.probes import draw_layers
 
         draw_layers(found, picture)
     if as_json:

@@ -19,7 +19,7 @@ from everybert.inside import neighbours as neighbouring
 from everybert.inside.attention import Attention
 from everybert.inside.attention import attention as run_attention
 from everybert.inside.attribution import Attribution
-from everybert.inside.blanks import read_blanks
+from everybert.inside.masked import fill_sides
 from everybert.inside.neighbours import Neighbours
 from everybert.inside.trace import Trace
 from everybert.inside.trace import trace as run_trace
@@ -72,7 +72,7 @@ def fill_pair(model: Model, text: str, pair: str, top: int) -> list[list[Candida
     """See Model.fill; the pair must fit one window."""
     if top < 1:
         raise EverybertError(f"top is the number of candidates and at least 1, not {top}")
-    blanks = read_blanks(model.network, model.tokenizer, text, pair, top=top, size=model.window)
+    blanks = fill_sides(model.network, model.tokenizer, text, pair, top=top, size=model.window)
     return [[Candidate(guess.token, guess.score, guess.id) for guess in blank.both] for blank in blanks]
 
 

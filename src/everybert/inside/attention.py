@@ -1,67 +1,95 @@
-"""Who attends to whom, head by head: the weights as data, and as one self-contained page.
+"""Attention weights of every head, as arrays and as a self-contained HTML page.
 
 Legend: L layers, A heads, n tokens of the text.
 """
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
+from importlib.resources import files
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
+from everybert.model.engine import device_of
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Encoding
 
 LIMIT = 1 << 30
-"""Bytes of attention weights held at once: L·A·n² floats grow fast (BERT-base at 4,096 tokens: 9.7 GB)."""
-DRAWN = 48 << 20
-"""Weights up to which a page of its own holds them all (BERT-base: 591 tokens)."""
+"""Largest size in bytes of the attention weights. L·A·n² floats grow fast (BERT-base at 4,096 tokens: 9.7 GB)."""
+PAGE_WEIGHTS = 48 << 20
+"""Most weights that a page holds (BERT-base: 591 tokens)."""
+FINE_WEIGHTS = 4 << 20
+"""Most weights that a page holds with sixteen bits each; above, with eight."""
 THUMBNAIL = 32
-"""Rows and columns of a head's small picture, at most."""
+"""Largest number of rows and columns of a head's thumbnail."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """What every head of every layer looked at in one text. Shows itself in a notebook."""
+    """The attention weights of one text. Displays itself in a notebook."""
 
     tokens: list[str]
     weights: np.ndarray = field(repr=False)
-    """float32 (L, A, n, n): row i is what token i draws from, and sums to 1."""
+    """float32 (L, A, n, n): row i holds the weights with which token i attends to each token, and sums to 1."""
     offsets: list[tuple[int, int]] = field(default_factory=list, repr=False)
     segments: list[int] = field(default_factory=list, repr=False)
     texts: list[int | None] = field(default_factory=list, repr=False)
-    """Which text a token came from, 0 or 1; None for special tokens."""
+    """The text of each token, 0 or 1; None for special tokens."""
     labels: list[str] = field(default_factory=list, repr=False)
-    """The tokens as pictures show them: in letters, where the vocabulary spells bytes."""
+    """The tokens as pictures show them: decoded, if the vocabulary is byte-level."""
 
     def html(self, title: str = "Attention") -> str:
-        """A page of its own that asks for nothing else: all heads as thumbnails, one large, as lines or a matrix."""
-        from everybert.inside.page import attention_page
-
-        if self.weights.size > DRAWN:
-            layers, heads, n, _ = self.weights.shape
+        """A self-contained page: thumbnails of all heads, and one head as lines or as a matrix."""
+        layers, heads, n, _ = self.weights.shape
+        if self.weights.size > PAGE_WEIGHTS:
             raise EverybertError(
                 f"{n} tokens in {layers} layers of {heads} heads have {self.weights.size:,} weights, too many for a "
                 "page; give a shorter text, or look at .weights"
             )
-        return attention_page(self, title)
+        fine = self.weights.size <= FINE_WEIGHTS
+        values = quantised(self.weights) if fine else np.rint(self.weights * 255).astype(np.uint8)
+        small = self.thumbnails()
+        data = {
+            "tokens": self.labels or self.tokens,
+            "texts": self.texts or [0] * n,
+            "layers": layers,
+            "heads": heads,
+            "size": small.shape[-1],
+            "bits": 16 if fine else 8,
+            "thumbnails": base64.b64encode(small.tobytes()).decode(),
+            "weights": base64.b64encode(zlib.compress(values.tobytes())).decode(),
+        }
+        parts = {
+            "__TITLE__": escape(title),
+            "__STYLE__": asset("colours.css") + asset("attention-view.css"),
+            "__SCRIPT__": inlined("attention-draw.js", "attention-view.js"),
+            # "<" would let a token end the script element; JSON may spell it otherwise.
+            "__DATA__": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        }
+        page = asset("page.html")
+        for mark, text in parts.items():
+            page = page.replace(mark, text)
+        return page
 
     def _repr_html_(self) -> str:
-        """The page in a frame: its styles and scripts stay its own."""
-        from everybert.inside.page import frame
-
+        """The page in a frame, so that its styles and scripts do not affect the notebook."""
         try:
-            return frame(self.html())
+            page = escape(self.html())
         except EverybertError as error:
             return f"<p>{error}</p>"
+        return f'<iframe title="everybert" srcdoc="{page}" style="width: 100%; height: 720px; border: 0"></iframe>'
 
     def thumbnails(self, size: int = THUMBNAIL) -> np.ndarray:
-        """uint8 (L, A, s, s), s ≤ size: each head's weights, the largest of each block, 255 standing for 1."""
+        """uint8 (L, A, s, s), s ≤ size: the maximum of each block of a head's weights, scaled to 255."""
         n = self.weights.shape[-1]
         if n <= size:
             return np.rint(self.weights * 255).astype(np.uint8)
@@ -71,8 +99,29 @@ class Attention:
 
 
 def quantised(weights: np.ndarray) -> np.ndarray:
-    """Weights in [0, 1] as little-endian uint16 for the page: off by at most 7.7e-6."""
+    """Weights in [0, 1] as little-endian uint16, with an error of at most 7.7e-6."""
     return np.rint(weights.astype(np.float64) * 65535).astype("<u2")
+
+
+def asset(name: str) -> str:
+    """A file of the attention viewer."""
+    return (files("everybert.inside") / "web" / name).read_text(encoding="utf-8")
+
+
+def inlined(*names: str) -> str:
+    """JavaScript modules as one script: their imports from each other are in scope."""
+    lines = [line for name in names for line in asset(name).splitlines() if not line.startswith("import ")]
+    return "\n".join(line.removeprefix("export ") for line in lines)
+
+
+def batch_of(
+    network: Network, encoding: Encoding, global_tokens: Sequence[int] | None = None, copies: int = 1
+) -> Ragged:
+    """A batch of one text, or of several copies of it, on the network's device."""
+    marked = None if global_tokens is None else [global_tokens] * copies
+    batch = Ragged.of([encoding.ids] * copies, [encoding.segments] * copies, marked, device_of(network.encoder))
+    network.encoder.check(batch)
+    return batch
 
 
 @torch.inference_mode()
@@ -82,13 +131,13 @@ def attention(
     global_tokens: Sequence[int] | None = None,
     labels: Sequence[str] | None = None,
 ) -> Attention:
-    """Run one text and keep every head's weights; `global_tokens` are Longformer's, `labels` what pictures show."""
+    """Run one text and keep the weights of every head. `global_tokens` are Longformer's, `labels` are for pictures."""
     layers, heads, n = len(network.config.layer_order), network.config.heads, len(encoding)
-    room = layers * heads * n * n * 4
-    if room > LIMIT:
+    size = layers * heads * n * n * 4
+    if size > LIMIT:
         most = int((LIMIT / (layers * heads * 4)) ** 0.5)
         raise EverybertError(
-            f"{n} tokens in {layers} layers of {heads} heads have {room / 2**30:.1f} GiB of attention weights; "
+            f"{n} tokens in {layers} layers of {heads} heads have {size / 2**30:.1f} GiB of attention weights; "
             f"give at most {most} tokens"
         )
     weights = np.empty((layers, heads, n, n), dtype=np.float32)
@@ -97,10 +146,6 @@ def attention(
         if name.endswith("attention.weights"):
             weights[int(name.split(".")[1])] = value.float().cpu().numpy()
 
-    device = network.encoder.embeddings.token.weight.device
-    chosen = None if global_tokens is None else [global_tokens]
-    batch = Ragged.of([encoding.ids], [encoding.segments], chosen, device)
-    network.encoder.check(batch)
-    network.encoder(batch, watch=watch)
+    network.encoder(batch_of(network, encoding, global_tokens), watch=watch)
     labels = list(labels or encoding.tokens)
     return Attention(encoding.tokens, weights, encoding.offsets, encoding.segments, encoding.sequence, labels)

@@ -1,11 +1,11 @@
-"""One word in several sentences: how its vectors part, layer by layer, and which words they come to lie near.
+"""One word in several texts: the similarity of its vectors at every layer, and the words nearest to them.
 
-A word's vector is the mean of its pieces'. "static" is the token table, before any context; "embeddings" adds the
-position; then the layers. The words compared with are read alone, as a text of one word, and taken at the same layer.
-They are those near the word itself, and near its companions, in the static table: with some hundred candidates
-instead of the whole vocabulary, the answer takes a moment and says the same.
+The vector of a word is the mean over its tokens. "static" is the token table, before any context; "embeddings" adds
+the position; then come the layers. The words that it is compared with are encoded alone, as texts of one word, and
+taken at the same layer. They are the nearest neighbours, in the token table, of the word and of the words beside it:
+a few hundred candidates give the same result as the whole vocabulary in a fraction of the time.
 
-Legend: k occurrences, L layers, H hidden, V vocabulary.
+Legend: k occurrences, C candidates, L layers, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.inside.blanks import spelt
+from everybert.inside.masked import token_text
+from everybert.model.engine import Inputs, encode_layers
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Encoding, Tokenizer
 
 NEAR_WORD, NEAR_COMPANION, MOST = 300, 40, 1200
-"""Candidates from around the word, from around each word beside it, and in all."""
+"""Candidates near the word, near each word beside it, and in all."""
 
 
 @dataclass(frozen=True)
 class Occurrence:
-    """Where the word stands: texts[text][start:end]."""
+    """An occurrence of the word: texts[text][start:end]."""
 
     text: int
     start: int
@@ -40,7 +41,7 @@ class Occurrence:
 
 @dataclass(frozen=True)
 class Near:
-    """A word and its cosine."""
+    """A word and its cosine similarity."""
 
     word: str
     cosine: float
@@ -48,102 +49,91 @@ class Near:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """A word's occurrences compared at every level: static, embeddings, then each layer."""
+    """The occurrences of a word, compared at every level: static, embeddings, then each layer."""
 
     word: str
     texts: list[str]
     occurrences: list[Occurrence]
     levels: list[str]
     similarity: np.ndarray = field(repr=False)
-    """float32 (levels, k, k): cosines between the occurrences."""
+    """float32 (levels, k, k): cosine similarities of the occurrences."""
     nearest: list[list[list[Near]]] = field(repr=False)
-    """`nearest[level][occurrence]`: the closest words, best first."""
+    """`nearest[level][occurrence]`: the most similar words, best first."""
 
 
 @torch.inference_mode()
 def neighbours(
     network: Network, tokenizer: Tokenizer, word: str, texts: Sequence[str], top: int = 5, size: int | None = None
 ) -> Neighbours:
-    """Find the word in the texts (whatever its case) and compare its vectors with each other and with other words."""
+    """Find the word in the texts, ignoring case, and compare its vectors with each other and with other words."""
     word = word.strip()
     if not word or not texts:
         raise EverybertError("neighbours compares a word in texts that hold it; give the word, then the texts")
     size = size or network.config.max_positions
     encodings = tokenizer.encode_batch(list(texts))
-    found = [(o, e) for i, (text, e) in enumerate(zip(texts, encodings)) for o in _occurrences(word, i, text, e)]
+    found = [o for i, (text, e) in enumerate(zip(texts, encodings)) for o in _occurrences(word, i, text, e)]
     for i, encoding in enumerate(encodings):
         if len(encoding) > size:
             raise EverybertError(f"text {i + 1} has {len(encoding)} tokens, the model reads {size}; give a shorter one")
-        if not any(o.text == i for o, _ in found):
+        if not any(o.text == i for o in found):
             raise EverybertError(f"{word!r} does not occur in text {i + 1}; each text must hold the word")
-    places = [_places(o, e) for o, e in found]
+    places = [(o.text, _places(o.start, o.end, encodings[o.text])) for o in found]
+    tokens = [[encodings[text].ids[i] for i in at] for text, at in places]
     table_VE = network.encoder.embeddings.token.weight.float()
-    own = [table_VE[[encodings[o.text].ids[i] for i in at]].mean(0) for (o, _), at in zip(found, places)]
-    states = _states(network, [e.ids for e in encodings])
-    vectors = [
-        [states[o.text][level][at].mean(0) for (o, _), at in zip(found, places)] for level in range(len(states[0]))
-    ]
-    candidates = _candidates(tokenizer, table_VE, word, encodings, places, found)
-    alone = _alone(network, tokenizer, [i for i, _ in candidates])
+    candidates = _candidates(tokenizer, table_VE, word, encodings, tokens)
+    ids = [i for i, _ in candidates]
+    alone = [tokenizer.build([i])[0] for i in ids]
+    states = _states(network, [e.ids for e in encodings] + alone)
+    at_word = alone[0].index(ids[0]) if alone else 0
     levels = ["static", "embeddings", *(f"layer {i + 1}" for i in range(len(states[0]) - 1))]
     similarity, nearest = [], []
-    pools = [table_VE[[i for i, _ in candidates]], *alone]
-    for level_kH, pool_CH in zip([torch.stack(own), *map(torch.stack, vectors)], pools):
-        unit_kH = torch.nn.functional.normalize(level_kH.float(), dim=-1)
+    for level in range(len(levels)):
+        if level == 0:
+            own = [table_VE[pieces].mean(0) for pieces in tokens]
+            others = table_VE[ids]
+        else:
+            own = [states[text][level - 1][at].mean(0) for text, at in places]
+            rest = [one[level - 1][at_word] for one in states[len(texts) :]]
+            others = torch.stack(rest) if rest else own[0].new_zeros(0, len(own[0]))
+        unit_kH = torch.nn.functional.normalize(torch.stack(own).float(), dim=-1)
+        unit_CH = torch.nn.functional.normalize(others.float(), dim=-1)
         similarity.append((unit_kH @ unit_kH.T).cpu().numpy())
-        cosine_kC = (unit_kH @ torch.nn.functional.normalize(pool_CH.float(), dim=-1).T).cpu()
-        best = cosine_kC.topk(min(top, len(candidates)))
-        nearest.append(
-            [
-                [Near(candidates[c][1], v) for v, c in zip(row, at)]
-                for row, at in zip(best.values.tolist(), best.indices.tolist())
-            ]
-        )
-    return Neighbours(word, list(texts), [o for o, _ in found], levels, np.stack(similarity), nearest)
+        best = (unit_kH @ unit_CH.T).cpu().topk(min(top, len(ids)))
+        rows = zip(best.values.tolist(), best.indices.tolist())
+        nearest.append([[Near(candidates[c][1], v) for v, c in zip(*row)] for row in rows])
+    return Neighbours(word, list(texts), found, levels, np.stack(similarity), nearest)
 
 
 def _occurrences(word: str, number: int, text: str, encoding: Encoding) -> list[Occurrence]:
-    pattern = rf"(?<!\w){re.escape(word)}(?!\w)"
-    spans = [(m.start(), m.end()) for m in re.finditer(pattern, text, re.IGNORECASE)]
-    out = []
-    for start, end in spans:
-        found = Occurrence(number, start, end, [])
-        pieces = [encoding.tokens[i] for i in _places(found, encoding)]
-        if pieces:
-            out.append(Occurrence(number, start, end, pieces))
-    return out
+    spans = [m.span() for m in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)]
+    tokens = [[encoding.tokens[i] for i in _places(*span, encoding)] for span in spans]
+    return [Occurrence(number, *span, pieces) for span, pieces in zip(spans, tokens) if pieces]
 
 
-def _places(occurrence: Occurrence, encoding: Encoding) -> list[int]:
-    """The tokens that overlap an occurrence."""
-    return [
-        i
-        for i, ((a, b), special) in enumerate(zip(encoding.offsets, encoding.special))
-        if not special and a < occurrence.end and b > occurrence.start
-    ]
+def _places(start: int, end: int, encoding: Encoding) -> list[int]:
+    """The tokens that overlap text[start:end]."""
+    spans = zip(encoding.offsets, encoding.special)
+    return [i for i, ((a, b), special) in enumerate(spans) if not special and a < end and b > start]
 
 
 def _states(network: Network, sequences: Sequence[Sequence[int]]) -> list[list[Tensor]]:
-    """For each sequence, its L + 1 hidden states (n, H)."""
-    batch = Ragged.of(sequences, device=network.encoder.embeddings.token.weight.device)
-    network.encoder.check(batch)
-    states: list[Tensor] = []
-    network.encoder(batch, states)
-    return [list(one) for one in zip(*(batch.split(x_TH) for x_TH in states))]
+    """The L + 1 hidden states (n, H) of each sequence."""
+    out: dict[int, list[Tensor]] = {}
+
+    def read(which: list[int], batch: Ragged, states: list[Tensor]) -> None:
+        out.update(zip(which, (list(one) for one in zip(*map(batch.split, states)))))
+
+    encode_layers(network, Inputs(sequences), read)
+    return [out[i] for i in range(len(sequences))]
 
 
 def _candidates(
-    tokenizer: Tokenizer,
-    table_VE: Tensor,
-    word: str,
-    encodings: Sequence[Encoding],
-    places: Sequence[list[int]],
-    found: Sequence[tuple[Occurrence, Encoding]],
+    tokenizer: Tokenizer, table_VE: Tensor, word: str, encodings: Sequence[Encoding], tokens: Sequence[list[int]]
 ) -> list[tuple[int, str]]:
-    """(id, word): whole words of the vocabulary that lie near the word, or near a word beside it, in the table."""
+    """(id, word): whole words of the vocabulary that are near the word, or near a word beside it, in the table."""
     begins = ~tokenizer.continues_word()
     unit_VE = torch.nn.functional.normalize(table_VE[: tokenizer.size], dim=-1)
-    own = torch.stack([unit_VE[encodings[o.text].ids[i]] for (o, _), at in zip(found, places) for i in at]).mean(0)
+    own = unit_VE[[i for pieces in tokens for i in pieces]].mean(0)
     beside = sorted({t for e in encodings for t, s in zip(e.ids, e.special) if not s and begins[t]})
     order = [(unit_VE @ own).topk(min(NEAR_WORD, len(unit_VE))).indices.tolist()]
     order += (unit_VE[beside] @ unit_VE.T).topk(min(NEAR_COMPANION, len(unit_VE))).indices.tolist() if beside else []
@@ -151,24 +141,12 @@ def _candidates(
     for i in (i for near in order for i in near):
         if len(names) >= MOST:
             break
-        name = spelt(tokenizer, i) if begins[i] and i not in tokenizer.special_ids else ""
-        if len(name) > 1 and name.isalpha() and not _kin(name.lower(), word.lower()):
+        name = token_text(tokenizer, i) if begins[i] and i not in tokenizer.special_ids else ""
+        if len(name) > 1 and name.isalpha() and not _is_form(name.lower(), word.lower()):
             names.setdefault(name, i)
     return [(i, name) for name, i in names.items()]
 
 
-def _kin(name: str, word: str) -> bool:
-    """The word itself or a form of it (bank: banks, banking): such are near in every context, and say nothing of it."""
+def _is_form(name: str, word: str) -> bool:
+    """Whether it is the word or a form of it (bank: banks, banking). Such words are near in every context."""
     return name.startswith(word) or (len(name) > 2 and word.startswith(name))
-
-
-def _alone(network: Network, tokenizer: Tokenizer, ids: Sequence[int]) -> list[Tensor]:
-    """(C, H) at each of the L + 1 levels: every word read as a text of its own."""
-    if not ids:
-        return [network.encoder.embeddings.token.weight.new_zeros(0, network.config.hidden_size)] * (
-            len(network.config.layer_order) + 1
-        )
-    sequences = [tokenizer.build([i])[0] for i in ids]
-    at = sequences[0].index(ids[0])
-    states = _states(network, sequences)
-    return [torch.stack([one[level][at] for one in states]) for level in range(len(states[0]))]

@@ -1,15 +1,18 @@
-"""The forward pass as a story: one step after the other, each with its equation, in words, and the arrays it makes.
+"""The forward pass step by step: each with its equation, an explanation, and the arrays that it reads and makes.
 
-`everybert explain` prints these steps and the playground's "Step through" draws them.
+`everybert explain` prints these steps and the playground draws them. The texts are in steps.toml.
 
 Legend: n tokens, H hidden, A heads, D head size, I intermediate width, V vocabulary, E embedding width.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,7 +20,6 @@ from everybert.errors import EverybertError
 from everybert.inside.trace import Trace
 from everybert.model.config import EncoderConfig
 
-PREDICTION = "Prediction"
 NORM = "y = γ ⊙ (x − μ) / √(σ² + ε) + β"
 CURVE = {
     "gelu": "GELU(x) = x·Φ(x)",
@@ -26,10 +28,9 @@ CURVE = {
     "relu": "ReLU(x) = max(0, x)",
     "silu": "SiLU(x) = x·σ(x)",
 }
-
-
+EMBEDDINGS = {"token": "the token", "segment": "its segment", "position": "its position"}
 Kind = Literal["vectors", "matrix", "vocabulary", "scores"]
-"""A vector for each token; token against token; a distribution at each token; a head's outputs."""
+"""A vector per token; token × token; a distribution per token; the outputs of a head."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Part:
     """Its name in the trace."""
     kind: Kind = "vectors"
     head: int | None = None
-    """Which head's share of it; None where it has no heads."""
+    """The head, if the array has heads and one of them is shown."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,19 @@ class Step:
     parts: tuple[Part, ...] = ()
 
 
+@cache
+def _texts() -> dict[str, dict[str, str]]:
+    return tomllib.loads((files("everybert.inside") / "steps.toml").read_text("utf-8"))
+
+
+def _step(group: str, key: str, *parts: Part, **values: Any) -> Step:
+    """A step with its texts from steps.toml."""
+    text = {name: template.format(norm=NORM, **values) for name, template in _texts()[key].items()}
+    return Step(group, text["title"], text["equation"], text["words"], parts)
+
+
 def part_value(trace: Trace, part: Part) -> np.ndarray:
-    """(n, …): the array of a part; heads that are joined lie side by side."""
+    """(n, …): the array of a part. All heads together are concatenated."""
     value = trace[part.name]
     if part.name.endswith(("attention.q", "attention.k", "attention.v", "attention.scores", "attention.weights")):
         return value[part.head or 0]
@@ -66,13 +78,13 @@ def part_value(trace: Trace, part: Part) -> np.ndarray:
 
 
 def needed(layer: int) -> Callable[[str], bool]:
-    """Which intermediates the story of one layer tells: for `trace(keep=…)`."""
+    """Which intermediate results the steps through one layer show, for `trace(keep=…)`."""
     own = (f"layers.{layer}.", f"layers.{layer - 1}.output")
     return lambda name: not name.startswith("layers.") or name.startswith(own)
 
 
 def story(trace: Trace, layer: int = 0, head: int = 0) -> list[Step]:
-    """The steps of a trace: the embeddings, one layer with one head in detail, and the head that predicts."""
+    """The steps of a trace: the embeddings, one layer with one head in detail, and the heads that predict."""
     config = trace.config
     layers = len(config.layer_order)
     if not 0 <= layer < layers:
@@ -84,205 +96,80 @@ def story(trace: Trace, layer: int = 0, head: int = 0) -> list[Step]:
 
 def _embedding(trace: Trace) -> list[Step]:
     config = trace.config
-    known = {
-        "token": "what the piece is",
-        "segment": "which text it is in",
-        "position": "where it stands",
-    }
-    parts = [name for name in known if f"embeddings.{name}" in trace]
-    why = ", ".join(f"one for {known[name]}" for name in parts)
+    parts = [name for name in EMBEDDINGS if f"embeddings.{name}" in trace]
+    terms = " + ".join(f"{name}[{index}]" for name, index in zip(parts, ("t", "s", "i")))
+    reasons = ", ".join(f"one for {EMBEDDINGS[name]}" for name in parts)
+    summed = tuple(Part(name, f"embeddings.{name}") for name in [*parts, "sum"])
     steps = [
-        Step(
-            "Input",
-            "Text to pieces",
-            "text → (t₁, …, tₙ)",
-            f"The tokenizer cuts the text into pieces that its vocabulary of {config.vocab_size:,} knows, and puts "
-            f"special pieces around it. From here on the text is {len(trace.tokens)} numbers.",
-        ),
-        Step(
-            "Input",
-            "Embeddings, summed",
-            "x = " + " + ".join(f"{name}[{index}]" for name, index in zip(parts, ("t", "s", "i"))),
-            f"Every piece looks up vectors of {config.embedding_width} numbers, which are added: {why}.",
-            tuple(Part(name, f"embeddings.{name}") for name in [*parts, "sum"]),
-        ),
+        _step("Input", "tokens", vocabulary=config.vocab_size, n=len(trace.tokens)),
+        _step("Input", "embeddings", *summed, terms=terms, width=config.embedding_width, reasons=reasons),
     ]
     if config.embedding_norm or config.embedding_size is not None:
-        widen = (
-            f" Then a matrix widens {config.embedding_size} to {config.hidden_size}." if config.embedding_size else ""
-        )
-        steps.append(
-            Step(
-                "Input",
-                "LayerNorm",
-                NORM,
-                "Each vector is shifted and scaled to mean 0 and variance 1 over its own numbers, then given the "
-                f"learnt scale γ and shift β.{widen}",
-                (Part("before", "embeddings.sum"), Part("after", "embeddings")),
-            )
-        )
+        narrow, hidden = config.embedding_size, config.hidden_size
+        widened = f" Then a matrix maps {narrow} numbers to {hidden}." if narrow else ""
+        after = (Part("before", "embeddings.sum"), Part("after", "embeddings"))
+        steps.append(_step("Input", "embedding_norm", *after, widened=widened))
     return steps
 
 
-def _entering(config: EncoderConfig, layer: int) -> Part:
-    """What layer ℓ reads."""
-    return Part("x, entering the layer", "embeddings" if layer == 0 else f"layers.{layer - 1}.output")
-
-
 def _attention(config: EncoderConfig, layer: int, head: int) -> list[Step]:
-    at, d = f"layers.{layer}.attention.", config.head_size
-    here, whole = f"Layer {layer}, head {head}", f"Layer {layer}"
-    turned = " Q and K are turned by their positions' angles (rotary)." if config.positions == "rotary" else ""
-    seen = "" if config.window(layer // config.inner_layers) is None else " Pieces outside the sliding window get −∞."
+    at, hidden, d = f"layers.{layer}.attention.", config.hidden_size, config.head_size
+    one, whole = f"Layer {layer}, head {head}", f"Layer {layer}"
+    rotary = " Q and K are rotated by the angles of their positions." if config.positions == "rotary" else ""
+    sliding = config.window(layer // config.inner_layers) is not None
+    window = " Tokens outside the sliding window get −∞." if sliding else ""
     q, k, v = (Part(name.upper(), at + name, "vectors", head) for name in ("q", "k", "v"))
-    mixed = Part("o", at + "mixed", "vectors", head)
+    mixed, output = Part("o", at + "mixed", "vectors", head), Part("after W_O", at + "output")
     scores, weights = (Part(name, at + name, "matrix", head) for name in ("scores", "weights"))
-    norm = Step(
-        whole,
-        "LayerNorm",
-        NORM,
-        "Normalised again, so that no layer's numbers run away.",
-        (Part("after", at + "norm"),),
-    )
+    entering = Part("x, entering the layer", "embeddings" if layer == 0 else f"layers.{layer - 1}.output")
+    added = (entering, Part("attention adds", at + "output"), Part("sum", at + "residual"))
+    norm = _step(whole, "attention_norm", Part("after", at + "norm"))
     steps = [
-        Step(
-            here,
-            "Queries, keys, values",
-            "q = W_Q·x + b,  k = W_K·x + b,  v = W_V·x + b",
-            f"Three matrices make three short vectors of {d} numbers from each piece's {config.hidden_size}: what it "
-            f"looks for (q), what it can be found by (k), what it has to give (v).{turned}",
-            (q, k, v),
-        ),
-        Step(
-            here,
-            "Scores",
-            f"S = Q·Kᵀ / √{d}",
-            "How well each piece's query fits each piece's key: their product, divided by √D so that it does not grow "
-            f"with the vectors' length.{seen}",
-            (scores,),
-        ),
-        Step(
-            here,
-            "Softmax",
-            "Aᵢⱼ = exp Sᵢⱼ / Σₖ exp Sᵢₖ",
-            "Each row becomes shares that are positive and sum to 1: the attention weights.",
-            (weights,),
-        ),
-        Step(
-            here,
-            "Values mixed",
-            "o = A·V",
-            "Each piece takes from all pieces' values, as much as its weights say.",
-            (mixed,),
-        ),
-        Step(
-            whole,
-            "Heads joined",
-            "W_O·[o₁; …; o_A] + b",
-            f"The {config.heads} heads' vectors, laid side by side, are {config.hidden_size} numbers again; one more "
-            "matrix lets the heads speak together.",
-            (Part("heads side by side", at + "mixed"), Part("after W_O", at + "output")),
-        ),
-        Step(
-            whole,
-            "Residual",
-            "x ← x + Attention(x)",
-            "What attention found is added to what the piece was: nothing is overwritten.",
-            (_entering(config, layer), Part("attention adds", at + "output"), Part("sum", at + "residual")),
-        ),
+        _step(one, "qkv", q, k, v, hidden=hidden, d=d, rotary=rotary),
+        _step(one, "scores", scores, d=d, window=window),
+        _step(one, "softmax", weights),
+        _step(one, "mixed", mixed),
+        _step(whole, "joined", Part("heads side by side", at + "mixed"), output, heads=config.heads, hidden=hidden),
+        _step(whole, "attention_residual", *added),
     ]
     return [norm, *steps] if config.norm == "pre" else [*steps, norm]
 
 
 def _feed_forward(config: EncoderConfig, layer: int) -> list[Step]:
     at, whole = f"layers.{layer}.feed_forward.", f"Layer {layer}"
-    gate = " ⊙ W₃x" if config.feed_forward == "glu" else ""
     curve = CURVE[config.activation]
+    texts = {
+        "name": curve.split("(")[0],
+        "gate": " ⊙ W₃x" if config.feed_forward == "glu" else "",
+        "curve": curve,
+        "intermediate": config.intermediate_size,
+    }
     adds = Part("feed-forward adds", at + "output")
-    leaves = Part("x, leaving the layer", f"layers.{layer}.output")
-    stays = Part("x", f"layers.{layer}.attention.{'residual' if config.norm == 'pre' else 'norm'}")
+    before = Part("x", f"layers.{layer}.attention.{'residual' if config.norm == 'pre' else 'norm'}")
+    added = (before, adds, Part("x, leaving the layer", f"layers.{layer}.output"))
     steps = [
-        Step(
-            whole,
-            f"Feed-forward, {curve.split('(')[0]}",
-            f"a = act(W₁x + b₁){gate},  {curve}",
-            f"Each piece alone: widened to {config.intermediate_size} numbers and bent, which lets what is small or "
-            "negative fade and what is large through.",
-            (Part("before", at + "input"), Part("after", at + "active")),
-        ),
-        Step(
-            whole,
-            "Feed-forward, back",
-            "W₂·a + b₂",
-            f"And narrowed to {config.hidden_size} numbers again.",
-            (adds,),
-        ),
+        _step(whole, "feed_forward", Part("before", at + "input"), Part("after", at + "active"), **texts),
+        _step(whole, "feed_forward_output", adds, hidden=config.hidden_size),
     ]
     if config.norm == "pre":
-        before = Step(whole, "LayerNorm", NORM, "Before the feed-forward block.", (Part("after", at + "norm"),))
-        last = Step(whole, "Residual", "x ← x + FF(LN(x))", "Added to the stream.", (stays, adds, leaves))
-        return [before, *steps, last]
-    last = Step(
-        whole,
-        "Residual and LayerNorm",
-        "x ← LN(x + FF(x))",
-        "Added to what was there and normalised: this is what the next layer reads.",
-        (stays, adds, leaves),
-    )
-    return [*steps, last]
+        norm = _step(whole, "feed_forward_norm", Part("after", at + "norm"))
+        return [norm, *steps, _step(whole, "pre_norm_residual", *added)]
+    return [*steps, _step(whole, "post_norm_residual", *added)]
 
 
 def _prediction(trace: Trace) -> list[Step]:
-    config = trace.config
-    layers = len(config.layer_order)
-    final = " and one last LayerNorm" if config.norm == "pre" else ""
-    steps = [
-        Step(
-            PREDICTION,
-            f"After all {layers} layers",
-            "h = xᴸ",
-            f"The same again, layer after layer{final}. Each piece now has a vector that knows its whole text.",
-            (Part("h", "output"),),
-        )
-    ]
+    config, group = trace.config, "Prediction"
+    final = ", followed by one last LayerNorm" if config.norm == "pre" else ""
+    steps = [_step(group, "output", Part("h", "output"), layers=len(config.layer_order), final=final)]
     if "mlm.logits" in trace:
-        tied = "the token embeddings once more" if config.tied else "a matrix of its own"
-        steps += [
-            Step(
-                PREDICTION,
-                "The masked-word head",
-                "g = LN(act(W·h + b))",
-                "Turned towards the vocabulary.",
-                (Part("W·h + b", "mlm.dense"), Part("act", "mlm.active"), Part("g", "mlm.norm")),
-            ),
-            Step(
-                PREDICTION,
-                "The vocabulary",
-                "p = softmax(E·g + c)",
-                f"Compared with every word's vector ({tied}), and made into probabilities: at each position, over all "
-                f"{config.vocab_size:,} pieces.",
-                (Part("p", "mlm.probabilities", "vocabulary"),),
-            ),
-        ]
+        tied = "the token embeddings" if config.tied else "a separate matrix"
+        dense = (Part("W·h + b", "mlm.dense"), Part("act", "mlm.active"), Part("g", "mlm.norm"))
+        probabilities = Part("p", "mlm.probabilities", "vocabulary")
+        steps.append(_step(group, "mlm", *dense))
+        steps.append(_step(group, "vocabulary", probabilities, tied=tied, vocabulary=config.vocab_size))
     if "pooler" in trace:
-        steps.append(
-            Step(
-                PREDICTION,
-                "The pooler",
-                "p = tanh(W·h₁ + b)",
-                "The first piece's vector, as the summary of the text.",
-                (Part("p", "pooler"),),
-            )
-        )
+        steps.append(_step(group, "pooler", Part("p", "pooler")))
     for name in ("nsp", "classify", "choose", "tag", "answer"):
         if f"{name}.logits" in trace:
-            steps.append(
-                Step(
-                    PREDICTION,
-                    f"The {name} head",
-                    "z = W·h + b",
-                    "One number for each outcome; the larger, the likelier.",
-                    (Part("z", f"{name}.logits", "scores"),),
-                )
-            )
+            steps.append(_step(group, "head", Part("z", f"{name}.logits", "scores"), name=name))
     return steps

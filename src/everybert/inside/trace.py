@@ -1,4 +1,4 @@
-"""A forward pass with everything kept: each intermediate by name, as arrays, from the embeddings to the heads.
+"""All intermediate results of a forward pass, as named arrays, from the embeddings to the heads.
 
 The names, in the order in which they are computed (ℓ counts applied layers from 0):
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
+from everybert.inside.attention import batch_of
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import activate
 from everybert.model.features import SEQUENCE_HEADS, FeatureHead
@@ -28,23 +29,23 @@ from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Encoding, Tokenizer
 
 LIMIT = 1 << 30
-"""Bytes of intermediates held at once."""
+"""Largest size in bytes of the intermediate results."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Every intermediate of one text's forward pass: `trace["layers.0.attention.weights"]`."""
+    """The intermediate results of one text's forward pass: `trace["layers.0.attention.weights"]`."""
 
     tokens: list[str]
     ids: list[int]
     segments: list[int]
     values: dict[str, np.ndarray] = field(repr=False)
-    """float32: (n, …) for each token, (A, n, …) inside a head, (1, …) for the whole text."""
+    """float32: (n, …) per token, (A, n, …) per head and token, (1, …) for the whole text."""
     config: EncoderConfig = field(repr=False)
     text: str = ""
     pair: str | None = None
     gap: float = 0.0
-    """The largest difference between this pass's output and the fast path's."""
+    """The largest difference between the output of this pass and of the usual one."""
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.values:
@@ -63,11 +64,11 @@ class Trace:
 
     @property
     def names(self) -> list[str]:
-        """The intermediates, in the order in which they are computed."""
+        """The names, in the order of computation."""
         return list(self.values)
 
     def vocabulary(self, tokenizer: Tokenizer, top: int = 5) -> list[list[tuple[str, float]]]:
-        """At every position, the most probable tokens of the MLM head."""
+        """The most probable tokens of the MLM head at every position."""
         p_nV = self["mlm.probabilities"][:, : tokenizer.size]
         best = np.argsort(-p_nV, axis=1)[:, :top]
         return [[(tokenizer.token(int(v)), float(row[v])) for v in order] for row, order in zip(p_nV, best)]
@@ -81,19 +82,16 @@ def trace(
     keep: Callable[[str], bool] | None = None,
     global_tokens: Sequence[int] | None = None,
 ) -> Trace:
-    """Run one text and keep its intermediates: all, or those whose name `keep` takes. See attention for the last."""
+    """Run one text and keep its intermediate results: all, or those for whose name `keep` returns true."""
     n = len(encoding)
-    _check_room(network.config, n, keep)
+    _check_size(network.config, n, keep)
     values: dict[str, np.ndarray] = {}
 
     def watch(name: str, value: Tensor) -> None:
         if keep is None or keep(name):
             values[name] = value.float().cpu().numpy().copy()
 
-    device = network.encoder.embeddings.token.weight.device
-    chosen = None if global_tokens is None else [global_tokens]
-    batch = Ragged.of([encoding.ids], [encoding.segments], chosen, device)
-    network.encoder.check(batch)
+    batch = batch_of(network, encoding, global_tokens)
     with torch.inference_mode():
         states: list[Tensor] = []
         x_nH = network.encoder(batch, states, watch)
@@ -105,7 +103,7 @@ def trace(
 def _heads(
     network: Network, x_nH: Tensor, states: list[Tensor], batch: Ragged, watch: Callable[[str, Tensor], None]
 ) -> None:
-    """What every head that the network has makes of the encoder's output."""
+    """The outputs of every head of the network."""
     if network.pooler is not None:
         watch("pooler", network.pooler(x_nH[batch.first_B]))
     for name, head in network.heads.items():
@@ -129,13 +127,13 @@ def _heads(
             watch(f"{name}.logits", network.token_logits(x_nH, name))
 
 
-def _check_room(config: EncoderConfig, n: int, keep: Callable[[str], bool] | None) -> None:
-    """Refuse what would not fit in memory, before it is computed."""
+def _check_size(config: EncoderConfig, n: int, keep: Callable[[str], bool] | None) -> None:
+    """Raise an error, before anything is computed, if the results would not fit into memory."""
     layers = [i for i in range(len(config.layer_order)) if keep is None or keep(f"layers.{i}.attention.scores")]
-    a_layer = 2 * config.heads * n * n + n * (9 * config.hidden_size + 2 * config.intermediate_size)
-    room = 4 * (len(layers) * a_layer + 2 * n * config.vocab_size)
-    if room > LIMIT:
+    per_layer = 2 * config.heads * n * n + n * (9 * config.hidden_size + 2 * config.intermediate_size)
+    size = 4 * (len(layers) * per_layer + 2 * n * config.vocab_size)
+    if size > LIMIT:
         raise EverybertError(
-            f"a trace of {n} tokens through {len(layers)} layers holds {room / 2**30:.1f} GiB of intermediates; "
+            f"a trace of {n} tokens through {len(layers)} layers holds {size / 2**30:.1f} GiB of intermediates; "
             "give a shorter text"
         )

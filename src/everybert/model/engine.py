@@ -96,19 +96,34 @@ def encode(network: Network, inputs: Inputs, read: Read, layer: int | None = Non
     per core: `read` is called from several threads, never twice for the same sequence. On an accelerator nothing
     here waits for it, so that the next batch is made while it computes.
     """
+    if layer is not None:
+        encode_layers(network, inputs, lambda which, batch, states: read(which, batch, states[layer]), budget)
+        return
     device = device_of(network.encoder)
 
     def work(which: list[int], batch: Ragged) -> None:
-        if layer is None:
-            x_TH = forward(network.encoder, batch)
-            read(which, batch.to(device), x_TH)
-        else:
-            states: list[Tensor] = []
-            batch = batch.to(device)
-            network.encoder(batch, states)
-            read(which, batch, states[layer])
+        x_TH = forward(network.encoder, batch)
+        read(which, batch.to(device), x_TH)
 
-    _batches(network, inputs, work, budget)
+    run_batches(network, inputs, work, budget)
+
+
+def encode_layers(
+    network: Network,
+    inputs: Inputs,
+    read: Callable[[list[int], Ragged, list[Tensor]], None],
+    budget: int | None = None,
+) -> None:
+    """Like `encode`, but `read` is called with the L + 1 hidden states (T, H) of each batch, embeddings first."""
+    device = device_of(network.encoder)
+
+    def work(which: list[int], batch: Ragged) -> None:
+        states: list[Tensor] = []
+        batch = batch.to(device)
+        network.encoder(batch, states)
+        read(which, batch, states)
+
+    run_batches(network, inputs, work, budget)
 
 
 def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = None) -> list[np.ndarray]:
@@ -143,7 +158,7 @@ def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = N
     training = network.training
     network.eval()
     try:
-        _batches(network, inputs, work, budget)
+        run_batches(network, inputs, work, budget)
     finally:
         network.train(training)
     while copies:
@@ -185,7 +200,7 @@ def device_of(encoder: Any) -> torch.device:
     return encoder.embeddings.token.weight.device
 
 
-def _batches(
+def run_batches(
     network: Network, inputs: Inputs, work: Callable[[list[int], Ragged], None], budget: int | None = None
 ) -> None:
     """Plan the batches and call `work` with each, and the numbers of its sequences; on the CPU, one thread per core."""

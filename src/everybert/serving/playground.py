@@ -19,7 +19,7 @@ from pydantic import Field
 
 from everybert.inference import looking
 from everybert.inside.attention import quantised
-from everybert.inside.blanks import read_blanks
+from everybert.inside.masked import fill_sides
 from everybert.inside.steps import Part, needed, part_value, story
 from everybert.inside.trace import Trace
 from everybert.serving.limits import Refusal, too_much
@@ -211,7 +211,7 @@ def fill(served: Served, given: FillIn) -> dict[str, Any]:
     """Each blank from both sides, from the left and from the right."""
     model = served.model
     pair = given.pair or None
-    blanks = read_blanks(model.network, model.tokenizer, given.text, pair, given.originals, given.top, model.window)
+    blanks = fill_sides(model.network, model.tokenizer, given.text, pair, given.originals, given.top, model.window)
     return {"blanks": [asdict(blank) for blank in blanks]}
 
 

@@ -1,15 +1,15 @@
-"""Blanks from both sides and from either alone."""
+"""Masked tokens predicted from both sides and from each alone."""
 
 from __future__ import annotations
 
 import pytest
 
 from everybert.errors import EverybertError
-from everybert.inside.blanks import read_blanks
+from everybert.inside.masked import fill_sides
 
 
 def read(model, *args, **more):
-    return read_blanks(model.network, model.tokenizer, *args, size=model.window, **more)
+    return fill_sides(model.network, model.tokenizer, *args, size=model.window, **more)
 
 
 def same(guesses, candidates):
@@ -41,14 +41,14 @@ def test_two_masks_in_a_pair(words):
 
 def test_the_word_that_stood_there(words):
     text = "the cat sees a [MASK] dog"
-    (blank,) = read(words, text, originals=["red"], top=words.tokenizer.size)
-    place = next(i for i, guess in enumerate(blank.both) if guess.token == "red")
-    assert blank.original.rank == place + 1
-    assert blank.original.score == pytest.approx(blank.both[place].score)
-    (blank,) = read(words, text, originals=["doging"])
-    assert blank.original.score is None and blank.original.pieces == ["dog", "##ing"]
-    (blank,) = read(words, text, originals=[None])
-    assert blank.original is None
+    (masked,) = read(words, text, originals=["red"], top=words.tokenizer.size)
+    place = next(i for i, guess in enumerate(masked.both) if guess.token == "red")
+    assert masked.original.rank == place + 1
+    assert masked.original.score == pytest.approx(masked.both[place].score)
+    (masked,) = read(words, text, originals=["doging"])
+    assert masked.original.score is None and masked.original.pieces == ["dog", "##ing"]
+    (masked,) = read(words, text, originals=[None])
+    assert masked.original is None
 
 
 def test_mistakes_are_one_line(words, qa):
