@@ -24,10 +24,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from everybert.model.heads import Network
+from everybert.model.losses import pretrain_loss
 from everybert.model.presets import PRESETS
+from everybert.training.data import collate
 from everybert.training.optim import Optimizer, OptimizerConfig
 from everybert.training.plan import flops_per_token, peak_flops
-from everybert.training.step import Compute, collate, pretrain_loss
+from everybert.training.step import Compute
 
 MASKED = 0.15
 VOCABULARY = 30528  # BERT's 30,522 rounded up to a multiple of 64

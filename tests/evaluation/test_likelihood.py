@@ -7,7 +7,7 @@ import tiny_model
 import everybert
 from everybert.errors import EverybertError
 from everybert.evaluation import likelihood
-from everybert.evaluation.likelihood import copies_of, likelihoods
+from everybert.evaluation.likelihood import likelihoods
 
 TEXTS = ["the cats was liked .", "john smith lives in paris", "a", "xyzzyq the dog", "the film was good and " * 9]
 
@@ -21,22 +21,23 @@ def test_token_variant_is_the_models_own_score(model):
     assert likelihoods(model, TEXTS) == pytest.approx([model.score(text).total for text in TEXTS], abs=1e-4)
 
 
-def test_chunks_and_budgets_change_nothing(model, monkeypatch):
+def test_chunks_change_nothing(model, monkeypatch):
     whole = likelihoods(model, TEXTS)
     monkeypatch.setattr(likelihood, "CHUNK", 2)
-    monkeypatch.setattr(likelihood, "BUDGET_CPU", 16)
     done = []
     assert likelihoods(model, TEXTS, progress=done.append) == pytest.approx(whole, abs=1e-4)
     assert done == [2, 4, 5]
 
 
-def test_word_variant_masks_the_rest_of_the_word_to_the_right(model):
+def test_word_variant_masks_the_rest_of_the_word_to_the_right(model, monkeypatch):
     encoding = model.tokenizer.encode("the xyq dog")  # x ##y ##q: three pieces of one word
     assert encoding.words == [None, 0, 1, 1, 1, 2, None]
-    mask, (copies, places, gold) = model.tokenizer.mask_id, next(copies_of(encoding, model.tokenizer.mask_id, 24, True))
-    masked = [[i for i, token in enumerate(row) if token == mask] for row in copies]
-    assert masked == [[1], [2, 3, 4], [3, 4], [4], [5]]
-    assert places.tolist() == [1, 2, 3, 4, 5] and gold.tolist() == encoding.ids[1:6]
+    calls = []
+    monkeypatch.setattr(likelihood, "token_log_probs", lambda network, *rest: calls.append(rest) or [np.zeros(5)])
+    likelihoods(model, ["the xyq dog"], "word")
+    (((ids,), (positions,), mask, (ends,)),) = calls
+    assert list(ids) == encoding.ids and mask == model.tokenizer.mask_id
+    assert list(zip(positions, ends)) == [(1, 2), (2, 5), (3, 5), (4, 5), (5, 6)]
 
 
 def test_variants_agree_where_every_word_is_one_piece(model):

@@ -24,8 +24,8 @@ from everybert.store.adapters import load_adapter, read_adapter
 from everybert.store.huggingface import load_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import finetune, pretrain
+from everybert.training.checkpoint import Progress, latest, load_checkpoint, save_checkpoint
 from everybert.training.optim import Optimizer, OptimizerConfig
-from everybert.training.state import Progress, latest, load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_waiting_for_the_disk")
 

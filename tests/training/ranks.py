@@ -26,7 +26,7 @@ from everybert.errors import EverybertError
 from everybert.model.heads import Network
 from everybert.model.presets import PRESETS, preset
 from everybert.model.ragged import Ragged
-from everybert.training import data, distributed, optim, pretrain, sharded, state
+from everybert.training import checkpoint, data, distributed, optim, pretrain
 from everybert.training.finetune import finetune
 from everybert.training.step import Compute
 
@@ -92,7 +92,7 @@ def launch(size: int, work) -> list[int]:
 
 def watch(rank: int, stop: int | None, notes: dict) -> None:
     """Note which packs this rank sees, and how its gradients and moments lie; ask to stop in step `stop`."""
-    steps, step, run = data.Feed.steps, optim.Optimizer.step, sharded.Sharded.run
+    steps, step, run = data.Feed.steps, optim.Optimizer.step, distributed.Sharded.run
 
     def watched_steps(self, start, total, place):
         for n, share in enumerate(steps(self, start, total, place), start):
@@ -116,7 +116,7 @@ def watch(rank: int, stop: int | None, notes: dict) -> None:
         notes["exchanged"].append((last, any(p.grad is not None for p in self.master.parameters())))
         return out
 
-    data.Feed.steps, optim.Optimizer.step, sharded.Sharded.run = watched_steps, watched_step, watched_run
+    data.Feed.steps, optim.Optimizer.step, distributed.Sharded.run = watched_steps, watched_step, watched_run
 
 
 def train(corpus: str, out: pathlib.Path, size: int, stop=None, before=None, **changes) -> dict:
@@ -182,7 +182,7 @@ def families(out: pathlib.Path) -> dict:
         networks = [Network(config, {"mlm": None, "nsp": None}).eval()]
         networks.append(copy.deepcopy(networks[0]))
         whole = Compute(networks[0], loss, "cpu", dtype)
-        cut = sharded.Sharded(networks[1], loss, torch.device("cpu"), dtype, False, world)
+        cut = distributed.Sharded(networks[1], loss, torch.device("cpu"), dtype, False, world)
         batch = Ragged.flat((torch.arange(24) + world.rank) % 60 + 2, [8, 6, 10])
         for last in (False, True):
             whole.run(batch)
@@ -231,7 +231,7 @@ def full_disk(rank: int, settings: dict) -> None:
     def refuse(path):
         raise EverybertError("the disk is full")
 
-    state.atomic_folder = refuse
+    checkpoint.atomic_folder = refuse
 
 
 def main(corpus: str, folder: str, part: str = "first") -> dict:

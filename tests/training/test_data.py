@@ -24,7 +24,7 @@ def feed(opened, **settings):
 def contents(steps):
     """Per step: {pack number: (tokens, masked places)}, and where the data stood after it."""
     return [
-        ({i.number: (i.batch.tokens_T.tolist(), i.batch.extra["mask_index"].tolist()) for i in s.items}, s.place)
+        ({i.number: (i.batch.tokens_T.tolist(), i.batch.targets.mask_index_M.tolist()) for i in s.items}, s.place)
         for s in steps
     ]
 
@@ -63,3 +63,34 @@ def test_resumes_at_any_step(opened, straight, step):
     assert contents(feed(opened).steps(step, 12, place)) == straight[step:]
     rank_one = contents(feed(opened, rank=1, ranks=2).steps(step, 12, place))
     assert [p for p, _ in rank_one] == [{n: v for n, v in p.items() if n % 2} for p, _ in straight[step:]]
+
+
+def test_span_boundaries_stand_outside_their_span(opened):
+    recipe = tiny_recipe(examples__kind="full", mask={"strategy": "span", "boundary": True})
+    step = next(Feed(recipe, *opened, torch.device("cpu")).steps(0, 1, Place()))
+    batch = step.items[0].batch
+    targets = batch.targets
+    masked = set(targets.mask_index_M.tolist())
+    columns = (targets.mask_index_M, targets.span_left_M, targets.span_right_M, targets.span_place_M)
+    for index, left, right, place in zip(*(x.tolist() for x in columns)):
+        assert left < index < right and place == index - left
+        assert left not in masked and right not in masked
+        assert batch.sequence_T[left] == batch.sequence_T[index] == batch.sequence_T[right]
+
+
+def test_filled_batches_have_one_size_and_the_same_text(opened):
+    plain, filled = (next(feed(opened, fill=fill).steps(5, 12, Place())) for fill in (False, True))
+    assert {len(item.batch.tokens_T) for item in filled.items} == {256}
+    for one, two in zip(plain.items, filled.items):
+        assert torch.equal(two.batch.tokens_T[: one.tokens], one.batch.tokens_T)
+        assert int(two.batch.targets.real) == one.tokens == two.tokens and one.counts == two.counts
+    counts = filled.counts
+    assert counts.tolist()[2] == sum(item.tokens for item in filled.items)
+    assert all(batch.targets.tokens == counts[2] for _, batch in filled.batches(counts))
+
+
+def test_even_ranks_have_the_same_number_of_items(opened):
+    steps = [next(feed(opened, rank=r, ranks=3, even=True).steps(5, 12, Place())) for r in range(3)]
+    assert [len(step.items) for step in steps] == [2, 2, 2]  # four packs over three ranks
+    empty = steps[1].items[1]
+    assert empty.tokens == 0 and set(empty.batch.targets.mask_label_M.tolist()) == {-100}

@@ -1,6 +1,7 @@
 """A student begins as every k-th layer of its teacher and comes to agree with it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,19 +11,10 @@ from toy import tiny_recipe
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
+from everybert.model.losses import PretrainTargets
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network
-from everybert.training.distil import (
-    Lesson,
-    copy_layers,
-    distil,
-    divergence,
-    hidden_error,
-    read_student,
-    relation_divergence,
-    relations,
-    taught_by,
-)
+from everybert.training.distil import DistilLoss, copy_layers, distil, read_student, taught_by
 from everybert.training.pretrain import pretrain
 from everybert.training.recipe import DistilSettings, Recipe, names
 
@@ -37,11 +29,11 @@ def network(layers=4, hidden=32, family="bert", segments=2, seed=0, heads=("mlm"
 def batch(lengths=(7, 5, 7), real=None):
     torch.manual_seed(1)
     flat = Ragged.flat(torch.randint(5, 50, (sum(lengths),)), lengths)
-    index = torch.tensor([1, 3, 9])
-    extra = {"mask_index": index, "mask_label": torch.tensor([6, 7, 8]), "masked": torch.tensor(3.0)}
-    total = torch.tensor(float(sum(lengths)))
-    flat.extra.update(extra, tokens=total, real=total if real is None else torch.tensor(real))
-    return flat
+    size = sum(lengths) if real is None else real
+    targets = PretrainTargets(
+        torch.tensor([1, 3, 9]), torch.tensor([6, 7, 8]), torch.tensor([1, -100, 0]), real=torch.tensor(size)
+    )
+    return replace(flat, targets=targets.of_step(torch.tensor([3.0, 2.0, float(size)])))
 
 
 def test_layers_are_spread_as_distilbert_took_them():
@@ -55,7 +47,7 @@ def test_a_student_of_all_layers_is_the_teacher_even_without_token_types():
     student = network(layers=3, family="distilbert", segments=0, seed=9)
     copy_layers(teacher, student)
     assert torch.allclose(student.encoder(batch()), teacher.encoder(batch()), atol=1e-5)
-    parts = Lesson(teacher, DistilSettings(hidden=1.0, relation=1.0, relation_heads=4))(student, batch())[1]
+    parts = DistilLoss(teacher, DistilSettings(hidden=1.0, relation=1.0, relation_heads=4))(student, batch())[1]
     ce, mlm, *rest = parts.tolist()
     assert ce == pytest.approx(0, abs=1e-5) and rest == pytest.approx([0, 0, 0, 0], abs=1e-5)
     assert mlm > 1
@@ -72,13 +64,14 @@ def test_every_other_layer():
 @torch.no_grad()
 def test_the_parts_are_their_formulas():
     teacher, student = network(layers=4), network(layers=2, seed=9)
-    data, extra = batch(), batch().extra
-    loss, parts = Lesson(teacher, DistilSettings(hidden=3.0))(student, data)
+    data = batch()
+    targets = data.targets
+    loss, parts = DistilLoss(teacher, DistilSettings(hidden=3.0))(student, data)
     x, y = student.encoder(data), teacher.encoder(data)
-    s, t = (n.mlm_logits(h, extra["mask_index"]) for n, h in ((student, x), (teacher, y)))
+    s, t = (n.mlm_logits(h, targets.mask_index_M) for n, h in ((student, x), (teacher, y)))
     p, q = (t / 2).softmax(-1), (s / 2).softmax(-1)
     assert parts[0] == pytest.approx(float(5 * 4 * (p * (p.log() - q.log())).sum(-1).mean()), rel=1e-4)
-    assert parts[1] == pytest.approx(float(2 * F.cross_entropy(s, extra["mask_label"])), rel=1e-5)
+    assert parts[1] == pytest.approx(float(2 * F.cross_entropy(s, targets.mask_label_M)), rel=1e-5)
     assert parts[2] == 0  # no pairs
     assert parts[3] == pytest.approx(float((1 - F.cosine_similarity(x, y)).mean()), rel=1e-4)
     states: tuple[list, list] = ([], [])
@@ -90,43 +83,20 @@ def test_the_parts_are_their_formulas():
 
 def test_pairs_are_judged_as_the_teacher_and_the_text_do():
     teacher, student = network(layers=4, heads=("mlm", "nsp")), network(layers=2, seed=9, heads=("mlm", "nsp"))
-    data, label = batch(), torch.tensor([1, -100, 0])
-    data.extra.update(pair_label=label, pairs=torch.tensor(2.0))
-    parts = Lesson(teacher, DistilSettings(pair=3.0))(student, data)[1]
+    data = batch()
+    parts = DistilLoss(teacher, DistilSettings(pair=3.0))(student, data)[1]
     s, t = (n.sequence_logits(n.encoder(data), data, "nsp")[[0, 2]] for n in (student, teacher))
     p, q = (t / 2).softmax(-1), (s / 2).softmax(-1)
-    wanted = F.cross_entropy(s, label[[0, 2]]) + 4 * (p * (p.log() - q.log())).sum(-1).mean()
+    wanted = F.cross_entropy(s, torch.tensor([1, 0])) + 4 * (p * (p.log() - q.log())).sum(-1).mean()
     assert parts[2] == pytest.approx(3 * wanted.item(), rel=1e-4)
-
-
-def test_relations_are_within_sequences():
-    torch.manual_seed(0)
-    data = batch((3, 4, 3))
-    x, y = torch.randn(10, 3, 8), torch.randn(10, 3, 12)
-    total = 0.0
-    for start, stop in ((0, 3), (3, 7), (7, 10)):
-        for k in range(3):
-            for r in range(4):
-                a, b = x[start:stop, k].chunk(4, -1)[r], y[start:stop, k].chunk(4, -1)[r]
-                mine, theirs = (a @ a.T / 2**0.5).log_softmax(-1), (b @ b.T / 3**0.5).log_softmax(-1)
-                total += float((theirs.exp() * (theirs - mine)).sum())
-    assert float(relation_divergence(x, y, data, 4)) == pytest.approx(total / 12, rel=1e-4)
-    assert relations(x[:3][None], 4).shape == (1, 3, 4, 3, 3)
 
 
 def test_filling_counts_for_nothing():
     teacher, student = network(), network(layers=2, seed=9)
     settings = DistilSettings(hidden=1.0, relation=1.0, relation_heads=2)
-    whole = Lesson(teacher, settings)(student, batch((7, 5)))[1]
-    filled = batch((7, 5, 4), real=12)
-    filled.extra["tokens"] = torch.tensor(12.0)
-    assert torch.allclose(whole, Lesson(teacher, settings)(student, filled)[1], atol=1e-5)
-    ignored = divergence(torch.randn(2, 5), torch.randn(2, 5), torch.tensor([-100, -100]), 2.0)
-    assert float(ignored) == 0
-    assert (
-        float(hidden_error(student, [torch.ones(2, 32)] * 2, [torch.zeros(2, 32)] * 2, torch.tensor([True, False])))
-        == 1
-    )
+    whole = DistilLoss(teacher, settings)(student, batch((7, 5)))[1]
+    filled = DistilLoss(teacher, settings)(student, batch((7, 5, 4), real=12))[1]
+    assert torch.allclose(whole, filled, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

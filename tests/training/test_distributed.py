@@ -17,9 +17,9 @@ from toy import TINY
 
 from everybert.errors import EverybertError
 from everybert.model.presets import PRESETS, preset
+from everybert.training.checkpoint import read_progress
 from everybert.training.distributed import World, _groups
 from everybert.training.pretrain import pretrain
-from everybert.training.state import read_progress
 
 HERE = Path(__file__).parent
 MANY = MODES[1:]
@@ -28,7 +28,8 @@ CLOSE = 2e-6
 
 
 def command(*words, seconds=500):
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "PYTHONFAULTHANDLER": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    env["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=env, timeout=seconds)
     assert result.returncode == 0, result.stderr[-20000:]
     return result.stdout

@@ -35,14 +35,14 @@ def heldout(corpus):
 
 
 def packs_of(heldout):
-    return evaluate.heldout_packs(*heldout, ExampleConfig(length=32), capacity=256, most=3)
+    return evaluate.heldout_packs(*heldout, ExampleConfig(length=32), 256, 3, note=pytest.fail)
 
 
 def test_the_masks_are_fixed(heldout):
     one, two = packs_of(heldout), packs_of(heldout)
     assert len(one) == 3
     for a, b in zip(one, two):
-        assert torch.equal(a.tokens_T, b.tokens_T) and torch.equal(a.extra["mask_index"], b.extra["mask_index"])
+        assert torch.equal(a.tokens_T, b.tokens_T) and torch.equal(a.targets.mask_index_M, b.targets.mask_index_M)
 
 
 @torch.no_grad()
@@ -56,12 +56,12 @@ def test_figures_are_their_definitions(network, heldout, monkeypatch):
     losses, right, pairs = [], [], []
     for pack in packs:
         x = network.encoder(pack)
-        logits = network.mlm_logits(x, pack.extra["mask_index"]).log_softmax(-1)
-        for row, label in zip(logits, pack.extra["mask_label"].tolist()):
+        logits = network.mlm_logits(x, pack.targets.mask_index_M).log_softmax(-1)
+        for row, label in zip(logits, pack.targets.mask_label_M.tolist()):
             losses.append(-float(row[label]))
             right.append(int(row.argmax()) == label)
         guesses = network.sequence_logits(x, pack, "nsp").argmax(-1).tolist()
-        labels = pack.extra["pair_label"].tolist()
+        labels = pack.targets.pair_label_B.tolist()
         pairs += [guess == label for guess, label in zip(guesses, labels) if label >= 0]
     assert found["heldout_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
     assert found["accuracy"] == pytest.approx(sum(right) / len(right))
@@ -97,7 +97,7 @@ def test_a_corpus_is_scored(network, corpus, heldout, tmp_path):
     save_network(network, tmp_path, tokenizer=tokenizer)
     model = everybert.load(tmp_path, device="cpu")
     found = evaluate.score_corpus(model, corpus, "pairs", length=32)
-    packs = evaluate.heldout_packs(opened, layout, ExampleConfig(length=32), capacity=16_384, most=100)
+    packs = evaluate.heldout_packs(opened, layout, ExampleConfig(length=32), 16_384, 100, note=pytest.fail)
     assert found.items() >= evaluate.evaluate_packs(model.network, packs).items()
     assert found["masked"] == pytest.approx(0.15 * found["tokens"], rel=0.15)
     assert "pair_accuracy" not in (full := evaluate.score_corpus(model, corpus, tokens=1))

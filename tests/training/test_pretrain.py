@@ -14,13 +14,14 @@ from toy import tiny_recipe
 
 from everybert.corpus.shards import Corpus, Layout
 from everybert.errors import EverybertError
+from everybert.model.losses import PretrainTargets, pretrain_loss
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network
 from everybert.text.tokenizer import Tokenizer
-from everybert.training import loop, pretrain, state
+from everybert.training import checkpoint, loop, pretrain
 from everybert.training.data import Feed, Place
 from everybert.training.recipe import Recipe, names
-from everybert.training.step import Compute, pretrain_loss
+from everybert.training.step import Compute
 
 
 def run(corpus, out, **changes):
@@ -64,7 +65,7 @@ def test_evaluations_and_bookkeeping(done):
     assert {"accuracy", "perplexity", "pair_accuracy"} <= evaluated[0].keys()
     assert evaluated[1]["perplexity"] == pytest.approx(np.exp(evaluated[1]["heldout_loss"]))
     assert 1 < evaluated[1]["pseudo_perplexity"] < 1000
-    progress = state.read_progress(state.latest(out / "checkpoints"))
+    progress = checkpoint.read_progress(checkpoint.latest(out / "checkpoints"))
     assert progress.best == min(line["heldout_loss"] for line in evaluated)
     assert progress.tokens == lines[-2]["tokens"] > 12 * 400
 
@@ -105,7 +106,7 @@ def test_too_long_for_the_model(corpus, tmp_path):
 
 def test_a_full_disk_leaves_the_last_checkpoint(corpus, tmp_path, monkeypatch):
     out, saves = tmp_path / "run", []
-    real = state.save_file
+    real = checkpoint.save_file
 
     def full(tensors, path):
         saves.append(path)
@@ -113,13 +114,13 @@ def test_a_full_disk_leaves_the_last_checkpoint(corpus, tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
         real(tensors, path)
 
-    monkeypatch.setattr(state, "save_file", full)
+    monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(EverybertError, match="the disk is full"):
         run(corpus, out, steps=20)
-    found = state.latest(out / "checkpoints")
+    found = checkpoint.latest(out / "checkpoints")
     assert found.name == "step-00000007"
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-00000007"]
-    monkeypatch.setattr(state, "save_file", real)
+    monkeypatch.setattr(checkpoint, "save_file", real)
     assert run(corpus, out, steps=20).finished
     run(corpus, tmp_path / "straight", steps=20)
     a, b = (
@@ -182,7 +183,7 @@ def test_out_of_memory_says_what_to_lower(corpus, tmp_path, monkeypatch):
 def test_a_budget_ends_on_time(corpus, tmp_path):
     recipe = tiny_recipe(budget="6s", schedule__warmup=5, run__save_every=1000)
     result = pretrain.pretrain(recipe, corpus, tmp_path / "run", device="cpu", quiet=True)
-    progress = state.read_progress(state.latest(tmp_path / "run" / "checkpoints"))
+    progress = checkpoint.read_progress(checkpoint.latest(tmp_path / "run" / "checkpoints"))
     assert result.finished and progress.total == progress.step > 10
     assert 3 < progress.seconds < 10
     assert logged(tmp_path / "run")[-2]["lr"] < 0.1 * recipe.schedule.peak
@@ -193,8 +194,7 @@ def test_accumulation_is_the_large_batch(corpus):
     opened = Corpus.open(corpus)
     tokenizer = Tokenizer.load(opened.tokenizer_path)
     step = next(Feed(recipe, opened, Layout.of(tokenizer), torch.device("cpu")).steps(0, 1, Place()))
-    counts = torch.cat((step.counts, torch.tensor([step.tokens])))
-    batches = [batch for _, batch in step.batches(counts)]
+    batches = [batch for _, batch in step.batches(step.counts)]
     assert len(batches) == 4
     setting = pretrain.Setting(
         recipe, corpus, opened, tokenizer, Layout.of(tokenizer), torch.device("cpu"), pretrain.World()
@@ -214,11 +214,15 @@ def join(batches):
     """Several batches as one."""
     lengths = [n for b in batches for n in b.lengths]
     starts = np.cumsum([0, *(len(b.tokens_T) for b in batches)])
-    extra = {name: torch.cat([b.extra[name] for b in batches]) for name in ("mask_label", "pair_label")}
-    extra["mask_index"] = torch.cat([b.extra["mask_index"] + s for b, s in zip(batches, starts.tolist())])
-    extra |= {name: batches[0].extra[name] for name in ("masked", "pairs")}
+    targets = PretrainTargets(
+        mask_index_M=torch.cat([b.targets.mask_index_M + s for b, s in zip(batches, starts.tolist())]),
+        mask_label_M=torch.cat([b.targets.mask_label_M for b in batches]),
+        pair_label_B=torch.cat([b.targets.pair_label_B for b in batches]),
+        masked=batches[0].targets.masked,
+        pairs=batches[0].targets.pairs,
+    )
     flat = Ragged.flat(torch.cat([b.tokens_T for b in batches]), lengths, torch.cat([b.segments_T for b in batches]))
-    return dataclasses.replace(flat, extra=extra)
+    return dataclasses.replace(flat, targets=targets)
 
 
 SMALL = {

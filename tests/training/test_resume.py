@@ -18,7 +18,8 @@ HERE = Path(__file__).parent
 def runs(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
     command = [sys.executable, HERE / "driver.py", corpus, out]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
     assert result.returncode == 0, result.stderr
     return out, json.loads(result.stdout.splitlines()[-1])

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everybert.training.checkpoint import Progress
 from everybert.training.recipe import Recipe, ScheduleSettings, Source
 from everybert.training.schedule import Planner, learning_rate, moment, plan_steps
-from everybert.training.state import Progress
 
 kinds = st.sampled_from(["linear", "cosine", "wsd"])
 

@@ -8,7 +8,9 @@ from everybert.errors import EverybertError
 from everybert.model import attention
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.training.step import Compute, collate, pretrain_loss, steady
+from everybert.model.losses import pretrain_loss, targets_of
+from everybert.training.data import collate
+from everybert.training.step import Compute, steady
 
 SHAPE = {"vocab_size": 64, "hidden_size": 16, "layers": 2, "heads": 2, "intermediate_size": 32, "max_positions": 32}
 OFF = {"dropout": 0.0, "attention_dropout": 0.0}
@@ -81,7 +83,7 @@ def test_one_graph_serves_every_mask_rate_and_number_of_sequences(monkeypatch):
     loss = torch.compile(pretrain_loss, dynamic=False, fullgraph=True, backend=lambda g, _: graphs.append(g) or g)
     for lengths, masked in (([30, 30, 30], 20), ([20] * 5, 60), ([25, 25], 15), ([9], 1)):
         batch = collate(pack(lengths, masked), masked=masked, pairs=1, max_length=32, capacity=128)
-        assert len(batch.tokens_T) == 128 and len(batch.extra["mask_index"]) % 64 == 0
+        assert len(batch.tokens_T) == 128 and len(targets_of(batch).mask_index_M) % 64 == 0
         loss(net, steady(batch))
     assert len(graphs) == 1
 

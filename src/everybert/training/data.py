@@ -1,16 +1,15 @@
-"""From packs to batches on the device: workers make packs, a pinned copy travels on a side stream, waits are counted.
+"""From packs to batches on the device.
 
-Step s of a phase is made of the packs P_s … P_s + K_s − 1 of the phase's row; pack n belongs to rank n mod R and is
-made by any worker. So the batches of a step are the same for every number of workers and ranks.
+Step s of a phase is made of the packs P_s … P_s + K_s − 1 of the phase's stream; pack n belongs to rank n mod R and
+is made by any worker. So the batches of a step are the same for every number of workers and ranks.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,14 +20,14 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from everybert.corpus.masking import make_key
 from everybert.corpus.packs import PackStream, Position
 from everybert.corpus.shards import Corpus, Layout
-from everybert.model.ragged import Ragged
+from everybert.model.engine import ahead
+from everybert.model.losses import IGNORE, PretrainTargets, targets_of
+from everybert.model.ragged import Ragged, pinned
 from everybert.training.recipe import Recipe
 from everybert.training.schedule import moment
-from everybert.training.step import collate
 
 AHEAD = 3
 """Batches on their way to the device while one is used."""
-SPANS = ("span_left", "span_right", "span_place")
 
 
 class Place(NamedTuple):
@@ -40,130 +39,100 @@ class Place(NamedTuple):
     block: int = 0
     pack: int = 0
 
-    @property
-    def position(self) -> Position:
-        """As the row of packs counts."""
-        return Position(self.epoch, self.block, self.pack)
+    def after(self, items: list[Item], end: int) -> Place:
+        """The place of pack number `end`, given the items of this rank up to there."""
+        if not items:
+            return self._replace(number=end, pack=self.pack + end - self.number)
+        last = items[-1]
+        return Place(self.phase, end, last.position.epoch, last.position.block, last.position.pack + end - last.number)
 
 
 @dataclass
 class Item:
-    """A pack as a batch on the host, with what the loop wants to know of it."""
+    """A pack as a batch, with what the loop needs to know about it."""
 
     batch: Ragged
     number: int
     position: Position
     tokens: int
+    """Tokens of text, without those that fill the batch up."""
     counts: tuple[float, float]
     """Masked tokens and labelled pairs."""
-
-    def pin_memory(self) -> Item:
-        """In page-locked memory, from which copies to the device need not wait (torch's loader calls this)."""
-        return replace(self, batch=_each(self.batch, Tensor.pin_memory))
 
 
 @dataclass
 class Step:
-    """This rank's share of a step."""
+    """The packs of a step that belong to this rank."""
 
     items: list[Item]
     place: Place
     """Where the data stands after the step."""
     wait: float = 0.0
-    """Seconds the loop waited for it."""
-    tokens: int = field(init=False)
-    counts: Tensor = field(init=False)
-    """(masked tokens, labelled pairs) of these items; to be summed over the ranks."""
+    """Seconds that the loop waited for it."""
 
-    def __post_init__(self) -> None:
-        self.tokens = sum(item.tokens for item in self.items)
-        self.counts = torch.tensor([item.counts for item in self.items], dtype=torch.float64).reshape(-1, 2).sum(0)
+    @property
+    def counts(self) -> Tensor:
+        """(masked tokens, labelled pairs, tokens) of these items; to be summed over the ranks."""
+        rows = [(*item.counts, item.tokens) for item in self.items]
+        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 3).sum(0)
 
     def batches(self, counts: Tensor) -> Iterator[tuple[int, Ragged]]:
-        """(pack number, batch) of each item, with the step's (masked, pairs, tokens) over all ranks to divide by."""
+        """(pack number, batch) of each item, with the counts of the whole step for the loss to divide by."""
         if not self.items:
             return
         device, counts = self.items[0].batch.device, counts.clamp(min=1.0).float()
-        if device.type == "cuda":  # from page-locked memory: a plain copy would wait for all that the GPU has queued
-            counts = counts.pin_memory()
-        shared = dict(zip(("masked", "pairs", "tokens"), counts.to(device, non_blocking=True)))
+        counts = pinned(counts, device).to(device, non_blocking=True)  # a plain copy would wait for the GPU's queue
         for item in self.items:
-            yield item.number, replace(item.batch, extra=item.batch.extra | shared)
+            targets = item.batch.targets
+            yield item.number, replace(item.batch, targets=None if targets is None else targets.of_step(counts))
 
 
-def stream(recipe: Recipe, corpus: Corpus, layout: Layout, phase: int) -> PackStream:
-    """The row of packs of a phase; each phase draws its own examples."""
-    return PackStream(
-        corpus,
-        layout,
-        replace(recipe.examples, length=recipe.phases[phase].length),
-        recipe.mask,
-        seed=int(make_key(recipe.seed, phase)[0] >> np.uint64(1)),
-        capacity=recipe.batch.pack,
+def collate(
+    pack: dict[str, Any],
+    *,
+    max_length: int,
+    pad_id: int = 0,
+    capacity: int | None = None,
+    masked: float = 1.0,
+    pairs: float = 1.0,
+) -> Ragged:
+    """A pack's arrays as a batch.
+
+    With a `capacity` the batch is filled with sequences of padding that no loss reads, so that compiled code always
+    sees the same number of tokens; masked positions are rounded up to 64 likewise.
+    """
+    lengths = [int(n) for n in pack["lengths"]]
+    size = len(pack["tokens"])
+    gap = 0 if capacity is None else capacity - size
+    fill = [max_length] * (gap // max_length) + ([gap % max_length] if gap % max_length else [])
+    total = size + gap
+    # Never few slots: the compiler treats small matrices differently, so a block's last, short pack would recompile.
+    slots = -(-max(len(pack["mask_index"]), total // 8) // 64) * 64
+
+    def padded(name: str, size: int, value: int = 0) -> Any:
+        if pack.get(name) is None:
+            return None
+        array = np.asarray(pack[name], dtype=np.int64)
+        after = 0 if capacity is None else size - len(array)
+        return torch.from_numpy(np.pad(array, (0, after), constant_values=value))
+
+    targets = PretrainTargets(
+        mask_index_M=padded("mask_index", slots),
+        mask_label_M=padded("mask_label", slots, IGNORE),
+        pair_label_B=padded("pair_label", len(lengths) + len(fill), IGNORE),
+        span_left_M=padded("span_left", slots),
+        span_right_M=padded("span_right", slots),
+        span_place_M=padded("span_place", slots),
+        real=torch.tensor(size),
+        masked=torch.tensor(float(max(masked, 1.0))),
+        pairs=torch.tensor(float(max(pairs, 1.0))),
     )
-
-
-class Packs(IterableDataset):
-    """A rank's packs of one phase from a place on, made by whichever worker's turn it is."""
-
-    def __init__(self, stream: PackStream, rates: Rates, place: Place, rank: int, ranks: int, fill: bool) -> None:
-        self.stream, self.rates, self.place = stream, rates, place
-        self.rank, self.ranks, self.fill = rank, ranks, fill
-
-    def __iter__(self) -> Iterator[Item]:
-        worker = get_worker_info()
-        mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        first = (self.rank - self.place.number) % self.ranks + mine * self.ranks
-        stride = self.ranks * workers
-        for i, pack in enumerate(self.stream.packs(self.place.position, first, stride, self.rates)):
-            yield to_item(pack, self.place.number + first + i * stride, self.stream, self.fill)
-
-
-class Rates:
-    """The mask rate of a pack by its number from a step on; asked in rising order."""
-
-    def __init__(self, recipe: Recipe, step: int, total: int | None) -> None:
-        self.recipe, self.step, self.total = recipe, step, total
-        self.end = moment(recipe, step, total).packs
-
-    def __call__(self, number: int) -> float:
-        """The rate of pack `number`, counted from the first of that step."""
-        while number >= self.end:
-            self.step += 1
-            self.end += moment(self.recipe, self.step, self.total).packs
-        return moment(self.recipe, self.step, self.total).mask_rate
-
-
-def to_item(pack: dict[str, Any], number: int, stream: PackStream, fill: bool) -> Item:
-    """A pack's arrays as tensors; with `fill` its tail is padded, so that every pack has the same number of tokens."""
-    pack = by_length(pack)
-    counts = (float(len(pack["mask_index"])), float((pack["pair_label"] >= 0).sum()))
-    batch = collate(
-        pack,
-        masked=1.0,
-        pairs=1.0,
-        max_length=stream.examples.length,
-        pad_id=stream.layout.pad_id,
-        capacity=stream.capacity if fill else None,
-    )
-    slots = len(batch.extra["mask_index"])
-    for name in SPANS:
-        if name in pack:
-            batch.extra[name] = torch.from_numpy(np.pad(pack[name], (0, slots - len(pack[name]))))
-    batch.extra["real"] = torch.tensor(len(pack["tokens"]))  # what follows is filling
-    return Item(batch, number, pack["position"], len(pack["tokens"]), counts)
-
-
-def blank(item: Item) -> Item:
-    """The item with nothing to learn from it: its loss and gradients are zero."""
-    extra = item.batch.extra
-    none = {name: torch.full_like(extra[name], -100) for name in ("mask_label", "pair_label") if name in extra}
-    none["real"] = torch.zeros_like(extra["real"])
-    return replace(item, batch=replace(item.batch, extra=extra | none), tokens=0, counts=(0.0, 0.0))
+    tokens_T, segments_T = padded("tokens", total, pad_id), padded("segments", total)
+    return replace(Ragged.flat(tokens_T, [*lengths, *fill], segments_T, max_length=max_length), targets=targets)
 
 
 def by_length(pack: dict[str, Any]) -> dict[str, Any]:
-    """The pack with its sequences in order of length, so that attention finds those of equal length side by side."""
+    """The pack with its sequences sorted by length, so that attention finds those of equal length side by side."""
     lengths = np.asarray(pack["lengths"])
     order = np.argsort(lengths, kind="stable")
     starts, moved = np.cumsum(lengths) - lengths, np.cumsum(lengths[order]) - lengths[order]
@@ -178,107 +147,123 @@ def by_length(pack: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-class Feed:
-    """The steps of a run from a place on, for one rank; ends after the step before `total`."""
+def to_item(pack: dict[str, Any], number: int, stream: PackStream, fill: bool) -> Item:
+    """A pack as an item; with `fill` every batch has the same number of tokens."""
+    pack = by_length(pack)
+    counts = (float(len(pack["mask_index"])), float((pack["pair_label"] >= 0).sum()))
+    capacity = stream.capacity if fill else None
+    batch = collate(pack, max_length=stream.examples.length, pad_id=stream.layout.pad_id, capacity=capacity)
+    return Item(batch, number, pack["position"], len(pack["tokens"]), counts)
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        corpus: Corpus,
-        layout: Layout,
-        device: torch.device,
-        rank: int = 0,
-        ranks: int = 1,
-        fill: bool = False,
-        workers: int = 0,
-        even: bool = False,
-    ) -> None:
-        """`even`: every rank gets as many items as any other, blank ones where its packs are fewer."""
-        self.even = even
-        self.blanks: dict[int, Item] = {}
-        self.recipe, self.corpus, self.layout, self.device = recipe, corpus, layout, device
-        self.rank, self.ranks, self.fill, self.workers = rank, ranks, fill, workers
+
+class Packs(IterableDataset):
+    """The packs of one phase for one rank, from a place on; each worker makes every n-th of them."""
+
+    def __init__(self, feed: Feed, step: int, total: int | None, place: Place) -> None:
+        self.stream, self.rates, self.place = feed.stream(place.phase), Rates(feed.recipe, step, total), place
+        self.rank, self.ranks, self.fill = feed.rank, feed.ranks, feed.fill
+
+    def __iter__(self) -> Iterator[Item]:
+        worker = get_worker_info()
+        mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        first = (self.rank - self.place.number) % self.ranks + mine * self.ranks
+        stride = self.ranks * workers
+        position = Position(*self.place[2:])
+        for i, pack in enumerate(self.stream.packs(position, first, stride, self.rates)):
+            yield to_item(pack, self.place.number + first + i * stride, self.stream, self.fill)
+
+
+class Rates:
+    """The mask rate of a pack by its number, counted from the first of a step; asked in rising order."""
+
+    def __init__(self, recipe: Recipe, step: int, total: int | None) -> None:
+        self.recipe, self.step, self.total = recipe, step, total
+        self.end = moment(recipe, step, total).packs
+
+    def __call__(self, number: int) -> float:
+        """The rate of pack `number`."""
+        while number >= self.end:
+            self.step += 1
+            self.end += moment(self.recipe, self.step, self.total).packs
+        return moment(self.recipe, self.step, self.total).mask_rate
+
+
+@dataclass
+class Feed:
+    """The steps of a run for one rank."""
+
+    recipe: Recipe
+    corpus: Corpus
+    layout: Layout
+    device: torch.device
+    rank: int = 0
+    ranks: int = 1
+    fill: bool = False
+    """Fill every batch up to the same number of tokens, for compiled code."""
+    workers: int = 0
+    """Processes that make packs; 0 makes them in this one."""
+    even: bool = False
+    """Give every rank the same number of items, some without labels, as sharded ranks need."""
+
+    def stream(self, phase: int) -> PackStream:
+        """The packs of a phase; each phase draws its own examples."""
+        recipe = self.recipe
+        return PackStream(
+            self.corpus,
+            self.layout,
+            replace(recipe.examples, length=recipe.phases[phase].length),
+            recipe.mask,
+            seed=int(make_key(recipe.seed, phase)[0] >> np.uint64(1)),
+            capacity=recipe.batch.pack,
+        )
 
     def steps(self, step: int, total: int | None, place: Place) -> Iterator[Step]:
-        """Steps from `step` on, as planned for a run of `total`."""
+        """The steps from number `step` to the end of a run of `total`."""
         packs: Iterator[Item] | None = None
+        empty: Item | None = None
         while total is None or step < total:
             now = moment(self.recipe, step, total)
             if now.phase != place.phase:
-                place, packs = Place(now.phase), None
+                place, packs, empty = Place(now.phase), None, None
             if packs is None:
                 packs = self._open(step, total, place)
             began = time.perf_counter()
             end = place.number + now.packs
             items = [next(packs) for n in range(place.number, end) if n % self.ranks == self.rank]
-            gap = -(-now.packs // self.ranks) - len(items) if self.even else 0
-            blanks = [self._blank(step, total, place)] * gap
-            place = _after(place, items, end)
-            yield Step(items + blanks, place, time.perf_counter() - began)
+            missing = -(-now.packs // self.ranks) - len(items) if self.even else 0
+            if missing and empty is None:
+                empty = self._empty(step, total, place)
+            place = place.after(items, end)
+            yield Step([*items, *[empty] * missing], place, time.perf_counter() - began)  # type: ignore[list-item]
             step += 1
 
-    def _blank(self, step: int, total: int | None, place: Place) -> Item:
-        """What to compute where other ranks have one pack more: sharded ranks must move in step."""
-        if place.phase not in self.blanks:
-            row = stream(self.recipe, self.corpus, self.layout, place.phase)
-            item = blank(next(iter(Packs(row, Rates(self.recipe, step, total), Place(place.phase), 0, 1, self.fill))))
-            self.blanks[place.phase] = replace(item, batch=item.batch.to(self.device))
-        return self.blanks[place.phase]
-
     def _open(self, step: int, total: int | None, place: Place) -> Iterator[Item]:
-        row = stream(self.recipe, self.corpus, self.layout, place.phase)
-        packs = Packs(row, Rates(self.recipe, step, total), place, self.rank, self.ranks, self.fill)
-        loader = DataLoader(
-            packs,
+        loader: Any = DataLoader(
+            Packs(self, step, total, place),
             batch_size=None,
             num_workers=self.workers,
-            pin_memory=self.device.type == "cuda",
             prefetch_factor=4 if self.workers else None,
         )
-        return ahead(iter(loader), self.device) if self.device.type == "cuda" else iter(loader)
+        return to_device(iter(loader), self.device) if self.device.type == "cuda" else iter(loader)
+
+    def _empty(self, step: int, total: int | None, place: Place) -> Item:
+        """An item without labels: sharded ranks must all run the same number of packs."""
+        item = next(iter(Packs(replace(self, rank=0, ranks=1), step, total, Place(place.phase))))
+        batch = replace(item.batch, targets=targets_of(item.batch).without_labels())
+        return replace(item, batch=batch.to(self.device), tokens=0, counts=(0.0, 0.0))
 
 
-def ahead(items: Iterator[Item], device: torch.device) -> Iterator[Item]:
-    """Items on the device: while one is used, a thread fetches the next few and sends them on a stream of its own."""
+def to_device(items: Iterator[Item], device: torch.device) -> Iterator[Item]:
+    """Endless items on the device: a thread fetches the next few and copies them on a stream of its own."""
     side = torch.cuda.Stream(device)
 
-    def fetch() -> tuple[Item, torch.cuda.Event] | None:
-        item = next(items, None)
-        if item is None:
-            return None
+    def fetch(_: None) -> tuple[Item, torch.cuda.Event]:
+        item = next(items)
         with torch.cuda.stream(side):
-            sent = replace(item, batch=item.batch.to(device))
-            return sent, side.record_event()
+            return replace(item, batch=item.batch.to(device)), side.record_event()
 
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        coming = deque(thread.submit(fetch) for _ in range(AHEAD))
-        try:
-            while (held := coming.popleft().result()) is not None:
-                coming.append(thread.submit(fetch))
-                ready, arrived = held
-                now = torch.cuda.current_stream(device)
-                now.wait_event(arrived)
-                _each(ready.batch, lambda x, now=now: x.record_stream(now) or x)
-                yield ready
-        finally:
-            thread.shutdown(cancel_futures=True)  # whoever stops early does not wait for batches it will not use
-
-
-def _after(place: Place, items: list[Item], end: int) -> Place:
-    """The place of pack number `end`, counted from the last pack this rank made, which knows its block."""
-    if not items:
-        return place._replace(number=end, pack=place.pack + end - place.number)
-    last = items[-1]
-    epoch, block, pack = last.position
-    return Place(place.phase, end, epoch, block, pack + end - last.number)
-
-
-def _each(batch: Ragged, change: Any) -> Ragged:
-    """The batch with every tensor replaced by change(tensor)."""
-
-    def turn(x: Any) -> Any:
-        return change(x) if isinstance(x, Tensor) else x
-
-    parts = {name: turn(getattr(batch, name)) for name in ("tokens_T", "offsets_B1", "positions_T")}
-    parts |= {name: turn(getattr(batch, name)) for name in ("segments_T", "globals_T")}
-    return replace(batch, **parts, extra={k: turn(v) for k, v in batch.extra.items()})
+    for item, arrived in ahead(fetch, repeat(None), AHEAD):
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(arrived)
+        item.batch.map(lambda x, stream=stream: x.record_stream(stream) or x)
+        yield item

@@ -1,42 +1,47 @@
-"""Ranks under `torchrun`: they share the packs of a step, add up their gradients, and fail together.
+"""Training on several ranks, started by `torchrun`: data parallel, or fully sharded.
 
-Gradients are summed flat, in one fixed order: DistributedDataParallel rebuilds its buckets after the first step, so
-that a resumed run would add in another order and differ in the last bits. sharded.py cuts the weights up as well.
+Data parallel: each rank runs some packs of a step on the whole model, and gradients are summed: flat, in one fixed
+order. (DistributedDataParallel rebuilds its buckets after the first step, so that a resumed run would add in another
+order and differ in the last bits.) Sharded (torch's FSDP2): each rank holds its rows of every weight, gradient and
+moment. An error on one rank is raised on all of them.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
 from everybert.errors import EverybertError
 from everybert.model.device import pick_device
+from everybert.model.heads import Network
+from everybert.model.ragged import Ragged
+from everybert.training.step import Compute, LossFunction, T, steady
 
 FLAT = 1 << 26
-"""Most numbers in one all-reduce (256 MB): large enough to fill the links, small enough to spare the memory."""
-PATIENCE = timedelta(minutes=30)
+"""Most numbers in one all-reduce (256 MB): enough to fill the links, few enough to save memory."""
+TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others: to start, and to do their part of a step, an evaluation or a save."""
-WORDS = 2048
-"""Bytes of a message that ranks exchange."""
 LINGER = 0.3
-"""Seconds that a rank stays after its last exchange: see `leave`."""
+"""Seconds that a process waits before it exits; see `leave`."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This process' place among those that train together; alone, every method does nothing."""
+    """The ranks that train together. In a single process every method does nothing."""
 
     rank: int = 0
     size: int = 1
@@ -44,29 +49,43 @@ class World:
 
     @classmethod
     def join(cls) -> World:
-        """Meet the other processes that `torchrun` started, if it did."""
+        """Connect to the other processes that `torchrun` started, if it did."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls()
         if not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
-            dist.init_process_group(
-                backend, store=meet(store, rank, size), rank=rank, world_size=size, timeout=PATIENCE
-            )
+            store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+            store = fresh_store(store, rank, size)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
             atexit.register(leave)
         return cls(dist.get_rank(), size, int(os.environ.get("LOCAL_RANK", "0")))
 
     @property
     def first(self) -> bool:
-        """Whether this process writes the files and speaks."""
+        """Whether this is rank 0, which writes the files and prints."""
         return self.rank == 0
 
+    def device(self, asked: str | None) -> torch.device:
+        """The device of this rank: the one asked for, else its own GPU, else the CPU."""
+        found = pick_device(asked)
+        if found.type == "cuda" and found.index is None:
+            count = torch.cuda.device_count()
+            if self.local >= count:
+                raise EverybertError(f"this host has {count} GPUs: start no more ranks on it, or give --device cpu")
+            found = torch.device("cuda", self.local)
+            torch.cuda.set_device(found)
+        return found
+
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all ranks, on every rank, in place."""
+        """Sum over all ranks, in place."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.sum(torch.zeros(1))
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Replace each gradient by its sum over the ranks. A rank without packs adds zeros."""
@@ -80,12 +99,11 @@ class World:
         for group in _groups(parameters):
             grads = [p.grad for p in group if p.grad is not None]
             flat = self.sum(torch.cat([g.reshape(-1) for g in grads]))
-            torch._foreach_copy_(
-                grads, [part.view_as(g) for part, g in zip(flat.split([g.numel() for g in grads]), grads)]
-            )
+            parts = flat.split([g.numel() for g in grads])
+            torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads)])
 
     def agree(self, *values: float) -> list[float]:
-        """The first rank's numbers, on every rank."""
+        """The numbers of rank 0, on every rank."""
         if self.size == 1:
             return list(values)
         held = torch.tensor(values, dtype=torch.float64)
@@ -93,38 +111,34 @@ class World:
         return held.tolist()
 
     def share(self, tensors: Sequence[Tensor]) -> None:
-        """Give every rank the first rank's tensors, in place."""
+        """Give every rank the tensors of rank 0, in place."""
         for tensor in tensors if self.size > 1 else ():
             dist.broadcast(tensor.detach(), 0)
 
-    def words(self, text: str) -> list[str]:
-        """What each rank says, by rank, on every rank."""
-        if self.size == 1:
-            return [text]
-        mine = torch.zeros(WORDS, dtype=torch.uint8)
-        said = text.encode()[:WORDS]
-        mine[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)
-        heard = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(heard, mine)
-        return [bytes(x.tolist()).rstrip(b"\0").decode(errors="ignore") for x in heard]
+    def texts(self, text: str) -> list[str]:
+        """The text of each rank, on every rank."""
+        found = [text] * self.size
+        if self.size > 1:
+            dist.all_gather_object(found, text)
+        return found
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What is refused on one rank is refused on all of them, so that none waits for one that has left."""
-        said = ""
+        """Raise the error of one rank on all of them, so that none waits for a rank that has left."""
+        message = ""
         try:
             yield
         except EverybertError as error:
             if self.size == 1:
                 raise
-            said = str(error)
-        for rank, text in enumerate(self.words(said)):
+            message = str(error)
+        for rank, text in enumerate(self.texts(message)):
             if text:
                 raise EverybertError(f"rank {rank}: {text}" if rank else text)
 
     def same(self, what: str, digest: str) -> None:
-        """Refuse to start when a rank was given something else than the first."""
-        found = self.words(digest)
+        """Refuse to start if a rank has another recipe or corpus than rank 0."""
+        found = self.texts(digest)
         other = [rank for rank, text in enumerate(found) if text != found[0]]
         if other:
             raise EverybertError(
@@ -133,7 +147,7 @@ class World:
             )
 
     def see(self, path: Path, patience: float = 15.0) -> None:
-        """Make sure that every rank sees what the first one wrote (network file systems take a moment)."""
+        """Make sure that every rank sees a file that rank 0 wrote (network file systems take a moment)."""
         with self.together():
             deadline = time.monotonic() + patience
             while not path.exists():
@@ -143,87 +157,47 @@ class World:
                     )
                 time.sleep(0.05)
 
-    def device(self, asked: str | None) -> torch.device:
-        """Where this rank computes: what was asked for, else its own GPU, else the CPU."""
-        found = pick_device(asked)
-        if found.type == "cuda" and found.index is None:
-            count = torch.cuda.device_count()
-            if self.local >= count:
-                raise EverybertError(f"this host has {count} GPUs: start no more ranks on it, or give --device cpu")
-            found = torch.device("cuda", self.local)
-            torch.cuda.set_device(found)
-        return found
 
-    def barrier(self) -> None:
-        """Wait until all are here."""
-        if self.size > 1:
-            self.sum(torch.zeros(1))
+def fresh_store(store: dist.Store, rank: int, size: int) -> dist.Store:
+    """A part of the rendezvous store that only this start of the ranks uses.
 
-
-def meet(store: dist.Store, rank: int, size: int) -> dist.Store:
-    """A corner of the ranks' store that belongs to this start of theirs alone.
-
-    `torchrun` keeps its store when it restarts the ranks, and in it the addresses of those that are gone; its hosts
-    do not count restarts alike. So the first rank draws a name for the corner and tells it to whoever greets it with
-    a number drawn just now, until all have answered.
+    `torchrun` keeps its store when it restarts the ranks, with the addresses of the ranks that are gone, and its hosts
+    do not agree on the number of restarts. So each rank registers with a new random number, and rank 0 answers that
+    number with a random prefix for all keys, until all ranks have confirmed it.
     """
     if rank:
         mine = secrets.token_hex(8)
         store.set(f"hello/{rank}", mine)
-        name = store.get(f"welcome/{mine}").decode()
-        store.set(f"{name}/{rank}", "here")
-        return dist.PrefixStore(name, store)
-    name, missing = secrets.token_hex(8), set(range(1, size))
-    deadline = time.monotonic() + PATIENCE.total_seconds()
+        prefix = store.get(f"welcome/{mine}").decode()
+        store.set(f"{prefix}/{rank}", "here")
+        return dist.PrefixStore(prefix, store)
+    prefix, missing = secrets.token_hex(8), set(range(1, size))
+    deadline = time.monotonic() + TIMEOUT.total_seconds()
     while missing:
         for other in missing:
             if store.check([f"hello/{other}"]):
-                store.set("welcome/" + store.get(f"hello/{other}").decode(), name)
-        missing = {other for other in missing if not store.check([f"{name}/{other}"])}
+                store.set("welcome/" + store.get(f"hello/{other}").decode(), prefix)
+        missing = {other for other in missing if not store.check([f"{prefix}/{other}"])}
         if time.monotonic() > deadline:
-            raise EverybertError(f"ranks {sorted(missing)} did not start within {PATIENCE}: see their hosts' logs")
+            raise EverybertError(f"ranks {sorted(missing)} did not start within {TIMEOUT}: see their hosts' logs")
         time.sleep(0.005)
-    return dist.PrefixStore(name, store)
+    return dist.PrefixStore(prefix, store)
 
 
 def leave() -> None:
-    """Part from the other ranks.
+    """Disconnect from the other ranks.
 
-    A thread of gloo lets go of the last tensor some time after the exchange is done, and needs Python for it. When
-    Python is being taken down by then, the process is aborted ("terminate called without an active exception").
-    FSDP keeps the group, so that destroying it does not wait for its threads: we do.
+    A gloo thread releases its last tensor some time after the exchange, and needs the interpreter for it. If Python is
+    shutting down by then, the process aborts ("terminate called without an active exception"). FSDP keeps the process
+    group alive, so destroying it does not wait for the threads: we wait instead.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
         time.sleep(LINGER)
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This rank's rows of a sharded tensor (the same memory); any other tensor as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def like(parameter: Tensor, rows: Tensor) -> Tensor:
-    """This rank's rows as the sharded tensor they are a part of, cut up as a parameter is; nothing is sent."""
-    if not hasattr(parameter, "placements"):
-        return rows
-    from torch.distributed.tensor import DTensor
-
-    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
-    shape, stride = parameter.shape, parameter.stride()
-    return DTensor.from_local(rows, mesh, placements, run_check=False, shape=shape, stride=stride)
-
-
-def own_rows(parameter: Tensor) -> slice:
-    """Which rows of a sharded parameter this rank holds: those of torch.chunk, the last ranks perhaps none."""
-    mesh = parameter.device_mesh  # type: ignore[attr-defined]
-    each = -(-parameter.shape[0] // mesh.size())
-    first = min(mesh.get_local_rank() * each, parameter.shape[0])
-    return slice(first, min(first + each, parameter.shape[0]))
-
-
 def _groups(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Parameters in their own order, cut into runs of at most FLAT numbers."""
+    """Parameters in their order, in groups of at most FLAT numbers."""
     groups: list[list[Tensor]] = [[]]
     held = 0
     for parameter in parameters:
@@ -233,3 +207,126 @@ def _groups(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
         groups[-1].append(parameter)
         held += parameter.numel()
     return groups
+
+
+# ── sharded weights ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Root(nn.Module):
+    """A module whose forward calls a function with the network: inside it, FSDP has gathered the weights."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, work: Callable[[Network], T]) -> T:
+        """work(network)."""
+        return work(self.network)
+
+
+class Sharded(Compute):
+    """`Compute` over ranks that each hold a share of the weights. Every rank must run the same number of packs.
+
+    The weights of a layer are gathered while it computes; embeddings and heads stay gathered for the whole pass.
+    Gradients accumulate on each rank over the packs of a step, and are summed and scattered after the last.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        loss: LossFunction,
+        device: torch.device,
+        dtype: torch.dtype,
+        compile: bool,
+        world: World,
+    ) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+        if compile and device.type != "cuda":
+            raise EverybertError("compile needs a CUDA device: set [run] compile = false")
+        self.device, self.loss, self.compiled, self.world = device, loss, compile, world
+        self.shape = copy.deepcopy(network).to("meta")
+        half = dtype != torch.float32
+        # Inputs are not cast: FSDP would round the rotary tables, which are fp32 on purpose.
+        types = {"param_dtype": dtype, "reduce_dtype": torch.float32} if half else {}
+        policy = MixedPrecisionPolicy(**types, cast_forward_inputs=False)
+        mesh = init_device_mesh(device.type, (world.size,))
+        for layer in network.encoder.layers:
+            if compile:  # layer by layer: FSDP's hooks between them cannot be compiled
+                layer.compile(dynamic=False)
+            if network.config.layer_groups is None:  # weights shared by many layers stay gathered, with the root's
+                fully_shard(layer, mesh=mesh, mp_policy=policy)
+        self.root: Any = Root(network)
+        fully_shard(self.root, mesh=mesh, mp_policy=policy)
+        for module in self.root.modules():
+            if isinstance(module, FSDPModule):  # the losses divide by the counts of the step: sum, do not average
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+        self.master = self.network = network
+
+    def run(self, batch: Ragged, last: bool = True) -> Tensor:
+        """Forward and backward of one pack; ranks exchange gradients after the last of the step."""
+        self.root.set_requires_gradient_sync(last)
+        batch = steady(batch) if self.compiled else batch
+        loss, figures = self.root(lambda network: self.loss(network, batch))
+        loss.backward()
+        return figures.detach()
+
+    def reduce(self, world: World) -> None:
+        """Nothing to do: the last backward pass summed the gradients."""
+
+    def refresh(self) -> None:
+        """Nothing to do: half-precision weights are made when they are gathered."""
+
+    @torch.no_grad()
+    def apply(self, work: Callable[[Network], T]) -> T:
+        """Call a function with the network, on every rank at once."""
+        try:
+            return self.root(work)
+        finally:
+            self.root.reshard()
+
+    def whole(self) -> Network | None:
+        """The whole network on the CPU of rank 0; None on the others. Every rank must call it."""
+        weights = gather(self.master.state_dict(), self.world.first)
+        if not self.world.first:
+            return None
+        network = copy.deepcopy(self.shape)
+        network.load_state_dict(weights, assign=True)
+        return network
+
+
+def gather(state: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
+    """Whole tensors on the CPU if `keep`, one after the other; ranks that do not keep them only send their rows."""
+    out = {}
+    for name, tensor in state.items():
+        if hasattr(tensor, "full_tensor"):
+            tensor = tensor.full_tensor()
+        if keep:
+            out[name] = tensor.detach().cpu().contiguous()
+    return out
+
+
+def local_rows(tensor: Tensor) -> Tensor:
+    """This rank's rows of a sharded tensor (the same memory); any other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def as_sharded(parameter: Tensor, rows: Tensor) -> Tensor:
+    """This rank's rows as a sharded tensor with the layout of a parameter; nothing is sent."""
+    if not hasattr(parameter, "placements"):
+        return rows
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+    shape, stride = parameter.shape, parameter.stride()
+    return DTensor.from_local(rows, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def row_range(parameter: Tensor) -> slice:
+    """The rows of a sharded parameter that this rank holds: those of torch.chunk, the last ranks perhaps none."""
+    mesh = parameter.device_mesh  # type: ignore[attr-defined]
+    each = -(-parameter.shape[0] // mesh.size())
+    first = min(mesh.get_local_rank() * each, parameter.shape[0])
+    return slice(first, min(first + each, parameter.shape[0]))

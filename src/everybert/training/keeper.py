@@ -11,9 +11,9 @@ from torch import Tensor
 from everybert.tasks.features import Features
 from everybert.tasks.records import Examples
 from everybert.tasks.task import Task
+from everybert.training.checkpoint import Progress
 from everybert.training.distributed import World
 from everybert.training.logs import Logs
-from everybert.training.state import Progress
 from everybert.training.step import Compute
 
 

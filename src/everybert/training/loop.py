@@ -1,7 +1,7 @@
-"""The one training loop: fetch, forward, backward, step; then log, evaluate, save.
+"""The training loop: fetch, forward, backward, step; then log, evaluate, save.
 
-Pre-training, distillation and fine-tuning give it a `Job`: the network with its loss, and plain functions for what
-differs. Dropout is drawn from (seed, step, pack), so that a run which is killed and resumed goes on bit for bit.
+Pre-training, distillation and fine-tuning describe what they train in a `Job`. Dropout is drawn from (seed, step,
+pack), so that a run that is killed and resumed continues bit for bit.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 
 from everybert.corpus.masking import make_key
 from everybert.errors import EverybertError
+from everybert.training.checkpoint import Progress
 from everybert.training.data import Step
 from everybert.training.distributed import World
 from everybert.training.logs import Logs, progress_line
 from everybert.training.optim import Optimizer
 from everybert.training.recipe import RunSettings
-from everybert.training.state import Progress
 from everybert.training.step import Compute
 
 Figures = dict[str, float]
@@ -33,35 +33,35 @@ Figures = dict[str, float]
 
 @dataclass
 class Job:
-    """What the loop needs in order to train something."""
+    """Everything that the loop needs to train something."""
 
     compute: Compute
     optimizer: Optimizer
     steps: Callable[[Progress], Iterator[Step]]
-    """The batches of the steps from where the run stands."""
+    """The batches of all steps from the current one on."""
     lr: Callable[[Progress], float]
-    """The learning rate of the step to come."""
+    """The learning rate of the next step."""
     save: Callable[[Progress], None]
-    """Write a checkpoint (called on every rank; the first one writes)."""
+    """Write a checkpoint (called on every rank; rank 0 writes)."""
     names: tuple[str, ...]
-    """What the loss function's figures are called; they add up to the loss."""
+    """The names of the loss function's figures, which add up to the loss."""
     run: RunSettings
     evaluate: Callable[[Progress], tuple[float, Figures]] | None = None
-    """(score, figures) on held-out data, lower scores being better (the first rank's count)."""
+    """(score, figures) on held-out data; lower scores are better. The result of rank 0 counts."""
     evaluate_together: bool = False
-    """Whether every rank must take part in evaluating."""
+    """Whether every rank must take part in the evaluation."""
     plan: Callable[[Progress], bool] | None = None
-    """Sets `progress.total` where time is limited; True when it changed."""
+    """Sets `progress.total` if time is limited; returns whether it changed."""
     flops: Callable[[Progress], float] | None = None
-    """The share of the machine's peak that a token a second uses, for MFU."""
+    """The share of the peak FLOP/s that one token per second uses, for MFU."""
     seed: int = 0
     memory_hint: str = "use smaller batches"
-    """What to do when memory runs out."""
+    """What to do if memory runs out."""
     world: World = field(default_factory=World)
 
 
 def train(job: Job, progress: Progress, logs: Logs) -> bool:
-    """Train until the planned steps are done (True) or someone asks to stop (False), and leave a checkpoint."""
+    """Train until all planned steps are done (True) or the process is asked to stop (False), and save."""
     run, world, compute = job.run, job.world, job.compute
     guard = Guard(progress.guard, run.spike, compute.device)
     meter = Meter(len(job.names), compute.device)
@@ -69,33 +69,34 @@ def train(job: Job, progress: Progress, logs: Logs) -> bool:
     began = time.perf_counter() - progress.seconds
     compute.network.train()
     compute.master.train()
+
+    def save() -> None:
+        progress.guard = guard.state()
+        job.save(progress)
+
     with stop_signals() as stop, explain_memory(job.memory_hint):
         while not progress.finished:
-            # Fetch this rank's packs, and agree with the other ranks about the step.
+            # Fetch this rank's packs, and sum over the ranks: counts of the step, stop requests, lost workers.
             share = fetch(steps, stop)
-            counts = torch.zeros(6, dtype=torch.float64)
-            counts[2:] = torch.tensor([share.tokens if share else 0, bool(stop), share is None, 0.0])
-            if share is not None:
-                counts[:2] = share.counts
-            if world.first:
-                counts[5] = time.perf_counter() - began
-            world.sum(counts)
-            tokens, asked, lost, progress.seconds = (float(x) for x in counts[2:])
-            meter.waited(share.wait if share else 0.0)
+            counts = torch.zeros(3, dtype=torch.float64) if share is None else share.counts
+            seconds = time.perf_counter() - began if world.first else 0.0
+            state = torch.tensor([bool(stop), share is None, seconds], dtype=torch.float64)
+            totals = world.sum(torch.cat((counts, state)))
+            tokens, asked, lost, progress.seconds = totals[2:].tolist()
             if lost or share is None:
-                progress.guard = guard.state()
-                job.save(progress)
+                save()
                 break
+            meter.waited(share.wait)
 
-            # Forward and backward, pack by pack: losses are sums over the step's own counts, so they just add up.
+            # Forward and backward, pack by pack. The losses are divided by the counts of the step, so they add up.
             figures = torch.zeros(len(job.names), device=compute.device)
-            for at, (number, batch) in enumerate(share.batches(counts[:3]), 1):
+            for at, (number, batch) in enumerate(share.batches(totals[:3]), 1):
                 seed_dropout(int(make_key(job.seed, progress.step, number)[0]), compute.device)
                 figures += compute.run(batch, last=at == len(share.items))[: len(job.names)]
             compute.reduce(world)
             world.sum(figures)
 
-            # Step, unless the guard or a gradient that is not finite forbids it.
+            # Step, unless the loss spiked or the gradient is not finite.
             lr = job.lr(progress)
             norm = job.optimizer.step(lr, skip=guard.judge(figures.sum()))
             guard.note(norm, figures.sum())
@@ -114,25 +115,23 @@ def train(job: Job, progress: Progress, logs: Logs) -> bool:
                 if world.first:
                     logs.write(step, {**values, "tokens": progress.tokens, "seconds": round(progress.seconds, 3)})
                     logs.show(progress_line(step, progress.total, values, left))
-                meter.pause()
+                meter.reset()
             improved = False
             if job.evaluate and ((run.evaluate_every and step % run.evaluate_every == 0) or last):
                 improved = evaluate(job, progress, logs)
-                meter.pause()
+                meter.reset()
             if step % run.save_every == 0 or improved or asked or last:
-                progress.guard = guard.state()
-                job.save(progress)
+                save()
             if asked:
                 break
             if job.plan and not last and job.plan(progress):
-                progress.guard = guard.state()
-                job.save(progress)  # so that a run killed from here on resumes with the same plan
+                save()  # a run that is killed from here on resumes with the same plan
                 steps = job.steps(progress)
     return progress.finished
 
 
 def evaluate(job: Job, progress: Progress, logs: Logs) -> bool:
-    """Evaluate, and tell every rank what the first one decides: whether it is the best so far, where the run ends."""
+    """Evaluate. Rank 0 decides, for all ranks, whether this is the best score and where the run ends."""
     improved, world = False, job.world
     if job.evaluate and (world.first or job.evaluate_together):
         score, progress.figures = job.evaluate(progress)
@@ -148,17 +147,17 @@ def evaluate(job: Job, progress: Progress, logs: Logs) -> bool:
 
 
 class Guard:
-    """Decides on the device, without waiting for it, whether a step is fit to be taken."""
+    """Decides on the device, without a synchronisation, which steps to skip."""
 
     WARM = 20.0
-    """Steps before the running mean of the loss is trusted."""
+    """Steps before the running mean of the loss is used."""
 
     def __init__(self, state: tuple[float, ...], spike: float, device: torch.device) -> None:
         self.spike = spike
         self.mean, self.row, self.skipped, self.seen = torch.tensor((*state, 0.0)[:4], device=device).unbind()
 
     def judge(self, loss: Tensor) -> Tensor:
-        """Whether to skip (0-d bool): the loss is not finite, or far above its running mean."""
+        """Whether to skip the step (0-d bool): the loss is not finite, or far above its running mean."""
         bad = ~torch.isfinite(loss)
         if self.spike:
             bad = bad | ((self.seen >= self.WARM) & (loss > self.spike * self.mean))
@@ -166,7 +165,7 @@ class Guard:
         return bad
 
     def note(self, norm: Tensor, loss: Tensor) -> None:
-        """Remember a step: its loss if it was taken, else one more in the row of skipped ones."""
+        """Add a step to the running mean, or count it as skipped."""
         bad = self.bad | ~torch.isfinite(norm)
         weight = torch.clamp(1.0 / (self.seen + 1.0), min=0.02)
         self.mean = torch.where(bad, self.mean, torch.lerp(self.mean, torch.where(bad, self.mean, loss), weight))
@@ -175,11 +174,11 @@ class Guard:
         self.row = torch.where(bad, self.row + 1.0, 0.0)
 
     def state(self) -> tuple[float, ...]:
-        """JSON values."""
+        """(mean loss, skipped in a row, skipped, taken), as JSON values."""
         return tuple(torch.stack((self.mean, self.row, self.skipped, self.seen)).tolist())
 
     def check(self, patience: int, step: int, values: dict[str, Any]) -> None:
-        """Report what was skipped, and give up when it is too many in a row."""
+        """Report the skipped steps, and give up if there are too many in a row."""
         _, row, skipped, _ = self.state()
         if skipped:
             values["skipped"] = int(skipped)
@@ -196,21 +195,21 @@ class Meter:
     def __init__(self, figures: int, device: torch.device) -> None:
         self.total = torch.zeros(figures, device=device)
         self.done = torch.cuda.Event() if device.type == "cuda" else None
-        """Has come to pass when the device has nothing left of the steps it was given."""
-        self.pause()
+        """Recorded after the last step that the device was given."""
+        self.reset()
 
-    def pause(self) -> None:
-        """Begin afresh, so that evaluating and saving do not count as training speed."""
+    def reset(self) -> None:
+        """Start again, so that evaluating and saving do not count as training time."""
         self.total.zero_()
         self.steps, self.tokens, self.wait, self.began = 0, 0.0, 0.0, time.perf_counter()
 
     def waited(self, seconds: float) -> None:
-        """So long the host waited for a batch: time lost, unless the device is still at work on the steps before."""
+        """Count the time that the host waited for a batch, unless the device still had work to do."""
         if self.done is None or self.done.query():
             self.wait += seconds
 
     def add(self, figures: Tensor, tokens: float) -> None:
-        """One step."""
+        """Count a step."""
         self.total += figures
         self.steps += 1
         self.tokens += tokens
@@ -218,7 +217,7 @@ class Meter:
             self.done.record()
 
     def read(self, names: tuple[str, ...], lr: float, norm: Tensor, share: float | None) -> dict[str, Any]:
-        """Means over the steps since the last line, and the speed."""
+        """Mean losses since the last line, and the speed."""
         means = (self.total / max(1, self.steps)).tolist()
         seconds = max(time.perf_counter() - self.began, 1e-9)
         values: dict[str, Any] = {"loss": sum(means)}
@@ -227,19 +226,27 @@ class Meter:
         values |= {"lr": lr, "gradient_norm": float(norm), "tokens_per_second": self.tokens / seconds}
         if share is not None:
             values["mfu"] = share * self.tokens / seconds
-        values["data_wait"] = self.wait / seconds
-        return values
+        return values | {"data_wait": self.wait / seconds}
 
 
 def seed_dropout(key: int, device: torch.device) -> None:
-    """Begin the generators that dropout draws from (`torch.manual_seed` would touch every device, slowly)."""
+    """Seed the generators of dropout (`torch.manual_seed` would seed every device, which is slow)."""
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
         torch.cuda.manual_seed(key)
 
 
+class StopFlag:
+    """Becomes true when the process is asked to stop."""
+
+    asked = False
+
+    def __bool__(self) -> bool:
+        return self.asked
+
+
 def fetch(steps: Iterator[Step], stop: StopFlag) -> Step | None:
-    """The next step's packs; None when they are lost because a stop signal has ended the workers."""
+    """The packs of the next step; None if a stop signal ended the worker processes."""
     try:
         return next(steps)
     except RuntimeError:
@@ -248,18 +255,9 @@ def fetch(steps: Iterator[Step], stop: StopFlag) -> Step | None:
         raise
 
 
-class StopFlag:
-    """Turns true when the process is asked to end."""
-
-    asked = False
-
-    def __bool__(self) -> bool:
-        return self.asked
-
-
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopFlag]:
-    """SIGTERM and the first Ctrl-C raise a flag instead of ending the process; a second Ctrl-C ends it."""
+    """SIGTERM and the first Ctrl-C set a flag instead of ending the process; a second Ctrl-C ends it."""
     flag, owner = StopFlag(), os.getpid()
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -269,7 +267,7 @@ def stop_signals() -> Iterator[StopFlag]:
 
     try:
         before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    except ValueError:  # not the main thread, which alone may handle signals
+    except ValueError:  # only the main thread may handle signals
         before = {}
     try:
         yield flag
@@ -280,7 +278,7 @@ def stop_signals() -> Iterator[StopFlag]:
 
 @contextlib.contextmanager
 def explain_memory(hint: str) -> Iterator[None]:
-    """Turn "out of memory" into what to lower."""
+    """Turn "out of memory" into advice."""
     try:
         yield
     except torch.OutOfMemoryError as error:

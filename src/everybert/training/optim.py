@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from everybert.errors import EverybertError
-from everybert.training.distributed import like, local
+from everybert.training.distributed import as_sharded, local_rows
 
 MOMENT = {"exp_avg": "m", "exp_avg_sq": "v"}
 
@@ -72,7 +72,7 @@ class Optimizer:
             if not parameter.requires_grad:
                 continue
             self.names[parameter] = name
-            held = local(parameter.detach()) if hasattr(parameter, "to_local") else parameter
+            held = local_rows(parameter.detach()) if hasattr(parameter, "to_local") else parameter
             self.held[parameter] = held
             if config.kind == "muon" and parameter.dim() == 2 and ".layers." in f".{name}":
                 matrices.append((name, parameter, factor))
@@ -108,7 +108,7 @@ class Optimizer:
         Returns the gradient's norm before clipping (0-d).
         """
         for parameter, held in self.held.items() if self.sharded else ():
-            held.grad = None if parameter.grad is None else local(parameter.grad)
+            held.grad = None if parameter.grad is None else local_rows(parameter.grad)
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.held.values() if p.grad is not None])
         if self.sharded:
             square = norm.square()
@@ -133,7 +133,7 @@ class Optimizer:
             if not kept:
                 continue
             for key, short in MOMENT.items():
-                out[f"adam.{short}.{name}"] = like(parameter, kept[key])
+                out[f"adam.{short}.{name}"] = as_sharded(parameter, kept[key])
             out[f"adam.step.{name}"] = kept["step"]
         for muon in self.muon:
             out.update(muon.state())
@@ -145,7 +145,7 @@ class Optimizer:
             for parameter, name in self.names.items():
                 if f"adam.m.{name}" not in state:
                     continue
-                kept = {key: local(state[f"adam.{short}.{name}"]) for key, short in MOMENT.items()}
+                kept = {key: local_rows(state[f"adam.{short}.{name}"]) for key, short in MOMENT.items()}
                 kept["step"] = state[f"adam.step.{name}"]
                 held = self.held[parameter]
                 self.adam.state[held] = {key: value.to(held.device) for key, value in kept.items()}

@@ -1,8 +1,8 @@
-"""Pre-training from a recipe and a corpus: puts the network, the data, the loop and the folders together.
+"""Pre-training from a recipe and a corpus: connects the network, the data, the loop and the folders.
 
 out/run.json        the recipe and the corpus of this run
-out/log.jsonl       a line every few steps          (out/tensorboard/ the same as curves)
-out/checkpoints/    where a killed run goes on
+out/log.jsonl       a line every few steps (and out/tensorboard/, the same as curves)
+out/checkpoints/    where a killed run resumes
 out/model/          the result, once finished: loads in everybert and in `transformers`
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,24 +19,25 @@ import torch
 
 from everybert.corpus.shards import Corpus, Layout
 from everybert.errors import EverybertError
-from everybert.files import MANIFEST, atomic_folder, is_complete, read_json, remove_stale, write_json
+from everybert.files import atomic_folder, is_complete, read_json, write_json
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import HEADS, Network
+from everybert.model.losses import Boundary, boundary_loss, pretrain_loss
+from everybert.model.ragged import Ragged
 from everybert.store.huggingface import save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import schedule
-from everybert.training.boundary import add_boundary, boundary_loss
+from everybert.training.checkpoint import Progress, find_checkpoint, load_checkpoint, save_checkpoint
 from everybert.training.convert import ROUND, start_from
-from everybert.training.data import Feed, Step
-from everybert.training.distributed import World
+from everybert.training.data import Feed
+from everybert.training.distributed import Sharded, World
 from everybert.training.evaluate import evaluate_packs, heldout_packs, pseudo_perplexity, sample_sentences
 from everybert.training.logs import Logs
-from everybert.training.loop import Job, train
+from everybert.training.loop import Figures, Job, train
 from everybert.training.optim import Optimizer
 from everybert.training.plan import flops_per_token, peak_flops
 from everybert.training.recipe import Recipe
-from everybert.training.state import Progress, latest, load_checkpoint, save_checkpoint, step_name, step_of
-from everybert.training.step import Compute, LossFunction, pretrain_loss
+from everybert.training.step import Compute, LossFunction
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,18 @@ class Result:
     folder: Path
     finished: bool
     step: int
-    figures: dict[str, float]
+    figures: Figures
     """The last evaluation on held-out text."""
 
     @property
     def model(self) -> Path:
-        """The model's folder, once finished."""
+        """The folder of the model, once finished."""
         return self.folder / "model"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a run stands on, before there is a network."""
+    """The inputs of a run, before there is a network."""
 
     recipe: Recipe
     out: Path
@@ -69,21 +70,20 @@ class Setting:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the network computes in."""
-        asked = self.recipe.run.dtype
-        return (
-            torch.bfloat16 if asked == "bfloat16" or (asked == "auto" and self.device.type == "cuda") else torch.float32
-        )
+        """The compute precision."""
+        asked, cuda = self.recipe.run.dtype, self.device.type == "cuda"
+        return torch.bfloat16 if asked == "bfloat16" or (asked == "auto" and cuda) else torch.float32
+
+    @property
+    def compiled(self) -> bool:
+        """Whether to use torch.compile."""
+        asked, half = self.recipe.run.compile, self.dtype != torch.float32
+        return asked if asked is not None else half and self.device.type == "cuda"
 
     @property
     def sharded(self) -> bool:
-        """Whether ranks share the weights as well; one alone has them all."""
+        """Whether ranks hold shares of the weights; a single rank has them all."""
         return self.recipe.run.parallel == "sharded" and self.world.size > 1
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the whole recipe, [run] included: ranks must save and evaluate at the same steps."""
-        return hashlib.sha256(json.dumps(self.recipe.plain(), sort_keys=True).encode()).hexdigest()
 
 
 def pretrain(
@@ -95,7 +95,7 @@ def pretrain(
     quiet: bool = False,
     **overrides: Any,
 ) -> Result:
-    """Train as the recipe says, or go on where `out` stands. Overrides (`run__workers=2`) replace recipe lines."""
+    """Train a recipe on a corpus, or resume the run in `out`. Overrides (`run__workers=2`) replace recipe lines."""
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, **overrides)
     if recipe.distil is not None:
         raise EverybertError(
@@ -104,22 +104,26 @@ def pretrain(
     setting = prepare(recipe, corpus, out, device)
     network = build_network(setting)
     if recipe.boundary:
-        add_boundary(network)
+        network.heads["boundary"] = Boundary(network.config)
         return run(setting, network, boundary_loss, ("mlm", "nsp", "boundary"), quiet)
     names = ("mlm", "nsp") if "nsp" in network.heads else ("mlm",)
     return run(setting, network, pretrain_loss, names, quiet)
 
 
+# ── before the run ───────────────────────────────────────────────────────────────────────────────────────────
+
+
 def prepare(
     recipe: Recipe, corpus: str | Path, out: str | Path, device: str | None, facts: dict[str, Any] | None = None
 ) -> Setting:
-    """Open the corpus and its tokenizer, join the other ranks, and refuse a folder that holds another run."""
+    """Open the corpus and its tokenizer, connect the ranks, and refuse a folder that holds another run."""
     world = World.join()
     opened = Corpus.open(corpus)
     tokenizer = Tokenizer.load(opened.tokenizer_path)
     opened.check_tokenizer(tokenizer.digest)
     setting = Setting(recipe, Path(out), opened, tokenizer, Layout.of(tokenizer), world.device(device), world)
-    world.same("recipe", setting.digest)
+    # [run] included: ranks must save and evaluate at the same steps.
+    world.same("recipe", hashlib.sha256(json.dumps(recipe.plain(), sort_keys=True).encode()).hexdigest())
     world.same("corpus", f"{opened.tokenizer_digest} {opened.token_count}")
     with world.together():
         if world.first:
@@ -130,55 +134,56 @@ def prepare(
 
 def claim(setting: Setting, more: dict[str, Any]) -> None:
     """Write run.json, or compare with the one that is there."""
-    facts = {
-        **more,
-        "recipe": setting.recipe.plain(),
-        "corpus": {"tokenizer": setting.corpus.tokenizer_digest, "tokens": setting.corpus.token_count},
-    }
+    corpus = {"tokenizer": setting.corpus.tokenizer_digest, "tokens": setting.corpus.token_count}
+    facts = {**more, "recipe": setting.recipe.plain(), "corpus": corpus}
     path = setting.out / "run.json"
-    if path.exists():
-        there = read_json(path)
-        keys = setting.recipe.differences(there.get("recipe", {}))
-        if keys:
-            raise EverybertError(
-                f"{setting.out} holds a run of another recipe (differs in {', '.join(keys)}): "
-                "use that recipe to resume it, or another --out"
-            )
-        for name in ("corpus", *more):
-            if there.get(name) != facts[name]:
-                raise EverybertError(f"{setting.out} holds a run with another {name}: use that one, or another --out")
-    else:
+    if not path.exists():
         setting.out.mkdir(parents=True, exist_ok=True)
         write_json(path, facts)
+        return
+    there = read_json(path)
+    keys = setting.recipe.differences(there.get("recipe", {}))
+    if keys:
+        raise EverybertError(
+            f"{setting.out} holds a run of another recipe (differs in {', '.join(keys)}): "
+            "use that recipe to resume it, or another --out"
+        )
+    for name in ("corpus", *more):
+        if there.get(name) != facts[name]:
+            raise EverybertError(f"{setting.out} holds a run with another {name}: use that one, or another --out")
+
+
+def objective_heads(recipe: Recipe) -> dict[str, int | None]:
+    """The heads that the recipe's objectives need."""
+    return {"mlm": None, "nsp": None} if recipe.examples.paired else {"mlm": None}
 
 
 def fit_config(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
-    """The configuration with what the tokenizer decides: vocabulary, padding, and where positions begin."""
+    """The configuration with what the tokenizer decides: vocabulary, padding, and the offset of positions."""
     pad = tokenizer.pad_id or 0
     return config.replace(
         vocab_size=-(-tokenizer.size // ROUND) * ROUND,
         pad_id=pad,
-        # RoBERTa's kin count positions from the padding id, and `transformers` relies on it.
+        # RoBERTa and its relatives count positions from the padding id, and `transformers` relies on it.
         position_offset=pad + 1 if config.position_offset else 0,
     )
 
 
 def build_network(setting: Setting) -> Network:
-    """A fresh network, or a trained one to go on from, with the heads that the objectives need."""
+    """A new network, or a trained one to continue, with the heads that the objectives need."""
     recipe = setting.recipe
-    heads: dict[str, int | None] = {"mlm": None, "nsp": None} if recipe.examples.paired else {"mlm": None}
     torch.manual_seed(recipe.seed)
     if recipe.model.init is not None:
-        network = start_from(recipe.model, setting.tokenizer, heads)
+        network = start_from(recipe.model, setting.tokenizer, objective_heads(recipe))
     else:
-        network = Network(fit_config(recipe.config, setting.tokenizer), heads)
+        network = Network(fit_config(recipe.config, setting.tokenizer), objective_heads(recipe))
     check_length(recipe, network.config, "model")
     network.encoder.checkpointing = recipe.run.checkpointing
     return network
 
 
 def check_length(recipe: Recipe, config: EncoderConfig, who: str) -> None:
-    """Refuse sequences that are longer than a model's table of positions."""
+    """Refuse sequences that are longer than the position table of a model."""
     longest = max(phase.length for phase in recipe.phases)
     if config.positions != "rotary" and longest > config.max_positions:
         remedy = "" if who == "teacher" else ", or raise [model] max_positions"
@@ -189,18 +194,20 @@ def check_length(recipe: Recipe, config: EncoderConfig, who: str) -> None:
 
 
 def untrained_positions(recipe: Recipe, config: EncoderConfig) -> int | None:
-    """The first position that a fresh model has and no example reaches; None where all are trained."""
+    """The first position of a new model that no example reaches; None if all are trained."""
     longest = max(phase.length for phase in recipe.phases)
     fresh = recipe.model.init is None and config.positions == "learned"
     return longest if fresh and longest < config.max_positions else None
 
 
+# ── the run ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str, ...], quiet: bool) -> Result:
     """Train a network with a loss, from the start or the last checkpoint, and write the model."""
     recipe, out, world = setting.recipe, setting.out, setting.world
-    fit = setting.device.type == "cuda" and setting.dtype != torch.float32
-    compiled = recipe.run.compile if recipe.run.compile is not None else fit
-    compute = make_compute(setting, network, loss, compiled)
+    common = (network, loss, setting.device, setting.dtype, setting.compiled)
+    compute = Sharded(*common, world) if setting.sharded else Compute(*common)
     optimizer = Optimizer(compute.master, recipe.optimizer)
     progress = Progress(total=recipe.steps)
     found = find_checkpoint(out / "checkpoints", world)
@@ -221,8 +228,7 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
                 f"note: no example has more than {unseen} tokens, so the positions from {unseen} to "
                 f"{network.config.max_positions} stay random: set [model] max_positions = {unseen}, or train longer"
             )
-        job = make_job(setting, compute, optimizer, names, compiled)
-        done = train(job, progress, logs)
+        done = train(make_job(setting, compute, optimizer, names, logs.print), progress, logs)
         if done:
             trained = compute.whole()
             with world.together():
@@ -235,32 +241,11 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
     return Result(out, done, progress.step, progress.figures)
 
 
-def make_compute(setting: Setting, network: Network, loss: LossFunction, compiled: bool) -> Compute:
-    """What runs the loss: on whole weights, or on this rank's share of them."""
-    if setting.sharded:
-        from everybert.training.sharded import Sharded
-
-        return Sharded(network, loss, setting.device, setting.dtype, compiled, setting.world)
-    return Compute(network, loss, setting.device, setting.dtype, compiled)
-
-
-def find_checkpoint(folder: Path, world: World) -> Path | None:
-    """The checkpoint to go on from, which the first rank chooses and every rank must see."""
-    if world.first and folder.exists():
-        remove_stale(folder)
-    found = latest(folder) if world.first else None
-    step = int(world.agree(-1.0 if found is None else float(step_of(found)))[0])
-    if step < 0:
-        return None
-    path = folder / step_name(step)
-    world.see(path / MANIFEST)
-    return path
-
-
-def make_job(setting: Setting, compute: Compute, optimizer: Optimizer, names: tuple[str, ...], compiled: bool) -> Job:
-    """The loop's view of a pre-training run."""
-    recipe, world = setting.recipe, setting.world
-    workers = recipe.run.workers if recipe.run.workers is not None else 4 if setting.device.type == "cuda" else 0
+def make_job(
+    setting: Setting, compute: Compute, optimizer: Optimizer, names: tuple[str, ...], note: Callable[[str], None]
+) -> Job:
+    """A pre-training run as the loop sees it."""
+    recipe, world, cuda = setting.recipe, setting.world, setting.device.type == "cuda"
     feed = Feed(
         recipe,
         setting.corpus,
@@ -268,34 +253,26 @@ def make_job(setting: Setting, compute: Compute, optimizer: Optimizer, names: tu
         setting.device,
         world.rank,
         world.size,
-        fill=compiled,
-        workers=workers,
+        fill=setting.compiled,
+        workers=recipe.run.workers if recipe.run.workers is not None else 4 if cuda else 0,
         even=setting.sharded,
     )
-
-    def steps(progress: Progress) -> Iterator[Step]:
-        return feed.steps(progress.step, progress.total, progress.place)
-
-    def lr(progress: Progress) -> float:
-        return schedule.learning_rate(recipe.schedule, progress.step, progress.total)
-
-    def save(progress: Progress) -> None:
-        save_checkpoint(setting.out / "checkpoints", compute.master, optimizer, progress, recipe.run.keep, world)
+    peak = peak_flops(torch.cuda.get_device_name(setting.device)) if cuda else None
 
     def flops(progress: Progress) -> float:
         now = schedule.moment(recipe, progress.step - 1, progress.total)
         return flops_per_token(compute.master.config, now.length, now.mask_rate) / (peak or 1.0)
 
-    peak = peak_flops(torch.cuda.get_device_name(setting.device)) if setting.device.type == "cuda" else None
+    checkpoints = setting.out / "checkpoints"
     return Job(
         compute=compute,
         optimizer=optimizer,
-        steps=steps,
-        lr=lr,
-        save=save,
+        steps=lambda at: feed.steps(at.step, at.total, at.place),
+        lr=lambda at: schedule.learning_rate(recipe.schedule, at.step, at.total),
+        save=lambda at: save_checkpoint(checkpoints, compute.master, optimizer, at, recipe.run.keep, world),
         names=names,
         run=recipe.run,
-        evaluate=make_evaluation(setting, compute),
+        evaluate=make_evaluation(setting, compute, note),
         evaluate_together=setting.sharded,
         plan=schedule.Planner(recipe) if recipe.budget else None,
         flops=flops if peak else None,
@@ -307,19 +284,21 @@ def make_job(setting: Setting, compute: Compute, optimizer: Optimizer, names: tu
     )
 
 
-def make_evaluation(setting: Setting, compute: Compute) -> Any:
-    """The evaluation on the held-out split, or None where the corpus has none."""
+def make_evaluation(
+    setting: Setting, compute: Compute, note: Callable[[str], None]
+) -> Callable[[Progress], tuple[float, Figures]] | None:
+    """The evaluation on the held-out split, or None if the corpus has none."""
     if not setting.corpus.meta["splits"].get("heldout"):
         return None
     heldout = Corpus.open(setting.corpus.path, "heldout")
     recipe, layout = setting.recipe, setting.layout
-    packs: dict[int, Any] = {}
+    packs: dict[int, list[Ragged]] = {}
 
-    def evaluate(progress: Progress) -> tuple[float, dict[str, float]]:
+    def evaluate(progress: Progress) -> tuple[float, Figures]:
         length = schedule.moment(recipe, progress.step - 1, progress.total).length
         if length not in packs:
             examples = replace(recipe.examples, length=length)
-            packs[length] = heldout_packs(heldout, layout, examples, recipe.batch.pack, recipe.run.evaluate_packs)
+            packs[length] = heldout_packs(heldout, layout, examples, recipe.batch.pack, recipe.run.evaluate_packs, note)
         figures = compute.apply(lambda network: evaluate_packs(network, packs[length]))
         if progress.finished:
             sentences = sample_sentences(heldout, layout, longest=min(64, length))
@@ -332,7 +311,7 @@ def make_evaluation(setting: Setting, compute: Compute) -> Any:
 
 
 def write_model(setting: Setting, network: Network) -> None:
-    """out/model: weights, configuration and tokenizer; heads that only training needs are left out."""
+    """Write out/model: weights, configuration and tokenizer, without the heads that only training needs."""
     extra = {name: network.heads.pop(name) for name in list(network.heads) if name not in HEADS}
     with atomic_folder(setting.out / "model") as draft:
         save_network(network, draft, tokenizer=setting.tokenizer)

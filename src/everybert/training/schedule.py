@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from everybert.training.recipe import Pair, Recipe, ScheduleSettings, seconds
 
 if TYPE_CHECKING:
-    from everybert.training.state import Progress
+    from everybert.training.checkpoint import Progress
 
 MEASURED_STEPS = 20
 """Steps timed before the first plan: fewer would make it a guess."""

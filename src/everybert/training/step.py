@@ -1,9 +1,8 @@
-"""One training step's arithmetic: fp32 master weights, a bf16 copy that computes, and the pre-training losses.
+"""The arithmetic of one training step: forward, backward, and gradients that add up in fp32.
 
-On CUDA in bf16 the network that computes is a half-precision copy of the master, refreshed after each optimizer
-step: no casts inside the graph, and the optimizer works in fp32. On the CPU the two are one.
-
-Legend: T tokens in the batch, B sequences, H hidden, V vocabulary, M masked positions.
+On CUDA in bf16, forward and backward run on a half-precision copy of the network. Its gradients are added to those of
+the fp32 master weights, which the optimizer updates; then the copy is refreshed. So there are no casts inside the
+compiled graph. On the CPU the copy and the master are one network.
 """
 
 from __future__ import annotations
@@ -11,18 +10,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from everybert.errors import EverybertError
 from everybert.model.graphs import Recorder
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
-from everybert.training.distributed import World
+
+if TYPE_CHECKING:
+    from everybert.training.distributed import World
 
 T = TypeVar("T")
 LossFunction = Callable[[Network, Ragged], tuple[Tensor, Tensor]]
@@ -30,10 +29,7 @@ LossFunction = Callable[[Network, Ragged], tuple[Tensor, Tensor]]
 
 
 class Compute:
-    """Runs a loss forward and backward; gradients add up in fp32 on the master's parameters.
-
-    `compile` suits large batches of one size, `graphs` small ones of a few sizes.
-    """
+    """Runs a loss forward and backward on a network."""
 
     def __init__(
         self,
@@ -44,6 +40,7 @@ class Compute:
         compile: bool = False,
         graphs: bool = False,
     ) -> None:
+        """`compile` suits large batches of one size, `graphs` (CUDA graphs) small batches of a few sizes."""
         self.device = torch.device(device)
         if (compile or graphs) and (self.device.type != "cuda" or dtype == torch.float32):
             raise EverybertError("compile needs a CUDA device and bfloat16: without them attention works by lengths")
@@ -56,7 +53,7 @@ class Compute:
         self.pairs = [(big, small) for big, small in pairs if big is not small and big.requires_grad]
 
     def run(self, batch: Ragged, last: bool = True) -> Tensor:
-        """Forward and backward of one pack, perhaps the step's last; returns the figures to log, detached."""
+        """Forward and backward of one pack, the last of the step or not. Returns the figures to log, detached."""
         if self.compiled:
             batch = steady(batch)
         if self.recorder is not None:
@@ -88,20 +85,20 @@ class Compute:
         return recorder.run(work, batch, self.device, take)
 
     def reduce(self, world: World) -> None:
-        """Sum the step's gradients over the ranks."""
+        """Sum the gradients of the step over the ranks."""
         world.sum_gradients([p for p in self.master.parameters() if p.requires_grad])
 
     def apply(self, work: Callable[[Network], T]) -> T:
-        """Do something with the network that computes, other than training."""
+        """Call a function with the network, for example to evaluate it."""
         return work(self.network)
 
     def whole(self) -> Network | None:
-        """The trained network, for the first rank to write."""
+        """The trained network, on the first rank."""
         return self.master
 
     @torch.no_grad()
     def _collect(self) -> None:
-        """Add the half-precision gradients to the master's and forget them."""
+        """Add the half-precision gradients to those of the master, and clear them."""
         first: list[tuple[Tensor, Tensor]] = []
         later: list[tuple[Tensor, Tensor]] = []
         for big, small in self.pairs:
@@ -114,92 +111,26 @@ class Compute:
                 small.grad = None
         if first:
             torch._foreach_copy_([g for g, _ in first], [h for _, h in first])
-        if later:  # adding across types is slow: widen first
+        if later:  # adding across types is slow: convert to fp32 first
             wide = [torch.empty_like(g) for g, _ in later]
             torch._foreach_copy_(wide, [h for _, h in later])
             torch._foreach_add_([g for g, _ in later], wide)
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the master's weights into the network that computes, after the optimizer moved them."""
+        """Copy the master weights into the half-precision network, after the optimizer changed them."""
         if self.pairs:
             torch._foreach_copy_([small for _, small in self.pairs], [big for big, _ in self.pairs])
 
 
 def steady(batch: Ragged) -> Ragged:
-    """The batch as compiled code wants it: no host-side lengths to specialise on, sizes that may vary marked so.
+    """The batch as compiled code needs it: no lengths on the host, and the sizes that vary marked as dynamic.
 
     "maybe": a size that happens to equal another one (256 sequences at hidden size 256) is compiled as a constant,
     and compiled again when it changes.
     """
-    for value in batch.extra.values():
+    for value in (batch.targets.tensors() if batch.targets else batch.extra).values():
         if isinstance(value, Tensor) and value.dim():
             torch._dynamo.maybe_mark_dynamic(value, 0)
     torch._dynamo.maybe_mark_dynamic(batch.offsets_B1, 0)
     return replace(batch, lengths=())
-
-
-def pretrain_loss(network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
-    """Masked LM plus, where pairs are labelled, next sentence or sentence order.
-
-    batch.extra holds `mask_index` (M), `mask_label` (M; −100 does not count), `pair_label` (B) and the *step's*
-    `masked` and `pairs` counts (0-d), so that packs, accumulation and ranks add up to the loss of one large batch:
-    L = Σ −log p(token) / masked + Σ −log p(pair) / pairs.
-    """
-    return word_and_pair_losses(network, network.encoder(batch), batch)
-
-
-def word_and_pair_losses(network: Network, x_TH: Tensor, batch: Ragged) -> tuple[Tensor, Tensor]:
-    """`pretrain_loss` of hidden states that are there already: (loss, (mlm, nsp) to log)."""
-    extra = batch.extra
-    logits_MV = network.mlm_logits(x_TH, extra["mask_index"])
-    mlm = F.cross_entropy(logits_MV.float(), extra["mask_label"], ignore_index=-100, reduction="sum")
-    loss = mlm = mlm / extra["masked"]
-    nsp = torch.zeros_like(mlm)
-    if "nsp" in network.heads and "pair_label" in extra:
-        logits_B2 = network.sequence_logits(x_TH, batch, "nsp")
-        nsp = F.cross_entropy(logits_B2.float(), extra["pair_label"], ignore_index=-100, reduction="sum")
-        nsp = nsp / extra["pairs"]
-        loss = loss + nsp
-    return loss, torch.stack((mlm.detach(), nsp.detach()))
-
-
-def collate(
-    pack: dict[str, Any],
-    *,
-    masked: float,
-    pairs: float,
-    max_length: int,
-    pad_id: int = 0,
-    capacity: int | None = None,
-) -> Ragged:
-    """A pack's arrays as a batch.
-
-    With a `capacity` the tail is filled with sequences of padding that nothing reads, so that compiled code always
-    sees the same number of tokens; masked positions are rounded up to 64 likewise.
-    """
-    lengths = [int(n) for n in pack["lengths"]]
-    tokens = np.asarray(pack["tokens"], dtype=np.int64)
-    gap = 0 if capacity is None else capacity - len(tokens)
-    fill: Sequence[int] = [max_length] * (gap // max_length) + ([gap % max_length] if gap % max_length else [])
-
-    def padded(name: str, size: int, value: int) -> Tensor:
-        array = np.asarray(pack[name], dtype=np.int64)
-        if capacity is not None:
-            array = np.concatenate((array, np.full(size - len(array), value, dtype=np.int64)))
-        return torch.from_numpy(array)
-
-    total = len(tokens) + gap
-    # Never few slots: the compiler treats small matrices in another way, so a block's last, short pack would recompile.
-    slots = -(-max(len(pack["mask_index"]), total // 8) // 64) * 64
-    extra = {
-        "mask_index": padded("mask_index", slots, 0),
-        "mask_label": padded("mask_label", slots, -100),
-        "masked": torch.tensor(float(max(masked, 1.0))),
-    }
-    if pack.get("pair_label") is not None:
-        extra["pair_label"] = padded("pair_label", len(lengths) + len(fill), -100)
-        extra["pairs"] = torch.tensor(float(max(pairs, 1.0)))
-    segments_T = padded("segments", total, 0) if pack.get("segments") is not None else None
-    batch = Ragged.flat(padded("tokens", total, pad_id), [*lengths, *fill], segments_T, max_length=max_length)
-    return replace(batch, extra=extra)

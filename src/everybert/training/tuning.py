@@ -29,13 +29,13 @@ from everybert.store.adapters import load_adapter, read_adapter
 from everybert.tasks.features import Features, batch, run
 from everybert.tasks.records import Examples
 from everybert.tasks.task import Task
+from everybert.training.checkpoint import Progress
 from everybert.training.data import Item, Place, Step
 from everybert.training.distributed import World
 from everybert.training.keeper import History, Keeper
 from everybert.training.loop import Job, train
 from everybert.training.optim import Optimizer, OptimizerConfig
 from everybert.training.recipe import RunSettings
-from everybert.training.state import Progress
 from everybert.training.step import Compute
 
 ADAPTER = "default"

@@ -1,12 +1,12 @@
-"""Checkpoints: all that a run needs to go on as if it had never stopped. Safetensors and JSON, in atomic folders.
+"""Checkpoints: everything that a run needs to resume bit for bit. Safetensors and JSON, in atomic folders.
 
     checkpoints/step-00001000/
-        network.safetensors     fp32 weights, by the network's own names
-        optimizer.safetensors   the optimizer's buffers
-        progress.json           step, plan, place in the data, time spent, best so far
+        network.safetensors     fp32 weights, by the names of the network
+        optimizer.safetensors   the buffers of the optimizer
+        progress.json           step, plan, place in the data, time spent, best score
 
-There is no generator state to keep: examples, masks and dropout are drawn from (seed, step, pack). Nor does a
-checkpoint know of ranks: sharded tensors are gathered, so that any number of ranks, sharded or not, goes on from it.
+There is no generator state to save: examples, masks and dropout are drawn from (seed, step, pack). A checkpoint does
+not depend on ranks either: sharded tensors are gathered, so any number of ranks, sharded or not, can resume from it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from everybert.errors import EverybertError
-from everybert.files import atomic_folder, is_complete, read_json, verify_folder, write_json
+from everybert.files import MANIFEST, atomic_folder, is_complete, read_json, remove_stale, verify_folder, write_json
 from everybert.training.data import Place
-from everybert.training.distributed import World, like, own_rows
+from everybert.training.distributed import World, as_sharded, gather, row_range
 from everybert.training.optim import Optimizer
 
 VERSION = 1
@@ -34,12 +34,12 @@ VERSION = 1
 
 @dataclass
 class Progress:
-    """How far a run has come. JSON values only."""
+    """How far a run is. JSON values only."""
 
     step: int = 0
     """Steps done."""
     total: int | None = None
-    """Steps planned; None until a run limited by time has measured its speed."""
+    """Steps planned; None until a run with a time budget has measured its speed."""
     plans: int = 0
     """How often the number of steps was planned."""
     place: Place = field(default_factory=Place)
@@ -49,10 +49,10 @@ class Progress:
     seconds: float = 0.0
     """Time spent training."""
     best: float | None = None
-    """The best held-out score so far (lower is better)."""
+    """The best held-out score (lower is better)."""
     best_step: int | None = None
     guard: tuple[float, ...] = (0.0, 0.0, 0.0)
-    """The spike guard's running mean of the loss, skipped steps in a row, skipped steps in all."""
+    """The spike guard's running mean of the loss, skipped steps in a row, skipped steps in all, steps taken."""
     figures: dict[str, float] = field(default_factory=dict)
     """The last evaluation."""
 
@@ -67,10 +67,10 @@ def save_checkpoint(
 ) -> Path:
     """Write checkpoints/step-N, then remove all but the last `keep` and the best.
 
-    Every rank must call it; the first one writes, and needs room for the whole state.
+    Every rank must call it. Rank 0 writes, and needs memory for the whole state.
     """
     world = world or World()
-    path = folder / step_name(progress.step)
+    path = step_folder(folder, progress.step)
     weights, buffers = (gather(state, world.first) for state in (network.state_dict(), optimizer.state()))
     with world.together():
         if world.first:
@@ -82,40 +82,24 @@ def save_checkpoint(
     return path
 
 
-def gather(state: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """Whole tensors on the CPU where `keep`, one after the other; ranks that do not keep them only send their rows."""
-    out = {}
-    for name, tensor in state.items():
-        if hasattr(tensor, "full_tensor"):
-            tensor = tensor.full_tensor()
-        if keep:
-            out[name] = tensor.detach().cpu().contiguous()
-    return out
-
-
 def prune(folder: Path, keep: int, best: int | None) -> None:
     """Remove checkpoints that are neither among the last `keep` nor the best."""
     found = checkpoints(folder)
     for step, path in found.items():
         if step not in (*list(found)[-keep:], best):
-            (path / "manifest.json").unlink(missing_ok=True)  # a half-removed folder must not pass for complete
+            (path / MANIFEST).unlink(missing_ok=True)  # a half-removed folder must not count as complete
             shutil.rmtree(path, ignore_errors=True)
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """The folder of a step's checkpoint."""
+    return folder / f"step-{step:08d}"
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
     """The checkpoints of a run by step, complete or not, in order."""
     named = (path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name))
-    return dict(sorted((step_of(path), path) for path in named))
-
-
-def step_name(step: int) -> str:
-    """What the folder of a checkpoint is called."""
-    return f"step-{step:08d}"
-
-
-def step_of(path: Path) -> int:
-    """The step of a checkpoint by its folder's name."""
-    return int(path.name.removeprefix("step-"))
+    return dict(sorted((int(path.name.removeprefix("step-")), path) for path in named))
 
 
 def latest(folder: Path) -> Path | None:
@@ -123,8 +107,21 @@ def latest(folder: Path) -> Path | None:
     return next((path for path in reversed(checkpoints(folder).values()) if is_complete(path)), None)
 
 
+def find_checkpoint(folder: Path, world: World) -> Path | None:
+    """The checkpoint to resume from, which rank 0 chooses and every rank must see."""
+    if world.first and folder.exists():
+        remove_stale(folder)
+    found = latest(folder) if world.first else None
+    step = int(world.agree(-1.0 if found is None else float(found.name.removeprefix("step-")))[0])
+    if step < 0:
+        return None
+    path = step_folder(folder, step)
+    world.see(path / MANIFEST)
+    return path
+
+
 def read_progress(path: Path) -> Progress:
-    """How far a checkpoint's run had come."""
+    """The progress saved in a checkpoint."""
     found = read_json(path / "progress.json")
     if found.pop("version", None) != VERSION:
         raise EverybertError(f"{path} was written by another version of everybert; start a new run folder")
@@ -132,7 +129,7 @@ def read_progress(path: Path) -> Progress:
 
 
 def load_checkpoint(path: Path, network: nn.Module, optimizer: Optimizer, verify: bool = True) -> Progress:
-    """Put a checkpoint's weights and buffers back, after checking its files against their hashes."""
+    """Load the weights and buffers of a checkpoint, after verifying the hashes of its files."""
     if verify:
         verify_folder(path)
     progress = read_progress(path)
@@ -147,7 +144,7 @@ def load_checkpoint(path: Path, network: nn.Module, optimizer: Optimizer, verify
 
 
 def read(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A file's tensors; of those that are sharded in `own`, this rank's rows alone are read."""
+    """The tensors of a file; of those that are sharded in `own`, only this rank's rows are read."""
     out = {}
     with safe_open(path, "pt") as saved:
         for name in saved.keys():  # noqa: SIM118  # not a mapping
@@ -158,7 +155,7 @@ def read(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
             part = saved.get_slice(name)
             if tuple(part.get_shape()) != tuple(parameter.shape):
                 raise RuntimeError(f"{name} has another shape")
-            rows = own_rows(parameter)
+            rows = row_range(parameter)
             mine = part[rows] if rows.start < rows.stop else torch.empty(0, *parameter.shape[1:])
-            out[name] = like(parameter, mine.to(parameter.device))
+            out[name] = as_sharded(parameter, mine.to(parameter.device))
     return out

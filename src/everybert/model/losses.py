@@ -1,0 +1,200 @@
+"""Losses of pre-training and distillation, and the targets they read from a batch.
+
+Every loss is a sum over the batch divided by a count of the whole *step*, so that packs, gradient accumulation and
+ranks add up to the loss of one large batch.
+
+Legend: T tokens in the batch, B sequences, M masked positions, V vocabulary, H hidden, E embedding width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from everybert.model.config import EncoderConfig
+from everybert.model.encoder import Encoder, initialise
+from everybert.model.heads import MaskedLM, Network
+from everybert.model.ragged import Ragged, Targets
+
+IGNORE = -100
+"""The label of positions and pairs that do not count."""
+
+
+@dataclass(frozen=True)
+class PretrainTargets(Targets):
+    """What pre-training predicts: masked tokens, and the label of each sentence pair."""
+
+    mask_index_M: Tensor
+    """int64: the masked positions, as indices into the batch's tokens."""
+    mask_label_M: Tensor
+    """int64: the tokens that were there; IGNORE does not count."""
+    pair_label_B: Tensor | None = None
+    """int64: 0 next or in order, 1 random or swapped, IGNORE no pair."""
+    span_left_M: Tensor | None = None
+    """int64: the token before each masked position's span …"""
+    span_right_M: Tensor | None = None
+    """… the token after it …"""
+    span_place_M: Tensor | None = None
+    """… and the position within the span, from 1."""
+    real: Tensor | None = None
+    """0-d: the number of tokens; those after it fill the batch up to a constant size."""
+    masked: Tensor | None = None
+    """0-d: masked tokens of the step."""
+    pairs: Tensor | None = None
+    """0-d: labelled pairs of the step."""
+    tokens: Tensor | None = None
+    """0-d: tokens of the step."""
+
+    def of_step(self, counts: Tensor) -> PretrainTargets:
+        """The same targets with the step's (masked tokens, labelled pairs, tokens)."""
+        masked, pairs, tokens = counts.unbind()
+        return replace(self, masked=masked, pairs=pairs, tokens=tokens)
+
+    def without_labels(self) -> PretrainTargets:
+        """Targets with nothing to learn: loss and gradients are zero."""
+
+        def ignored(label: Tensor | None) -> Tensor | None:
+            return None if label is None else torch.full_like(label, IGNORE)
+
+        label_M, label_B = ignored(self.mask_label_M), ignored(self.pair_label_B)
+        real = None if self.real is None else torch.zeros_like(self.real)
+        return replace(self, mask_label_M=label_M, pair_label_B=label_B, real=real)
+
+
+def targets_of(batch: Ragged) -> PretrainTargets:
+    """The targets of a pre-training batch."""
+    assert isinstance(batch.targets, PretrainTargets)
+    return batch.targets
+
+
+# ── masked tokens and sentence pairs ─────────────────────────────────────────────────────────────────────────
+
+
+def pretrain_loss(network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
+    """Masked LM plus, where pairs are labelled, next sentence or sentence order; figures (mlm, nsp).
+
+    L = Σ −log p(token) / masked + Σ −log p(pair) / pairs (Devlin et al. 2019, §3.1).
+    """
+    return token_and_pair_losses(network, network.encoder(batch), batch)
+
+
+def token_and_pair_losses(network: Network, x_TH: Tensor, batch: Ragged) -> tuple[Tensor, Tensor]:
+    """`pretrain_loss` from the hidden states: (loss, figures to log)."""
+    targets = targets_of(batch)
+    logits_MV = network.mlm_logits(x_TH, targets.mask_index_M)
+    loss = mlm = cross_entropy(logits_MV, targets.mask_label_M) / targets.masked
+    nsp = torch.zeros_like(mlm)
+    if "nsp" in network.heads and targets.pair_label_B is not None:
+        logits_B2 = network.sequence_logits(x_TH, batch, "nsp")
+        nsp = cross_entropy(logits_B2, targets.pair_label_B) / targets.pairs
+        loss = loss + nsp
+    return loss, torch.stack((mlm.detach(), nsp.detach()))
+
+
+def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
+    """Σ −log p(label), in fp32; IGNORE does not count."""
+    return F.cross_entropy(logits.float(), label, ignore_index=IGNORE, reduction="sum")
+
+
+# ── SpanBERT's boundary objective ────────────────────────────────────────────────────────────────────────────
+
+
+class Boundary(nn.Module):
+    """Predicts the tokens of a span from the two tokens around it (Joshi et al. 2020, §3.2).
+
+    h = LN(GELU(W₁ [x_left; x_right; p])), y = LN(GELU(W₂ h)), with p an embedding of the position within the span;
+    y goes through the MLM decoder. The head is used in training only: checkpoints have it, finished models do not.
+    """
+
+    PLACES = 32
+    """Positions within a span with an embedding of their own; later ones share the last."""
+    PLACE_WIDTH = 200
+    """Width of that embedding, as in the paper."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        hidden, width = config.hidden_size, config.embedding_width
+        self.place = nn.Embedding(self.PLACES, self.PLACE_WIDTH)
+        self.first = nn.Linear(2 * hidden + self.PLACE_WIDTH, hidden)
+        self.first_norm = nn.LayerNorm(hidden, eps=config.norm_eps)
+        self.second = nn.Linear(hidden, width)
+        self.second_norm = nn.LayerNorm(width, eps=config.norm_eps)
+        initialise(self, config)
+
+    def forward(self, left_MH: Tensor, right_MH: Tensor, place_M: Tensor) -> Tensor:
+        """(M, H), (M, H), (M) → (M, E)."""
+        place_MP = self.place(place_M.clamp(max=self.PLACES - 1))
+        h_MH = self.first_norm(F.gelu(self.first(torch.cat((left_MH, right_MH, place_MP), dim=-1))))
+        return self.second_norm(F.gelu(self.second(h_MH)))
+
+
+def boundary_loss(network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
+    """The pre-training loss plus Σ −log p(token | boundary) / masked; figures (mlm, nsp, boundary)."""
+    x_TH, targets = network.encoder(batch), targets_of(batch)
+    loss, figures = token_and_pair_losses(network, x_TH, batch)
+    y_ME = network.heads["boundary"](x_TH[targets.span_left_M], x_TH[targets.span_right_M], targets.span_place_M)
+    head = network.heads["mlm"]
+    assert isinstance(head, MaskedLM)
+    table_VE = network.encoder.embeddings.token.weight if head.decoder is None else head.decoder.weight
+    boundary = cross_entropy(F.linear(y_ME, table_VE, head.bias), targets.mask_label_M) / targets.masked
+    return loss + boundary, torch.cat((figures, boundary.detach()[None]))
+
+
+# ── distillation ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def divergence(logits_MV: Tensor, teacher_MV: Tensor, label_M: Tensor, temperature: float) -> Tensor:
+    """Σ KL(teacher ‖ student) · τ² over the masked tokens, or pairs, that count (Hinton et al. 2015, §2)."""
+    each_MV = F.kl_div(
+        F.log_softmax(logits_MV / temperature, dim=-1),
+        F.log_softmax(teacher_MV / temperature, dim=-1),
+        reduction="none",
+        log_target=True,
+    )
+    return (each_MV.sum(-1) * (label_M != IGNORE)).sum() * temperature**2
+
+
+def hidden_error(network: Network, mine: list[Tensor], theirs: list[Tensor], real_T: Tensor) -> Tensor:
+    """Σ over tokens of the mean squared error to the teacher's states, averaged over layers (Jiao et al. 2020, eq. 8).
+
+    The embeddings count as a layer. A student of another width has a head "project".
+    """
+    total = mine[0].new_zeros((), dtype=torch.float32)
+    for i, x_TH in enumerate(mine):
+        y_TH = theirs[round(i * (len(theirs) - 1) / (len(mine) - 1))]
+        x_TH = network.heads["project"](x_TH) if "project" in network.heads else x_TH
+        total = total + ((x_TH.float() - y_TH.float()).square().mean(-1) * real_T).sum()
+    return total / len(mine)
+
+
+def last_projections(encoder: Encoder, states: list[Tensor]) -> Tensor:
+    """(T, 3, H): Q, K and V of the last layer, from the input of that layer."""
+    layer = encoder.layers[encoder.config.layer_order[-1]]
+    x_TH = states[-2]
+    if encoder.config.norm == "pre" and layer.attention_norm is not None:
+        x_TH = layer.attention_norm(x_TH)  # type: ignore[operator]
+    return layer.attention.qkv(x_TH).unflatten(-1, (3, -1))  # type: ignore[union-attr, operator]
+
+
+def relation_divergence(x_T3H: Tensor, y_T3H: Tensor, batch: Ragged, heads: int) -> Tensor:
+    """Σ over tokens of KL between the teacher's and the student's relations, averaged over Q, K, V and heads.
+
+    A relation is softmax(A Aᵀ / √d) within a sequence, with A one of Q, K and V split into `heads` of width d
+    (Wang et al. 2021).
+    """
+    total = x_T3H.new_zeros((), dtype=torch.float32)
+    real_T = torch.arange(len(x_T3H), device=x_T3H.device) < targets_of(batch).real
+    for n, rows in batch.groups:
+        mine, theirs = (relations(z[rows].unflatten(0, (-1, n)), heads) for z in (x_T3H, y_T3H))
+        each = F.kl_div(mine, theirs, reduction="none", log_target=True).sum(-1).mean((1, 2))  # (sequences, n)
+        total = total + (each * real_T[rows].view(-1, n)).sum()
+    return total
+
+
+def relations(z_Bn3H: Tensor, heads: int) -> Tensor:
+    """log softmax(A Aᵀ / √d): (B, 3, heads, n, n)."""
+    z = z_Bn3H.float().unflatten(-1, (heads, -1)).permute(0, 2, 3, 1, 4)
+    return F.log_softmax(z @ z.transpose(-1, -2) * z.shape[-1] ** -0.5, dim=-1)
