@@ -11,7 +11,7 @@ import torch
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import HEADS, Network
 from everybert.model.presets import OBJECTIVES, PRESETS
-from everybert.store.huggingface import Unfilled
+from everybert.store.huggingface import SkipInit
 
 PARTS = {
     "embeddings.token": "token embedding",
@@ -46,7 +46,7 @@ def parameters(
 ) -> dict[str, int]:
     """Parameters of each part; by default the encoder and, where `transformers`' base model has one, its pooler."""
     pooler = config.family not in NO_POOLER if pooler is None else pooler
-    with torch.device("meta"), Unfilled():
+    with torch.device("meta"), SkipInit():
         network = Network(config, heads, pooler=pooler)
     counts: Counter[str] = Counter()
     for name, value in network.named_parameters():

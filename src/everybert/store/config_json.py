@@ -1,4 +1,4 @@
-"""`config.json` ↔ EncoderConfig, for every family; what this library cannot honour is refused with the reason."""
+"""`config.json` ↔ EncoderConfig, for every family. Settings that this library does not support are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everybert.errors import EverybertError
 from everybert.model.config import FAMILIES, EncoderConfig
 
 ALIASES = {"camembert": "roberta"}
-"""Model types that are another family under a different name."""
+"""Model types that equal another family."""
 
 BERT = {
     "vocab_size": "vocab_size",
@@ -77,7 +77,7 @@ FIXED: dict[str, dict[str, Any]] = {
         "positions": "rotary",
     },
 }
-"""Family → what its config.json need not say."""
+"""Family → settings that all its models have."""
 
 _ROBERTA = {"vocab_size": 50265, "pad_id": 1}
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -120,10 +120,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "pad_id": 50283,
     },
 }
-"""Family → what `transformers` takes where config.json is silent and EncoderConfig's own default differs."""
+"""Family → defaults of `transformers` that differ from those of EncoderConfig."""
 
 ROBERTA_LIKE = ("roberta", "xlm-roberta", "longformer", "roberta-prelayernorm")
-"""Families that count positions from padding's id + 1."""
+"""Families whose positions start at pad_token_id + 1."""
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -137,7 +137,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-THEIR_ACTIVATION = {
+ACTIVATION_NAMES = {
     "gelu": "gelu",
     "gelu_tanh": "gelu_new",
     "gelu_sigmoid": "quick_gelu",
@@ -158,7 +158,7 @@ LIMITS = {
     "inner_layers": 1 << 6,
     "pad_id": 1 << 28,
 }
-"""Sizes beyond any real model, refused before anything is built."""
+"""Upper limits of sizes, checked before anything is built."""
 
 OURS_ALONE = frozenset(
     (
@@ -170,16 +170,16 @@ OURS_ALONE = frozenset(
         "feed_forward_dropout",
     )
 )
-"""Fields that do not shape the encoder's tensors: where config.json has no place for one, everybert.json has."""
+"""Fields that do not change the shape of tensors; everybert.json holds those that config.json cannot express."""
 
 
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def family_of(raw: dict[str, Any]) -> str:
-    """The family of a config.json, or an error that lists the supported ones."""
+    """The family of a config.json; an error lists the supported ones."""
     kind = raw.get("model_type")
-    if kind is None:  # files from before 2020, Google's own among them, do not say
+    if kind is None:  # files from before 2020, such as Google's, have no model_type
         names = [a for a in _list(raw.get("architectures")) if isinstance(a, str)]
         kind = "bert" if "type_vocab_size" in raw and all(a.startswith("Bert") for a in names) else None
     family = ALIASES.get(kind, kind) if isinstance(kind, str) else None
@@ -191,7 +191,7 @@ def family_of(raw: dict[str, Any]) -> str:
 
 
 def refuse_unsupported(raw: dict[str, Any]) -> None:
-    """Refuse what would be computed wrongly if it were passed over."""
+    """Refuse settings that would change the result if they were ignored."""
     for key, why in (
         ("is_decoder", "is a left-to-right decoder"),
         ("add_cross_attention", "has cross-attention"),
@@ -209,7 +209,7 @@ def refuse_unsupported(raw: dict[str, Any]) -> None:
 
 
 def read(raw: dict[str, Any]) -> EncoderConfig:
-    """The encoder that a config.json describes."""
+    """The encoder configuration of a config.json."""
     family = family_of(raw)
     refuse_unsupported(raw)
     settings: dict[str, Any] = {"family": family} | FIXED.get(family, {})
@@ -233,16 +233,16 @@ def read(raw: dict[str, Any]) -> EncoderConfig:
 
 
 def _longformer_windows(raw: dict[str, Any], layers: int) -> tuple[int, ...]:
-    """attention_window counts both sides together; ours is one side."""
+    """One-sided windows; attention_window counts both sides together."""
     sizes = raw.get("attention_window", 512)
     sizes = sizes if isinstance(sizes, list) else [sizes] * layers
     if not all(isinstance(w, int) and 0 < w < LIMITS["max_positions"] and w % 2 == 0 for w in sizes):
-        raise EverybertError("attention_window must be an even number above 0, or a list of one a layer")
+        raise EverybertError("attention_window must be an even number above 0, or a list with one per layer")
     return tuple(w // 2 for w in sizes)
 
 
 def _modernbert_attention(raw: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Windows and rotary bases, from either generation of ModernBERT's config."""
+    """Windows and rotary bases, from the config format of transformers 4 or 5."""
     if bool(raw.get("mlp_bias", False)) != settings["linear_bias"]:
         raise EverybertError("attention_bias and mlp_bias differ, which is not supported; set both alike")
     if raw.get("classifier_activation", "gelu") != "gelu" or raw.get("decoder_bias", True) is not True:
@@ -275,7 +275,7 @@ def _modernbert_attention(raw: dict[str, Any], settings: dict[str, Any]) -> dict
 
 
 def _checked(ours: str, their: str, value: Any) -> Any:
-    """A value of the type its field has, within reason."""
+    """Check the type and range of a value."""
     if ours == "activation":
         if not isinstance(value, str) or value not in ACTIVATIONS:
             raise EverybertError(f"{their} {value!r} is not supported; known: {', '.join(ACTIVATIONS)}")
@@ -308,58 +308,55 @@ def _list(value: Any) -> list:
 
 
 def write(config: EncoderConfig, raw: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json for an encoder, and the few of its settings that only everybert.json can hold.
+    """config.json for an encoder, and the settings that only everybert.json can hold.
 
-    `raw` is the config.json it was read from: its other fields are kept, and so is its own way of saying ours.
+    `raw` is the config.json that the model was read from, if any. Its other fields are kept, and the whole file if it
+    describes the same encoder.
     """
     raw = {k: v for k, v in (raw or {}).items() if k not in DROPPED}
     if ALIASES.get(raw.get("model_type", ""), raw.get("model_type")) != config.family:
         raw = {}
-    said = raw if raw and _same(read(raw), config) else raw | _said(config)
-    heard = read(said)
-    differ = {
-        f.name: getattr(config, f.name)
-        for f in dataclasses.fields(config)
-        if _plain(getattr(config, f.name)) != _plain(getattr(heard, f.name))
-    }
+    written = raw if raw and not _differences(config, read(raw)) else raw | _fields(config)
+    reread = read(written)
+    differ = _differences(config, reread)
     if lost := sorted(set(differ) - OURS_ALONE):
         name = lost[0]
         raise EverybertError(
             f"the {config.family} layout has no place for {name} = {differ[name]!r} (it means "
-            f"{getattr(heard, name)!r}); choose another family or setting"
+            f"{getattr(reread, name)!r}); choose another family or setting"
         )
-    return said, differ
+    return written, differ
 
 
 DROPPED = ("_name_or_path", "auto_map", "torch_dtype", "dtype", "architectures", "transformers_version")
-"""Fields of a config.json that were true of the folder it came from, not of the one being written."""
+"""Fields of a config.json that describe the folder that it was read from."""
 
 
-def _said(config: EncoderConfig) -> dict[str, Any]:
+def _fields(config: EncoderConfig) -> dict[str, Any]:
     family = config.family
-    said: dict[str, Any] = {"model_type": family}
+    fields: dict[str, Any] = {"model_type": family}
     for ours, their in FIELDS[family].items():
-        said[their] = getattr(config, ours)
-    said[FIELDS[family]["activation"]] = THEIR_ACTIVATION[config.activation]
+        fields[their] = getattr(config, ours)
+    fields[FIELDS[family]["activation"]] = ACTIVATION_NAMES[config.activation]
     if family in ROBERTA_LIKE:
-        said["max_position_embeddings"] += config.position_offset
+        fields["max_position_embeddings"] += config.position_offset
     if family == "distilbert":
-        said["sinusoidal_pos_embds"] = config.positions == "sinusoidal"
+        fields["sinusoidal_pos_embds"] = config.positions == "sinusoidal"
     if family in ("distilbert", "albert", "modernbert") and config.classifier_dropout is None:
-        said[FIELDS[family]["classifier_dropout"]] = config.dropout  # these have no way to say "as elsewhere"
+        fields[FIELDS[family]["classifier_dropout"]] = config.dropout  # these families have no "same as dropout"
     if family == "longformer":
-        said["attention_window"] = [2 * (w or 0) for w in config.windows or ()]
+        fields["attention_window"] = [2 * (w or 0) for w in config.windows or ()]
     if family == "modernbert":
-        said |= _said_modernbert(config)
-    return said
+        fields |= _modernbert_fields(config)
+    return fields
 
 
-def _said_modernbert(config: EncoderConfig) -> dict[str, Any]:
+def _modernbert_fields(config: EncoderConfig) -> dict[str, Any]:
     windows = config.windows or (None,) * config.layers
     sizes = {w for w in windows if w is not None} or {64}
     if len(sizes) > 1:
         raise EverybertError(f"ModernBERT's layout has one sliding window for all layers, not {sorted(sizes)}")
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "mlp_bias": config.linear_bias,
         "local_attention": 2 * sizes.pop(),
         "layer_types": ["full_attention" if w is None else "sliding_attention" for w in windows],
@@ -370,16 +367,18 @@ def _said_modernbert(config: EncoderConfig) -> dict[str, Any]:
         "global_rope_theta": config.rotary_theta,
         "local_rope_theta": config.rotary_theta_local,
     }
-    for every in range(1, config.layers + 1):  # transformers 4 knows only "every n-th layer is global"
+    for every in range(1, config.layers + 1):  # transformers 4 supports only "every n-th layer is global"
         if all((w is None) == (i % every == 0) for i, w in enumerate(windows)):
-            return said | {"global_attn_every_n_layers": every}
-    return said
+            return fields | {"global_attn_every_n_layers": every}
+    return fields
 
 
-def _same(a: EncoderConfig, b: EncoderConfig) -> bool:
-    return all(_plain(getattr(a, f.name)) == _plain(getattr(b, f.name)) for f in dataclasses.fields(a))
+def _differences(config: EncoderConfig, other: EncoderConfig) -> dict[str, Any]:
+    """The fields of `config` that differ in `other`. Full attention in all layers equals no windows."""
 
+    def value(of: EncoderConfig, name: str) -> Any:
+        found = getattr(of, name)
+        return None if isinstance(found, tuple) and not any(found) else found
 
-def _plain(value: Any) -> Any:
-    """All layers at full attention is the same as no windows at all."""
-    return None if isinstance(value, tuple) and not any(value) else value
+    names = [f.name for f in dataclasses.fields(config)]
+    return {name: getattr(config, name) for name in names if value(config, name) != value(other, name)}

@@ -1,4 +1,4 @@
-"""Model folders as `transformers` reads and writes them: config.json, model.safetensors, tokenizer, everybert.json."""
+"""Model folders in the format of `transformers`: config.json, model.safetensors, tokenizer; and everybert.json."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ EXTRAS = "everybert.json"
 EXTRAS_VERSION = 1
 LABELLED = ("classify", "tag")
 IGNORED = re.compile(r"(position_ids|token_type_ids|inv_freq)$")
-"""Buffers of old files that can be computed."""
+"""Buffers in older files that are computed instead."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a folder did not have, and what was not used of it; as a string, one line."""
+    """What was missing in a folder and what was not used; as a string, one line."""
 
     missing: tuple[str, ...] = ()
-    """Parts that are new: randomly initialised, to be trained."""
+    """Parts that the folder lacks: they are randomly initialised."""
     unused: tuple[str, ...] = ()
-    """Tensors of the file that no part asked for, by their names there."""
+    """Tensors of the file that no part uses, by their names in the file."""
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """One line, or nothing when all is as it should be."""
+        """One line; empty if the folder fits exactly."""
         parts = [f"new, not in the folder: {', '.join(self.missing)}"] if self.missing else []
         if self.unused:
             more = len(self.unused) - 3
@@ -52,26 +52,26 @@ class Report:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A network and what its folder says about it."""
+    """A network and the description in its folder."""
 
     network: Network
     config: EncoderConfig
     labels: list[str] | None
-    """The names of the labels of the classify or tag head, in the order of its outputs."""
+    """The label names of the classify or tag head, in the order of its outputs."""
     problem_type: str | None
-    """`transformers`' word for what classify predicts: single_label_classification, multi_…, regression."""
+    """The kind of a classify head in `transformers`: single_label_classification, multi_label_…, regression."""
     report: Report
     raw_config: dict[str, Any]
-    """config.json as it was; `save_network` keeps what it need not change."""
+    """config.json as read; `save_network` keeps the fields that it need not change."""
     extras: dict[str, Any]
-    """everybert.json, less what is in `config`."""
+    """everybert.json, without the fields that are part of `config`."""
 
 
 # ── loading ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def read_config(folder: str | Path) -> tuple[EncoderConfig, dict[str, Any]]:
-    """A folder's encoder configuration, and its config.json as it is."""
+    """The encoder configuration of a folder, and its config.json."""
     folder = Path(folder)
     path = folder / "config.json"
     if not path.exists():
@@ -91,7 +91,7 @@ def read_config(folder: str | Path) -> tuple[EncoderConfig, dict[str, Any]]:
 
 
 def read_extras(folder: str | Path) -> dict[str, Any]:
-    """everybert.json without its version; empty where there is none."""
+    """everybert.json without its version; empty if there is none."""
     try:
         path = inside(folder, EXTRAS)
     except FileNotFoundError:
@@ -116,30 +116,36 @@ def load_network(
 ) -> Loaded:
     """Load a model folder of any family.
 
-    `heads` None takes the heads that the folder has; else exactly those named (head → number of labels), new where
-    the folder lacks them. `dtype` None keeps the file's, but widens 16 bits to 32 on the CPU. `verify` compares
-    the files' hashes with the folder's list, where it has one.
+    `heads` None takes the heads of the folder; otherwise exactly those given (head → number of labels), randomly
+    initialised if the folder lacks them. `dtype` None keeps that of the file, but converts 16-bit floats to fp32 on the
+    CPU. `verify` compares file hashes with the manifest, if there is one.
     """
     folder = recover(folder)
     config, raw = read_config(folder)
     verify_folder(folder, hashes=verify)
     weights, original = _canonical(open_weights(folder, allow_pickle), config.family)
-    _check_sizes(config, weights, folder)
-    config, notes = _untied_if_apart(config, weights)
+    last = f"encoder.layers.{max(config.layer_order)}.attention.output.weight"
+    if not _in_file(config, last, (), weights):  # before many layers are built
+        (name,) = layouts.transformers_names(config, last, ())
+        raise EverybertError(
+            f"{folder}: config.json describes a {config.family} encoder of {config.layers} layers, but the weights "
+            f"have no {name}; take both from one source"
+        )
+    config, notes = _untie_if_different(config, weights)
     natural = layouts.find_heads(config.family, weights.shapes, _architectures(raw))
-    held = {head for head, in_their_names in natural.items() if in_their_names}
+    held = {head for head, family_names in natural.items() if family_names}
     found = {head: rows for head in natural if (rows := _rows(config, head, held, weights))}
     asked = found if heads is None else {h: n for h, n in found.items() if h in heads and heads[h] in (n, None)}
 
-    with torch.device("meta"), Unfilled():
+    with torch.device("meta"), SkipInit():
         network = Network(config, dict(asked), pooler=_in_file(config, "pooler.dense.weight", held, weights))
-    state, lacking = _gather(network, held, weights, original, folder)
+    state, lacking = _collect(network, held, weights, original, folder)
     used = {part for name in state for part in layouts.transformers_names(config, name, held)}
-    new = _without(network, lacking, folder)
+    new = _remove_missing(network, lacking, folder)
     state = {name: state[name] for name in network.state_dict()}
     dtype, widened = _choose_dtype(state.values(), dtype, device)
     network.load_state_dict({name: x.to(device, dtype) for name, x in state.items()}, assign=True)
-    new += _add_missing(network, heads or {}, "pooler" in new)
+    new += _add_heads(network, heads or {}, "pooler" in new)
 
     absent = [h for h in natural if heads is None and h not in network.heads]
     notes += [f"config.json names a {h} head, the weights have none" for h in absent] + widened
@@ -156,8 +162,8 @@ def load_network(
     )
 
 
-class Unfilled(TorchFunctionMode):
-    """Parameters without values: the file has them, and to draw random ones for the meta device imports for seconds."""
+class SkipInit(TorchFunctionMode):
+    """Skip the initialisation of parameters: values come from a file, and random init on the meta device is slow."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if getattr(func, "__module__", "") == "torch.nn.init":
@@ -166,7 +172,7 @@ class Unfilled(TorchFunctionMode):
 
 
 def _canonical(weights: Weights, family: str) -> tuple[Weights, dict[str, str]]:
-    """The same tensors under today's names without prefixes, and what each was called."""
+    """The same tensors under canonical names, and canonical name → name in the file."""
     original: dict[str, str] = {}
     for name in weights.shapes:
         if not IGNORED.search(name):
@@ -188,26 +194,8 @@ def _in_file(config: EncoderConfig, name: str, held: Iterable[str], weights: Wei
     return all(part in weights.shapes for part in layouts.transformers_names(config, name, set(held)))
 
 
-def _check_sizes(config: EncoderConfig, weights: Weights, folder: Path) -> None:
-    """Compare what costs memory or time before anything is built to the configuration's measure."""
-    distinct = max(config.layer_order) + 1
-    have = 0
-    while have < distinct and _in_file(config, f"encoder.layers.{have}.attention.output.weight", (), weights):
-        have += 1
-    if have == 0:
-        first = next(iter(weights.shapes), "nothing")
-        raise EverybertError(
-            f"{folder}: the weights are not a {config.family} encoder's (they begin with {first}); "
-            "config.json and weights belong to different models"
-        )
-    if have < distinct:
-        raise EverybertError(
-            f"{folder}: config.json asks for {distinct} layers, the weights have {have}; take both from one source"
-        )
-
-
-def _untied_if_apart(config: EncoderConfig, weights: Weights) -> tuple[EncoderConfig, list[str]]:
-    """Older files hold the tied decoder twice; where the two differ, `transformers` keeps them apart, and so do we."""
+def _untie_if_different(config: EncoderConfig, weights: Weights) -> tuple[EncoderConfig, list[str]]:
+    """Older files also store the tied decoder. If it differs from the embedding, it is kept, as in `transformers`."""
     (token,) = layouts.transformers_names(config, "encoder.embeddings.token.weight", ())
     second = layouts.decoder(config.family)
     if not config.tied or second not in weights.shapes or token not in weights.shapes:
@@ -215,20 +203,20 @@ def _untied_if_apart(config: EncoderConfig, weights: Weights) -> tuple[EncoderCo
     if weights.shapes[second] == weights.shapes[token] and torch.equal(weights.get(second), weights.get(token)):
         del weights.shapes[second]
         return config, []
-    return config.replace(tied=False), ["the MLM decoder differs from the token embedding and is kept apart"]
+    return config.replace(tied=False), ["the MLM decoder differs from the token embedding and is kept"]
 
 
 def _rows(config: EncoderConfig, head: str, held: set[str], weights: Weights) -> int:
-    """How many outputs a head has in the file; 0 where it has none."""
+    """The number of outputs of a head in the file; 0 if the file lacks it."""
     last = "heads.mlm.bias" if head == "mlm" else f"heads.{head}.output.weight"
     shape = weights.shapes.get(layouts.transformers_names(config, last, held)[0], (0,))
     return shape[0] if shape else 0
 
 
-def _gather(
+def _collect(
     network: Network, held: set[str], weights: Weights, original: dict[str, str], folder: Path
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Our parameters from the file's tensors, and those it lacks (ours → what it would be called there)."""
+    """Our parameters from the tensors of the file, and those that it lacks (our name → name in the file)."""
     state, lacking = {}, {}
     for name, like in network.state_dict().items():
         parts = layouts.transformers_names(network.config, name, held)
@@ -259,8 +247,8 @@ def _tensor(weights: Weights, name: str, original: str, folder: Path) -> Tensor:
     return tensor
 
 
-def _without(network: Network, lacking: dict[str, str], folder: Path) -> list[str]:
-    """Take off what the file lacks, and say what: heads and the pooler may be absent, the encoder may not."""
+def _remove_missing(network: Network, lacking: dict[str, str], folder: Path) -> list[str]:
+    """Remove heads and pooler that the file lacks; a part of the encoder may not be missing."""
     body = [name for name in lacking if name.startswith("encoder.")]
     if body:
         raise EverybertError(
@@ -275,8 +263,8 @@ def _without(network: Network, lacking: dict[str, str], folder: Path) -> list[st
     return ["pooler"] if any(network.reads_pooler(head) for head in network.heads) else []
 
 
-def _add_missing(network: Network, heads: Mapping[str, int | None], pooler: bool) -> list[str]:
-    """Put the heads on that were asked for and are not there, freshly initialised."""
+def _add_heads(network: Network, heads: Mapping[str, int | None], pooler: bool) -> list[str]:
+    """Add the requested heads that the folder lacks, freshly initialised; returns what was added."""
     if pooler:
         fresh, like = Pooler(network.config), network.encoder.embeddings.token.weight
         initialise(fresh, network.config)
@@ -292,7 +280,7 @@ def _add_missing(network: Network, heads: Mapping[str, int | None], pooler: bool
 def _choose_dtype(
     tensors: Iterable[Tensor], dtype: torch.dtype | None, device: torch.device | str | None
 ) -> tuple[torch.dtype, list[str]]:
-    """The dtype asked for, else the file's widest; half precision is slow and coarse on a CPU, so it is widened."""
+    """The given dtype, else the widest in the file; half precision becomes fp32 on a CPU, where it is slow."""
     if dtype is not None:
         return dtype, []
     widest = max((x.dtype for x in tensors), key=lambda d: (d.itemsize, d == torch.bfloat16))
@@ -302,7 +290,7 @@ def _choose_dtype(
 
 
 def _labels(raw: dict[str, Any], rows: int, folder: Path) -> list[str] | None:
-    """The names of a head's outputs, by config.json."""
+    """The label names in config.json."""
     named = raw.get("id2label")
     if not isinstance(named, dict) or not named:
         return None
@@ -327,11 +315,11 @@ def save_network(
     raw_config: dict[str, Any] | None = None,
     int8: bool = False,
 ) -> None:
-    """Write a model into `folder` (from `atomic_folder`, which makes it appear whole).
+    """Write a model into `folder` (from `atomic_folder`).
 
-    The class is the one that holds the first task head, else the pre-training heads; other heads go in under names
-    that `transformers` passes over. `raw_config` is the config.json the model came from, if it came from one. `int8`
-    stores a byte a parameter, for everybert alone.
+    It is saved as the class of its first task head, else of its pre-training heads; other heads get names that
+    `transformers` ignores. `raw_config` is the config.json that the model was loaded from, if any. `int8` stores one
+    byte per parameter, which only everybert reads.
     """
     folder = Path(folder)
     config = network.config
@@ -362,7 +350,7 @@ def _stem(raw: dict[str, Any], config: EncoderConfig) -> str:
 
 
 def _token_ids(config: EncoderConfig, raw: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The special tokens' ids, in the families whose config.json has them and whose defaults may not fit."""
+    """The ids of special tokens, for families whose config.json has them."""
     keys = {"modernbert": ("bos", "eos", "cls", "sep"), "longformer": ("bos", "eos", "sep")}.get(config.family, ())
     if config.family in config_json.ROBERTA_LIKE or config.family == "albert":
         keys = keys or ("bos", "eos")
@@ -377,7 +365,7 @@ def _token_ids(config: EncoderConfig, raw: dict[str, Any], tokenizer: Tokenizer 
 
 
 def _label_fields(rows: int, labels: list[str] | None, raw: dict[str, Any]) -> dict[str, Any]:
-    """id2label and label2id for a head of so many outputs."""
+    """id2label and label2id for a head with `rows` outputs."""
     raw.pop("num_labels", None)
     raw.pop("_num_labels", None)
     kept = raw.get("id2label")

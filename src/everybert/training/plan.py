@@ -22,7 +22,7 @@ from everybert.corpus.shards import dtype_for
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.store.huggingface import Unfilled
+from everybert.store.huggingface import SkipInit
 from everybert.training.convert import ROUND
 from everybert.training.recipe import Phase, Recipe, seconds
 
@@ -147,7 +147,7 @@ def step_seconds(work: Work, gpu: Gpu = GPUS["h200"], factors: dict[str, float] 
 
 def count_parameters(config: EncoderConfig, paired: bool) -> int:
     """P: every trained number, heads included."""
-    with torch.device("meta"), Unfilled():
+    with torch.device("meta"), SkipInit():
         network = Network(config, {"mlm": None, "nsp": None} if paired else {"mlm": None})
     return sum(parameter.numel() for parameter in network.parameters())
 
