@@ -15,8 +15,7 @@ import everybert
 from everybert.errors import EverybertError
 from everybert.inference import export as module
 from everybert.inference.embedding import Dense, Pooling, write_pooling
-from everybert.inference.export import Exported, export_hf, export_onnx
-from everybert.inference.graph import Session, outputs
+from everybert.inference.export import Exported, Graph, Session, export_hf, export_onnx
 from everybert.inference.quantise import quantise
 from everybert.model.ragged import Ragged
 
@@ -131,7 +130,7 @@ def test_int8_is_measured_and_close(tmp_path, embedder, exported):
     session = Session(tmp_path / "int8.onnx", "embed")
     texts = ["the cat sees a dog", "john lives in london", "she likes the red song"] * 5
     for given in (texts, ()):
-        like = module.alike(model, "embed", model.pooling, session, given)
+        like = module.compare_int8(model, Graph(model, "embed"), session, given)
         assert like.texts == 15 + (not given) and 0.98 < like.least <= like.mean < 1.0
 
 
@@ -157,7 +156,7 @@ def test_a_graph_that_differs_is_refused_and_nothing_is_written(tmp_path, embedd
     assert list(tmp_path.iterdir()) == []
 
 
-def _wrong(model, task, pooling, opset, path):
+def _wrong(graph, opset, path):
     """A graph whose outputs are all zeros, of the right shapes."""
     from onnx import TensorProto, helper, save
 
@@ -247,7 +246,7 @@ def test_an_adapter_is_merged(tmp_path):
     assert all(torch.equal(named[key], value) for key, value in merged.network.state_dict().items())
     batch = Ragged.of([[2, 9, 12, 3], [2, 3]])
     with torch.inference_mode():
-        one, two = (outputs(m.network, "classify", batch, Pooling())["logits"] for m in (plain, merged))
+        one, two = (Graph(m, "classify").outputs(batch)["logits"] for m in (plain, merged))
         trunk = everybert.load(base).network.encoder(batch)
     torch.testing.assert_close(one, two, atol=1e-5, rtol=0.0)
     assert (trunk - merged.network.encoder(batch)).abs().max() > 0.1

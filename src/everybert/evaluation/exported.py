@@ -5,14 +5,17 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
 
 from everybert.data import documents
 from everybert.errors import EverybertError
 from everybert.evaluation.evaluate import evaluate
-from everybert.inference.export import FILE, Exported, opened
-from everybert.inference.graph import GraphNetwork, Session
+from everybert.inference.export import FILE, Exported, Session, opened
 from everybert.model.heads import Network
+from everybert.model.ragged import Ragged
 from everybert.tasks.folder import MODULES
 
 SENTENCES = 200
@@ -43,3 +46,36 @@ def bundled_sentences() -> list[str]:
     """Sentences and paragraphs, to compare outputs on where there is no data."""
     texts = documents(SENTENCES)
     return [text if i % 2 else text.partition(". ")[0] for i, text in enumerate(texts)]
+
+
+class GraphNetwork(nn.Module):
+    """An exported graph with the interface of a Network, so that tasks read its logits."""
+
+    def __init__(self, network: Network, session: Session) -> None:
+        super().__init__()
+        self.config = network.config
+        self.encoder = _GraphEncoder(network, session)
+        self.heads = nn.ModuleDict()
+        for name, head in network.heads.items():  # tasks read the number of outputs of a head
+            self.heads[name] = nn.ModuleDict({"output": head.output} if hasattr(head, "output") else {})  # type: ignore[dict-item]
+
+    def sequence_logits(self, logits_BC: Tensor, batch: Ragged, name: str) -> Tensor:
+        """(B, C), unchanged."""
+        return logits_BC
+
+    def token_logits(self, logits_TC: Tensor, name: str) -> Tensor:
+        """(T, C), unchanged."""
+        return logits_TC
+
+
+class _GraphEncoder(nn.Module):
+    """Returns the graph's first output (hidden states or logits), or the two of `answer` stacked."""
+
+    def __init__(self, network: Network, session: Session) -> None:
+        super().__init__()
+        self.embeddings = network.encoder.embeddings  # only its device is read
+        self.session = session
+
+    def forward(self, batch: Ragged, *_: Any) -> Tensor:
+        found = list(self.session(batch).values())
+        return torch.stack(found, dim=-1) if self.session.task == "answer" else found[0]

@@ -10,7 +10,7 @@ Attention(Q, K, V) = softmax(Q Kᵀ / √D) V, for each head, within each sequen
 | sliding window (long sequences)         | blocks of queries, each with the keys it can see: O(n·w)       |
 | global tokens (Longformer)              | as above, plus the global keys for all and full rows for them  |
 | someone watches the weights             | the textbook formula, one sequence at a time                   |
-| ONNX export (inference/graph.py)        | one rectangle with a mask: all pairs, whatever the pattern     |
+| ONNX export (inference/export.py)        | one rectangle with a mask: all pairs, whatever the pattern     |
 
 Legend: T tokens in the batch, B sequences, A heads, D head size, n tokens of one
 sequence, w one-sided window.
