@@ -118,3 +118,27 @@ def test_text_too_small_for_pairs_is_told(network, tmp_path):
     assert evaluate.score_corpus(model, small)["masked"] > 0
     with pytest.raises(EverybertError, match="one document"):  # never running text in their place
         evaluate.score_corpus(model, small, "pairs")
+
+
+def test_heldout_text_without_pairs_is_noted(tmp_path):
+    opened = Corpus.open(write_corpus(tmp_path / "c", documents=4, heldout=1), "heldout")
+    layout, notes = Layout.of(Tokenizer.load(opened.tokenizer_path)), []
+    packs = evaluate.heldout_packs(opened, layout, ExampleConfig(length=32), 256, 3, notes.append)
+    assert packs and all(label < 0 for pack in packs for label in pack.targets.pair_label_B.tolist())
+    assert len(notes) == 1 and "without pairs: the corpus is one document" in notes[0]
+
+
+def test_other_errors_of_heldout_text_are_raised(heldout, monkeypatch):
+    real, calls = evaluate.masked_packs, []
+
+    def damaged(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise EverybertError("the shard is damaged")
+        return real(*args)
+
+    monkeypatch.setattr(evaluate, "masked_packs", damaged)
+    with pytest.raises(EverybertError, match="damaged"):
+        packs_of(heldout)
+    with pytest.raises(EverybertError, match="capacity"):  # no other kind of examples would help
+        evaluate.heldout_packs(*heldout, ExampleConfig(kind="full", length=32), 16, 3, pytest.fail)

@@ -82,9 +82,13 @@ def heldout_packs(
 ) -> list[Ragged]:
     """Packs of the held-out split. Text that has no pairs is evaluated as full sentences, which `note` is told."""
     try:
-        return masked_packs(masked_stream(corpus, layout, examples, capacity), most)
-    except EverybertError:
-        return masked_packs(masked_stream(corpus, layout, replace(examples, kind="full"), capacity), most)
+        stream = masked_stream(corpus, layout, examples, capacity)
+    except EverybertError as reason:
+        if not examples.paired:
+            raise
+        stream = masked_stream(corpus, layout, replace(examples, kind="full"), capacity)
+        note(f"note: the held-out text is evaluated as full sentences, without pairs: {reason}")
+    return masked_packs(stream, most)
 
 
 @torch.no_grad()
