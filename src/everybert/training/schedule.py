@@ -32,7 +32,6 @@ CHUNKS = 9
 class Moment:
     """A step's settings."""
 
-    lr: float
     phase: int
     length: int
     """Longest sequence."""
@@ -49,7 +48,6 @@ def moment(recipe: Recipe, step: int, total: int | None) -> Moment:
     tokens = _between(phase.tokens, through)
     rate = _between(phase.rate, through) if phase.rate is not None else _between(recipe.mask_rate, done)
     return Moment(
-        lr=learning_rate(recipe.schedule, step, total),
         phase=number,
         length=phase.length,
         packs=max(1, round(tokens / recipe.batch.pack)),
