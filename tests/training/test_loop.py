@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from everybert.training.loop import Meter
+from everybert.errors import EverybertError
+from everybert.training.loop import Guard, Meter
 
 
 class Device:
@@ -32,3 +34,15 @@ def test_waiting_counts_only_while_the_device_has_nothing_to_do():
     device.idle = True
     meter.waited(0.5)
     assert meter.wait == 0.75
+
+
+def test_the_guard_gives_the_advice_of_the_job():
+    guard = Guard((1.0, 0.0, 0.0), 3.0, torch.device("cpu"))
+    for _ in range(5):
+        guard.judge(torch.tensor(float("nan")))
+        guard.note(torch.tensor(1.0), torch.tensor(float("nan")))
+    values: dict = {}
+    guard.check(6, 5, values, hint="lower lr")
+    assert values == {"skipped": 5}
+    with pytest.raises(EverybertError, match=r"the last 5 steps were skipped.*: lower lr$"):
+        guard.check(5, 5, {}, hint="lower lr")

@@ -57,6 +57,8 @@ class Job:
     seed: int = 0
     memory_hint: str = "use smaller batches"
     """What to do if memory runs out."""
+    guard_hint: str = "lower [schedule] peak, or lengthen its warmup, in a new folder; the last checkpoint is intact"
+    """What to do if too many steps are skipped."""
     world: World = field(default_factory=World)
 
 
@@ -110,7 +112,7 @@ def train(job: Job, progress: Progress, logs: Logs) -> bool:
 
             if step % run.log_every == 0 or last:
                 values = meter.read(job.names, lr, norm, job.flops(progress) if job.flops else None)
-                guard.check(run.patience, step, values)
+                guard.check(run.patience, step, values, job.guard_hint)
                 left = progress.seconds / step * (progress.total - step) if progress.total else None
                 if world.first:
                     logs.write(step, {**values, "tokens": progress.tokens, "seconds": round(progress.seconds, 3)})
@@ -177,7 +179,7 @@ class Guard:
         """(mean loss, skipped in a row, skipped, taken), as JSON values."""
         return tuple(torch.stack((self.mean, self.row, self.skipped, self.seen)).tolist())
 
-    def check(self, patience: int, step: int, values: dict[str, Any]) -> None:
+    def check(self, patience: int, step: int, values: dict[str, Any], hint: str) -> None:
         """Report the skipped steps, and give up if there are too many in a row."""
         _, row, skipped, _ = self.state()
         if skipped:
@@ -185,7 +187,7 @@ class Guard:
         if row >= patience:
             raise EverybertError(
                 f"step {step}: the last {int(row)} steps were skipped, as their loss or gradient was not finite or "
-                "spiked; the last checkpoint is intact: lower [schedule] peak, or lengthen its warmup, in a new folder"
+                f"spiked: {hint}"
             )
 
 
