@@ -1,4 +1,4 @@
-"""Going on from a trained model: words added to its vocabulary, or a long window made of its short one.
+"""Start from a trained model: with words added to its vocabulary, or as a Longformer.
 
 Legend: V vocabulary, E embedding width, P positions.
 """
@@ -22,7 +22,7 @@ from everybert.text.tokenizer import Tokenizer
 from everybert.training.recipe import ModelSettings
 
 ROUND = 64
-"""Vocabularies are rounded up to a multiple of this, which matrix kernels like."""
+"""Vocabulary sizes are rounded up to a multiple of this, for fast matrix products."""
 
 
 def start_from(settings: ModelSettings, tokenizer: Tokenizer, heads: Mapping[str, int | None]) -> Network:
@@ -34,7 +34,7 @@ def start_from(settings: ModelSettings, tokenizer: Tokenizer, heads: Mapping[str
     try:
         known = Tokenizer.load(folder)
     except EverybertError:
-        known = None  # a folder without a tokenizer: the ids are taken to be the corpus' own
+        known = None  # a folder without a tokenizer: its ids are assumed to be those of the corpus
     if known is None and tokenizer.size > network.config.vocab_size:
         raise EverybertError(f"{folder} has {network.config.vocab_size} tokens, the corpus' tokenizer {tokenizer.size}")
     if known is not None:
@@ -46,7 +46,7 @@ def start_from(settings: ModelSettings, tokenizer: Tokenizer, heads: Mapping[str
 
 
 def rebuild(network: Network, config: EncoderConfig, replaced: Mapping[str, Tensor]) -> Network:
-    """The same heads and weights under another configuration, some tensors replaced."""
+    """The same heads and weights with another configuration, and some tensors replaced."""
     heads = {name: _labels(network, name) for name in network.heads}
     fresh = Network(config, heads, pooler=network.pooler is not None)
     like = network.encoder.embeddings.token.weight
@@ -62,7 +62,7 @@ def _labels(network: Network, name: str) -> int | None:
 
 
 def extend(network: Network, known: Tokenizer, wider: Tokenizer) -> Network:
-    """A network for a tokenizer that has all of `known`'s tokens and more: each new one starts as its pieces' mean."""
+    """A network for a tokenizer with all tokens of `known` and more; a new token starts as the mean of its pieces."""
     if wider.digest == known.digest:
         return network
     vocabulary = wider.vocab()
@@ -84,7 +84,7 @@ def extend(network: Network, known: Tokenizer, wider: Tokenizer) -> Network:
 
 
 def _grown(table: Tensor, rows: int, pieces: Mapping[int, Sequence[int]]) -> Tensor:
-    """A table with more rows; row i of `pieces` is the mean of the rows listed, others the mean of all."""
+    """A table with more rows: row i is the mean of the rows pieces[i], or of all rows."""
     out = torch.cat((table, table.mean(0, keepdim=True).expand(rows - table.shape[0], *table.shape[1:])))
     for i, ids in pieces.items():
         if ids:
@@ -99,7 +99,7 @@ def add_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
         raise EverybertError("every word given is in the vocabulary already: there is nothing to add")
     backend, settings = tokenizer.__reduce__()[1]
     wider = tokenizer._backend.from_str(backend)
-    # Vocabularies that write the space before a word into the word take it along here.
+    # Vocabularies that spell the space before a word as part of the word include it here.
     spaced = tokenizer.kind != "wordpiece"
     wider.add_tokens([AddedToken(word, single_word=True, lstrip=spaced, normalized=not spaced) for word in new])
     return Tokenizer(wider, settings)
@@ -126,9 +126,9 @@ def extend_folder(folder: str | Path, words: Sequence[str], out: str | Path) -> 
 
 
 def to_longformer(network: Network, positions: int, window: int) -> Network:
-    """BERT or RoBERTa as a Longformer: its positions copied one after another, global projections as its own.
+    """BERT or RoBERTa as a Longformer: position embeddings are repeated, global projections copied from the local.
 
-    Beltagy et al. 2020, §5: copying keeps the local structure that the model has learnt, except at the seams.
+    Copying keeps the local structure that the model has learnt, except at the boundaries (Beltagy et al. 2020, §5).
     """
     config = network.config
     if config.family not in ("bert", "roberta", "xlm-roberta", "longformer") or config.positions != "learned":

@@ -1,8 +1,8 @@
-"""AdamW for tables, biases and norms; AdamW or Muon for the layers' matrices.
+"""The optimizer: AdamW for embeddings, biases and norms; AdamW or Muon for the matrices of the layers.
 
-Muon (Jordan et al. 2024) replaces a matrix's momentum by the nearest semi-orthogonal matrix, found by five
-Newton–Schulz steps. Matrices of equal shape are orthogonalised in one batched product, since a launch for each
-would cost more than its arithmetic; Q, K and V are three matrices though they lie in one.
+Muon (Jordan et al. 2024) replaces the momentum of a matrix by the nearest semi-orthogonal matrix, computed by five
+Newton–Schulz steps. Matrices of equal shape are orthogonalised in one batched product, since one launch per matrix
+would cost more than its arithmetic; Q, K and V are three matrices in one parameter.
 
 Legend: K matrices of one shape, m × n with m ≤ n.
 """
@@ -26,18 +26,18 @@ MOMENT = {"exp_avg": "m", "exp_avg_sq": "v"}
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """What moves the weights. The learning rate itself is a function of the step (schedule.py)."""
+    """[optimizer]: how the weights are updated. The learning rate is a function of the step (schedule.py)."""
 
     kind: Literal["adamw", "muon"] = "adamw"
     """adamw for everything, or muon for the encoder layers' matrices and adamw for the rest."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's decay rates of the two moments."""
+    """Decay rates of AdamW's two moments."""
     eps: float = 1e-6
     """AdamW's epsilon."""
     weight_decay: float = 0.01
-    """Decoupled decay of matrices and tables; biases and norms are never decayed."""
+    """Decoupled weight decay of matrices and embeddings; biases and norms are never decayed."""
     clip: float | None = 1.0
-    """Largest global gradient norm; None leaves gradients as they are."""
+    """Largest global gradient norm; None does not clip."""
     momentum: float = 0.95
     """Muon's momentum (Nesterov)."""
     adam_scale: float = 1.0
@@ -51,10 +51,10 @@ class OptimizerConfig:
 
 
 class Optimizer:
-    """Moves the fp32 parameters of a network by their gradients.
+    """Updates the fp32 parameters of a network.
 
-    `scale(name)` multiplies the learning rate of a parameter (layer-wise decay); 0 freezes it. Of sharded parameters
-    it moves this rank's rows, and holds moments for these alone.
+    `scale(name)` multiplies the learning rate of a parameter (layer-wise decay); 0 freezes it. Of sharded parameters,
+    only this rank's rows are updated and have moments.
     """
 
     def __init__(
@@ -97,15 +97,15 @@ class Optimizer:
             raise EverybertError("muon needs whole matrices, which sharded ranks do not have: use adamw")
 
     def zero(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         for parameter, held in self.held.items():
             parameter.grad = held.grad = None
 
     @torch.no_grad()
     def step(self, lr: float, skip: Tensor | None = None) -> Tensor:
-        """Clip, then move. A gradient that is not finite moves nothing, nor does a step that `skip` (0-d bool) forbids.
+        """Clip the gradients and update. Nothing changes if the norm is not finite, or if `skip` (0-d bool) is true.
 
-        Returns the gradient's norm before clipping (0-d).
+        Returns the norm of the gradients before clipping (0-d).
         """
         for parameter, held in self.held.items() if self.sharded else ():
             held.grad = None if parameter.grad is None else local_rows(parameter.grad)
@@ -119,14 +119,14 @@ class Optimizer:
             torch.nn.utils.clip_grads_with_norm_(self.held.values(), self.config.clip, norm)
         for group, rate in zip(self.adam.param_groups, self.rates):
             group["lr"] = lr * rate
-        self.adam.found_inf = bad  # type: ignore[attr-defined]  # the fused kernel skips the update by itself, without a synchronisation
+        self.adam.found_inf = bad  # type: ignore[attr-defined]  # the fused kernel skips the update without a synchronisation
         self.adam.step()
         for muon in self.muon:
             muon.step(lr, bad)
         return norm
 
     def state(self) -> dict[str, Tensor]:
-        """Every buffer by a flat name; those of sharded parameters are sharded likewise."""
+        """Every buffer by name; those of sharded parameters are sharded in the same way."""
         out: dict[str, Tensor] = {}
         for parameter, name in self.names.items():
             kept = self.adam.state.get(self.held[parameter])
@@ -140,7 +140,7 @@ class Optimizer:
         return out
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take back what `state` gave; every buffer must be there."""
+        """Load the output of `state`; every buffer must be there."""
         try:
             for parameter, name in self.names.items():
                 if f"adam.m.{name}" not in state:
@@ -158,7 +158,7 @@ class Optimizer:
 
 
 class Rows(NamedTuple):
-    """One matrix: `height` rows of a parameter from `start`, and its learning-rate factor."""
+    """One matrix: `height` rows of a parameter from row `start`, and its learning-rate factor."""
 
     name: str
     parameter: Tensor
@@ -168,7 +168,7 @@ class Rows(NamedTuple):
 
 
 class Muon:
-    """All matrices of one shape: each is `height` rows of a parameter."""
+    """Muon for all matrices of one shape."""
 
     def __init__(self, rows: list[Rows], config: OptimizerConfig) -> None:
         self.config = config
@@ -178,18 +178,18 @@ class Muon:
         m, n = sorted((self.height, width))
         self.momentum_Kmn = torch.zeros(len(rows), m, n, device=rows[0].parameter.device)
         self.weights = [r.parameter.detach()[r.start : r.start + self.height] for r in rows]
-        # match_rms_adamw (Liu et al. 2025, eq. 4): updates as large as AdamW's, so that one learning rate fits both
+        # Updates have the same size as AdamW's, so that one learning rate fits both (Liu et al. 2025, eq. 4).
         on_gpu = rows[0].parameter.is_cuda
         self.direction = torch.compile(_direction, dynamic=False) if on_gpu else _direction
         factors = [0.2 * math.sqrt(n) * r.factor for r in rows]
         self.factors_K11 = torch.tensor(factors, device=rows[0].parameter.device)[:, None, None]
 
     def step(self, lr: float, bad: Tensor) -> None:
-        """Nesterov momentum, orthogonalised, added to the weights; nothing moves where `bad` is 1."""
+        """Add the orthogonalised Nesterov momentum to the weights; nothing changes if `bad` is 1."""
         rows = [(r.parameter if r.parameter.grad is None else r.parameter.grad, r) for r in self.rows]
         grad_Kmn = torch.stack([g[r.start : r.start + self.height] for g, r in rows])
         for k, r in enumerate(self.rows):
-            if r.parameter.grad is None:  # unused in this objective (Longformer's global projections): stays put
+            if r.parameter.grad is None:  # not used by this objective (Longformer's global projections)
                 grad_Kmn[k].zero_()
         step_Kmn = self.direction(grad_Kmn, self.momentum_Kmn, bad, self.config.momentum, self.turned)
         keep = 1.0 - lr * self.config.weight_decay
@@ -197,17 +197,17 @@ class Muon:
         torch._foreach_add_(self.weights, list((step_Kmn * self.factors_K11 * -lr).unbind()))
 
     def state(self) -> dict[str, Tensor]:
-        """The momentum of each matrix under its parameter's name and first row."""
+        """The momentum of each matrix, by parameter name and first row."""
         return {f"muon.{r.name}.{r.start}": self.momentum_Kmn[k].contiguous() for k, r in enumerate(self.rows)}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take back what `state` gave."""
+        """Load the output of `state`."""
         for k, r in enumerate(self.rows):
             self.momentum_Kmn[k].copy_(state[f"muon.{r.name}.{r.start}"])
 
 
 def _by_shape(matrices: list[tuple[str, Tensor, float]]) -> list[list[Rows]]:
-    """Cut fused Q, K, V apart and put matrices of equal height and width together."""
+    """Split fused Q, K, V, and group matrices of equal shape."""
     groups: dict[tuple[int, int], list[Rows]] = {}
     for name, parameter, factor in matrices:
         parts = 3 if "qkv" in name else 1
@@ -218,7 +218,7 @@ def _by_shape(matrices: list[tuple[str, Tensor, float]]) -> list[list[Rows]]:
 
 
 def _direction(grad_Kmn: Tensor, momentum_Kmn: Tensor, bad: Tensor, mu: float, turned: bool) -> Tensor:
-    """Update the momentum in place and return the orthogonalised Nesterov step; zero, and no change, where bad."""
+    """Update the momentum in place and return the orthogonalised Nesterov step; zero, and no change, if bad is 1."""
     if turned:
         grad_Kmn = grad_Kmn.transpose(1, 2)
     good = 1.0 - bad
@@ -230,7 +230,7 @@ def _direction(grad_Kmn: Tensor, momentum_Kmn: Tensor, bad: Tensor, mu: float, t
 
 
 def _orthogonalise(x_Kmn: Tensor) -> Tensor:
-    """Newton–Schulz: x ← a·x + (b·xxᵀ + c·(xxᵀ)²)·x, five times, drives all singular values towards 1."""
+    """Five Newton–Schulz steps, x ← a·x + (b·xxᵀ + c·(xxᵀ)²)·x, which drive all singular values towards 1."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = x_Kmn.bfloat16() if x_Kmn.is_cuda else x_Kmn
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)

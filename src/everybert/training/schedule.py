@@ -1,7 +1,7 @@
-"""What a step is given: learning rate, mask rate, length and number of packs. Pure functions of the step.
+"""Learning rate, mask rate, sequence length and number of packs: pure functions of the step.
 
-A run limited by time has no number of steps until its speed is known: `total` is None while it warms up. From then
-on the planned number is part of the run's state, so that a resumed run agrees with an uninterrupted one.
+A run with a time budget has no number of steps until its speed is measured: `total` is None during the warm-up. From
+then on the planned number is saved with the run, so that a resumed run agrees with an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from everybert.training.checkpoint import Progress
 
 MEASURED_STEPS = 20
-"""Steps timed before the first plan: fewer would make it a guess."""
+"""Steps timed before the first plan."""
 COMPILING_STEPS = 3
-"""The first steps of a process compile and warm up: they say nothing of the speed to come."""
+"""The first steps of a process compile and warm up, and are not timed."""
 REPLAN_AT = (0.25, 0.5, 0.75, 0.95)
-"""Shares of the budget after which the plan is made again: later phases may be slower than the first."""
+"""Shares of the budget after which the run is planned again: later phases may be slower than the first."""
 CHUNKS = 9
-"""Parts that the measured steps are cut into; the median part's speed counts, whatever stalls the others."""
+"""Groups of timed steps; the speed of the median group counts, so that single stalls do not matter."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A step's settings."""
+    """The settings of one step."""
 
     phase: int
     length: int
     """Longest sequence."""
     packs: int
-    """K: how many packs the step is made of, over all ranks."""
+    """Number of packs, over all ranks."""
     mask_rate: float
 
 
 def moment(recipe: Recipe, step: int, total: int | None) -> Moment:
-    """Everything that the recipe says about a step of a run of `total` steps."""
+    """The settings of a step in a run of `total` steps."""
     number, through = phase_at(recipe, step, total)
     phase = recipe.phases[number]
     done = 0.0 if total is None else step / total
@@ -56,7 +56,7 @@ def moment(recipe: Recipe, step: int, total: int | None) -> Moment:
 
 
 def learning_rate(schedule: ScheduleSettings, step: int, total: int | None) -> float:
-    """Warm-up to the peak, then linear, cosine or stay-and-fall to the floor; `step` counts from 0."""
+    """Linear warm-up to the peak, then decay to the floor, by the kind of schedule; `step` counts from 0."""
     warm = warmup_steps(schedule, total)
     if step < warm:
         return schedule.peak * (step + 1) / warm
@@ -72,14 +72,14 @@ def learning_rate(schedule: ScheduleSettings, step: int, total: int | None) -> f
 
 
 def warmup_steps(schedule: ScheduleSettings, total: int | None) -> int:
-    """How many steps the rate rises."""
+    """Number of warm-up steps."""
     if isinstance(schedule.warmup, float):
         return round(schedule.warmup * (total or 0))
     return schedule.warmup
 
 
 def phase_at(recipe: Recipe, step: int, total: int | None) -> tuple[int, float]:
-    """(number of the phase a step lies in, how far through it the step is in 0 … 1)."""
+    """(number of the phase of a step, how far through the phase the step is, 0 … 1)."""
     if total is None:
         return 0, 0.0
     ends = [round(total * share) for share in accumulate(phase.share for phase in recipe.phases)]
@@ -89,7 +89,7 @@ def phase_at(recipe: Recipe, step: int, total: int | None) -> tuple[int, float]:
 
 
 class Planner:
-    """Fits the number of steps to the budget: once the speed is known, and again as later phases show theirs."""
+    """Fits the number of steps to the time budget: when the speed is known, and again as later phases show theirs."""
 
     def __init__(self, recipe: Recipe) -> None:
         assert recipe.budget is not None
@@ -98,20 +98,20 @@ class Planner:
         self.packs = self.calls = 0
 
     def __call__(self, progress: Progress) -> bool:
-        """Called after each step; True where `progress.total` has changed."""
+        """Call after each step; returns whether `progress.total` has changed."""
         self.calls += 1
         if self.calls >= COMPILING_STEPS:
             self.times.append((progress.seconds, self.packs))
         self.packs += moment(self.recipe, progress.step - 1, progress.total).packs
         if not self._due(progress):
             return False
-        progress.total = plan_steps(self.recipe, progress.step, self.budget - progress.seconds, self._a_pack())
+        progress.total = plan_steps(self.recipe, progress.step, self.budget - progress.seconds, self._per_pack())
         progress.plans += 1
         self.times = self.times[-1:]
         return True
 
-    def _a_pack(self) -> float:
-        """Seconds a pack takes: a late compilation, a save or an evaluation slows some parts, not the median one."""
+    def _per_pack(self) -> float:
+        """Seconds per pack in the median group: compilations, saves and evaluations slow down single groups only."""
         steps = len(self.times) - 1
         parts = min(steps, CHUNKS)
         edges = [self.times[round(i * steps / parts)] for i in range(parts + 1)]
@@ -129,9 +129,9 @@ class Planner:
         return share >= (0.1 if steps >= MEASURED_STEPS else 0.3)
 
 
-def plan_steps(recipe: Recipe, step: int, left: float, seconds_a_pack: float) -> int:
-    """The number of steps of a run whose remaining packs take the `left` seconds; one more step at least."""
-    packs = max(0.0, left) / seconds_a_pack
+def plan_steps(recipe: Recipe, step: int, left: float, seconds_per_pack: float) -> int:
+    """The number of steps of a run whose remaining packs take `left` seconds; at least one more step."""
+    packs = max(0.0, left) / seconds_per_pack
     low, high = step + 1, step + 1 + math.ceil(packs)
     while low < high:  # the packs still to do grow with the number of steps: bisect
         middle = (low + high + 1) // 2
@@ -140,7 +140,7 @@ def plan_steps(recipe: Recipe, step: int, left: float, seconds_a_pack: float) ->
 
 
 def _packs_between(recipe: Recipe, step: int, total: int) -> float:
-    """Packs of the steps `step` … `total`, from a hundred samples: exact enough to plan by."""
+    """Number of packs in the steps `step` … `total`, estimated from a hundred samples."""
     count = total - step
     samples = min(count, 100)
     at = (step + (i + 0.5) * count / samples for i in range(samples))
