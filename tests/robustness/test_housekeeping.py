@@ -1,4 +1,4 @@
-"""The papers of the project: they name files that exist, agree with each other, and the code keeps their promises."""
+"""The project's own rules: documents name files that exist, rooms import what the map allows, the code stays small."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read(name: str) -> str:
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "LICENSE-weights.md", "README.md"])
 def test_paths_and_targets_that_are_named_exist(name: str):
     text = read(name)
-    for path in re.findall(r"`((?:src|tests|recipes|benchmarks|docs)/[\w./-]+)`", text):
+    for path in re.findall(r"`((?:src|tests|recipes|benchmarks|contrib|docs)/[\w./-]+)`", text):
         assert (ROOT / path).exists(), path
     for path in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (ROOT / path).exists(), path
@@ -48,27 +48,134 @@ def test_the_citation_agrees_with_the_project():
     assert {"cff-version", "message", "title", "authors"} <= found.keys()
 
 
+# ── the map of rooms ─────────────────────────────────────────────────────────────────────────────────────────
+
+ANYWHERE = {"files", "errors", "__version__"}
+STARTS_RAY = {"corpus", "inference"}
+
+
+def modules(node: ast.AST) -> list[str]:
+    """The modules of everybert that an import statement names: "store.hub"."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        names = [f"everybert.{a.name}" for a in node.names] if node.module == "everybert" else [node.module]
+    else:
+        return []
+    return [name.removeprefix("everybert.") for name in names if name.startswith("everybert.")]
+
+
+def imports(path: Path) -> set[str]:
+    """All imports of a file, those inside functions too, except for type annotations."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = [ast.Pass()]
+    return {name for node in ast.walk(tree) for name in modules(node)}
+
+
+@pytest.mark.xfail(reason="until the rebuild ends")
 def test_rooms_import_only_what_contributing_says():
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*) \|$", read("CONTRIBUTING.md"), re.MULTILINE)
     rooms = [room for room, _ in rows]
     assert len(rooms) == 11
     allowed: dict[str, set[str]] = {}
-    for room, said in rows:
-        names = set(re.findall(r"\w+", said))
+    for room, listed in rows:
+        names = set(re.findall(r"\w+", listed))
+        if room == "cli":
+            continue  # everything
         if "all" in names:
-            names = set(rooms[: rooms.index(room)] if "above" in names else rooms)
-        allowed[room] = names | {room}
-        for name in list(names & allowed.keys()):
-            allowed[room] |= allowed[name]  # what a room may use, its users may too
+            names = set(rooms[: rooms.index(room)])
+        allowed[room] = names | ANYWHERE | {room} | ({"cluster"} if room in STARTS_RAY else set())
+        for name in names:
+            allowed[room] |= allowed[name] - {"cluster"}  # what a room may use, its users may too
     wrong = []
     for path in SOURCES:
         room = path.relative_to(ROOT / "src" / "everybert").parts[0]
-        for node in ast.parse(path.read_text("utf-8")).body if room in allowed else []:
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("everybert."):
-                used = str(node.module).split(".")[1]
-                if used in rooms and used not in allowed[room]:
-                    wrong.append(f"{room} imports {node.module} ({path.name})")
+        if room in allowed:
+            used = {name for name in imports(path) if name.split(".")[0] not in allowed[room]}
+            wrong += [f"{room}/{path.name} imports {name}" for name in sorted(used)]
+    assert not wrong, "\n".join(wrong)
+    assert imports(ROOT / "src/everybert/files.py") <= {"errors"} and not imports(ROOT / "src/everybert/errors.py")
+    assert not any(re.search(r"^\s*(from|import) contrib\b", p.read_text("utf-8"), re.MULTILINE) for p in SOURCES)
+
+
+# ── the budget ───────────────────────────────────────────────────────────────────────────────────────────────
+
+LINES, FILES = 24_000, 130
+LONGEST = 650
+MANY_PARAMETERS = 12
+PUBLIC_CONTRACT = {"finetune", "build_corpus", "ClassifierBase"}
+"""Functions whose many parameters are options that users rely on."""
+
+
+@pytest.mark.xfail(reason="until the rebuild ends")
+def test_the_library_stays_small():
+    sizes = {path: len(path.read_text("utf-8").splitlines()) for path in SOURCES}
+    assert sum(sizes.values()) <= LINES and len(sizes) <= FILES, (sum(sizes.values()), len(sizes))
+    long = {path.name: size for path, size in sizes.items() if size > LONGEST}
+    assert not long, f"split these by idea: {long}"
+    wide = [
+        f"{p.name}:{n}"
+        for p in SOURCES
+        for n, line in enumerate(p.read_text("utf-8").splitlines(), 1)
+        if len(line) > 120
+    ]
+    assert not wide, wide
+
+
+@pytest.mark.xfail(reason="until the rebuild ends")
+def test_functions_take_few_parameters():
+    wrong = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = [a.arg for a in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
+                count = len([name for name in given if name not in ("self", "cls")])
+                if count > MANY_PARAMETERS and node.name not in PUBLIC_CONTRACT:
+                    wrong.append(f"{path.name}:{node.name} has {count}")
     assert not wrong, wrong
+
+
+@pytest.mark.xfail(reason="until the rebuild ends")
+def test_modules_have_no_mutable_state():
+    """No `global` statements, and no empty containers that functions could fill."""
+    wrong = []
+    for path in SOURCES:
+        tree = ast.parse(path.read_text("utf-8"))
+        wrong += [f"{path.name}:{n.lineno} global" for n in ast.walk(tree) if isinstance(n, ast.Global)]
+        for node in tree.body:
+            value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+            if value is not None and ast.unparse(value) in ("{}", "[]", "set()", "dict()", "list()"):
+                wrong.append(f"{path.name}:{node.lineno} {ast.unparse(node)}")
+    assert not wrong, wrong
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+REPLACED = {
+    "trunk": "encoder",
+    "mend": "fix",
+    "flavour": "architecture",
+    "likeness": "similarity",
+    "said aloud": "printed",
+    "go on from": "resume",
+    "keeper": "best weights",
+    "shelf": "model registry",
+    "refusal": "HTTP error",
+}
+"""Words that do not belong to the vocabulary of the field → what to write."""
+
+
+@pytest.mark.xfail(reason="until the rebuild ends")
+def test_words_are_those_of_the_field():
+    wrong = []
+    for path in SOURCES:
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            for word, plain in REPLACED.items():
+                if re.search(rf"\b{word}(s|ed|ing)?\b", line.replace("_", " "), re.IGNORECASE):
+                    wrong.append(f"{path.relative_to(ROOT)}:{number}: {word!r}, write {plain!r}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_lower_bounds_are_the_oldest_that_are_tested():
@@ -120,7 +227,9 @@ def test_text_files_are_opened_with_their_encoding():
 def test_file_names_suit_every_system():
     reserved = {"con", "prn", "aux", "nul", *(f"{n}{i}" for n in ("com", "lpt") for i in range(1, 10))}
     seen: set[str] = set()
-    for path in [p for folder in ("src", "recipes", "tests", "docs", "benchmarks") for p in (ROOT / folder).rglob("*")]:
+    for path in [
+        p for folder in ("src", "recipes", "contrib", "tests", "docs", "benchmarks") for p in (ROOT / folder).rglob("*")
+    ]:
         if "__pycache__" in path.parts:
             continue
         name = path.relative_to(ROOT).as_posix()
