@@ -16,9 +16,8 @@ from tiny_models import EVERY, STEMS, make, saved  # noqa: E402
 from everybert.errors import EverybertError  # noqa: E402
 from everybert.files import atomic_folder  # noqa: E402
 from everybert.model.heads import Network  # noqa: E402
-from everybert.model.presets import PRESETS  # noqa: E402
 from everybert.model.ragged import Ragged  # noqa: E402
-from everybert.store import config_json, layouts  # noqa: E402
+from everybert.store import layouts  # noqa: E402
 from everybert.store.huggingface import Loaded, load_network, read_config, save_network  # noqa: E402
 from everybert.text.tokenizer import Tokenizer  # noqa: E402
 
@@ -139,18 +138,6 @@ def test_a_network_of_ours_opens_there_and_comes_back(tmp_path: Path, kind: str,
         assert loaded.config.id2label == dict(enumerate(labels))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_parameter_has_one_name_and_every_name_one_parameter(tmp_path: Path, kind: str):
-    network = load_network(saved(tmp_path, kind, "ForMaskedLM")).network
-    for head, labels in (("classify", 2), ("tag", 3), ("answer", None), ("choose", None), ("nsp", None)):
-        network.add_head(head, labels)
-    for suffix, held in layouts.LAYOUTS[network.config.family].classes.items():
-        parts = [
-            part for name in network.state_dict() for part in layouts.transformers_names(network.config, name, held)
-        ]
-        assert len(parts) == len(set(parts)), suffix
-
-
 # ── old names ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -250,19 +237,6 @@ def test_a_head_that_config_names_but_weights_lack(tmp_path: Path):
     assert str(loaded.report) == "config.json names a mlm head, the weights have none"
 
 
-ALIKE = {("modernbert", "ForTokenClassification"), ("modernbert", "ForQuestionAnswering")}
-"""ModernBERT's heads have the same names, so that only the class tells them apart."""
-
-
-@pytest.mark.parametrize(("kind", "suffix"), [e for e in EVERY if e[1] != "ForMultipleChoice" and e not in ALIKE])
-def test_the_class_is_guessed_where_it_is_not_named(tmp_path: Path, kind: str, suffix: str):
-    saved(tmp_path, kind, suffix)
-    raw = json.loads((tmp_path / "config.json").read_text())
-    del raw["architectures"]
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    assert tuple(load_network(tmp_path).network.heads) == HEADS_OF[suffix]
-
-
 def test_shards_are_read(tmp_path: Path):
     model = make("bert", "ForMaskedLM")
     model.save_pretrained(tmp_path / "whole")
@@ -338,57 +312,3 @@ def test_label_names_must_fit_the_head(tmp_path: Path):
     with pytest.raises(EverybertError, match="2 label names were given for a head of 3"):
         resave(loaded, tmp_path / "ours", labels=["a", "b"])
     assert not (tmp_path / "ours").exists()
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_survive_config_json_and_mean_the_same_there(name: str):
-    config = PRESETS[name]
-    raw, ours_alone = config_json.write(config)
-    assert config_json.read(json.loads(json.dumps(raw))) == config and not ours_alone
-    kind = raw.pop("model_type")
-    theirs = transformers.AutoConfig.for_model(kind, **raw).to_dict()
-    assert config_json.read(json.loads(json.dumps(theirs))) == config
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_empty_config_means_what_it_means_there(kind: str):
-    theirs = transformers.AutoConfig.for_model(kind).to_dict()
-    assert config_json.read({"model_type": kind}) == config_json.read(json.loads(json.dumps(theirs)))
-
-
-OLD_MODERNBERT = {"global_attn_every_n_layers": 2, "global_rope_theta": 5000.0, "local_rope_theta": 300.0}
-
-
-def test_both_generations_of_modernbert_configs():
-    base = {
-        "model_type": "modernbert",
-        "num_hidden_layers": 4,
-        "local_attention": 10,
-        "vocab_size": 60,
-        "pad_token_id": 0,
-    }
-    old = config_json.read(base | OLD_MODERNBERT)
-    assert old.windows == (None, 5, None, 5)
-    assert (old.rotary_theta, old.rotary_theta_local) == (5000.0, 300.0)
-    new = transformers.ModernBertConfig(
-        **{k: v for k, v in (base | OLD_MODERNBERT).items() if k != "model_type"}
-    ).to_dict()
-    assert "rope_parameters" in new
-    assert config_json.read(json.loads(json.dumps({k: v for k, v in new.items() if k not in OLD_MODERNBERT}))) == old
-    assert config_json.read(base | OLD_MODERNBERT | {"local_rope_theta": None}).rotary_theta_local == 5000.0
-
-
-def test_longformer_windows_count_one_side():
-    base = {"model_type": "longformer", "num_hidden_layers": 2, "max_position_embeddings": 42}
-    assert config_json.read(base | {"attention_window": 8}).windows == (4, 4)
-    config = config_json.read(base | {"attention_window": [4, 16]})
-    assert config.windows == (2, 8) and config.max_positions == 40 and config.position_offset == 2
-    for bad in (7, 0, [4, 3], "8", [4]):
-        with pytest.raises(EverybertError):
-            config_json.read(base | {"attention_window": bad})
-
-
-def test_a_configuration_without_a_place_is_refused(tmp_path: Path):
-    config = PRESETS["bert-tiny"].replace(norm="pre")
-    with pytest.raises(EverybertError, match="bert layout has no place for norm = 'pre'"):
-        config_json.write(config)
