@@ -194,11 +194,9 @@ def http() -> str:
     """Every endpoint, with an example of what goes in and comes out."""
     import json
 
-    from everybert.serving.app import create_app
-    from everybert.serving.limits import Limits
-    from everybert.serving.service import Service
+    from everybert.serving.app import Service, create_app
 
-    document = create_app(Service(Limits())).openapi()
+    document = create_app(Service()).openapi()
     out = [
         "# HTTP",
         "",

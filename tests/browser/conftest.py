@@ -61,7 +61,7 @@ def base(served, folders):
     """A random model of BERT-base's size, served beside the others; made by those who need it."""
     tokenizer = Tokenizer.load(folders["words"].with_name("vocabulary"))  # which names no window
     config = EncoderConfig(vocab_size=tokenizer.size, init_range=0.08)
-    served[1].shelf.add("base", Model(Network(config, {"mlm": None}), tokenizer))
+    served[1].registry.add("base", Model(Network(config, {"mlm": None}), tokenizer))
     return "base"
 
 

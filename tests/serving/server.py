@@ -16,9 +16,8 @@ import tiny_bert
 import uvicorn
 
 from everybert.inference.model import load
-from everybert.serving.app import Protocol, create_app
-from everybert.serving.limits import Limits
-from everybert.serving.service import Service
+from everybert.serving.app import Service, create_app
+from everybert.serving.limits import Limits, Protocol
 
 LABELS = ["bad", "fine", "good"]
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -57,13 +56,12 @@ def running(
     """A server over these models: its address and its service. It is stopped afterwards."""
     service = Service(limits or Limits())
     for name, folder in folders.items():
-        service.shelf.add(name, load(folder, device="cpu"), (adapters or {}).get(name))
-    protocol = type("TimedProtocol", (Protocol,), {"seconds": service.limits.body_seconds})
+        service.registry.add(name, load(folder, device="cpu"), (adapters or {}).get(name))
     config = uvicorn.Config(
         create_app(service, key),
         host="127.0.0.1",
         port=port,
-        http=protocol,
+        http=Protocol,
         ws="none",
         log_level="warning",
         timeout_keep_alive=60,  # longer than a test: no request meets a connection that is being closed
@@ -119,10 +117,7 @@ def slow_down(service: Service, name: str, seconds: float) -> None:
 
 @contextmanager
 def held(service: Service, name: str) -> Iterator[threading.Event]:
-    """Let every batch of a model wait until the event is set, or the block is left: no test need race the clock.
-
-    For a service with inline=0: the event loop must go on meanwhile.
-    """
+    """Let every batch of a model wait until the event is set, or the block is left: no test need race the clock."""
     opened = threading.Event()
     _before(service, name, lambda: opened.wait(120))
     try:
@@ -132,16 +127,7 @@ def held(service: Service, name: str) -> Iterator[threading.Event]:
 
 
 def _before(service: Service, name: str, wait: Callable[[], object]) -> None:
-    for encoder in encoders(service, name):
-        _wait_first(encoder, wait)
-
-
-def encoders(service: Service, name: str) -> list[Any]:
-    """A model's encoder."""
-    return [service.shelf.entries[name].model.network.encoder._real[0].encoder]  # type: ignore[union-attr]
-
-
-def _wait_first(encoder: Any, wait: Callable[[], object]) -> None:
+    encoder: Any = service.registry.entries[name].model.network.encoder
     forward = encoder.forward
 
     def later(*args: object, **more: object) -> object:

@@ -17,8 +17,8 @@ def folder(tmp_path_factory):
 def test_each_endpoint_takes_its_adapter(folder):
     model = everybert.load(folder)
     with own.running({"small": folder}) as (url, service):
-        assert set(service.shelf.entries) == {"small", *(f"small:{name}" for name in tiny_bundle.TASKS)}
-        assert {"classify", "tag", "embed", "fill", "next"} <= set(service.shelf.get("small").tasks)
+        assert set(service.registry.entries) == {"small", *(f"small:{name}" for name in tiny_bundle.TASKS)}
+        assert {"classify", "tag", "embed", "fill", "next"} <= set(service.registry.get("small").tasks)
 
         def ask(path: str, **body: object) -> dict:
             answer = httpx.post(url + path, json=body, timeout=30)

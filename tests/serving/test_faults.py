@@ -19,8 +19,8 @@ import server as own
 from server import TEXTS, connect, post
 
 import everybert
+from everybert.serving.app import Service
 from everybert.serving.limits import Limits
-from everybert.serving.service import Service
 
 BODY = json.dumps({"inputs": ["the cat eats"] * 3}).encode()
 HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -34,7 +34,7 @@ def count(service: Service, status: int) -> float:
 
 def test_overload_is_429_and_passes(folders):
     """Eight times what fits: eight are answered, the rest are told when to come again; then all is as before."""
-    limits = Limits(queue=8, threads=4, inline=0)
+    limits = Limits(queue=8)
     with own.running({"words": folders["words"]}, limits) as (url, service), ThreadPoolExecutor(1) as pool:
         expected = post(url, "/embed", {"inputs": TEXTS}).json()
         with own.held(service, "words"):
@@ -50,7 +50,7 @@ def test_overload_is_429_and_passes(folders):
             else:
                 np.testing.assert_allclose(answer.json(), expected, atol=1e-5)
         assert post(url, "/embed", {"inputs": TEXTS}).status_code == 200
-        assert service.scheduler.waiting == 0
+        assert service.batcher.waiting == 0
 
 
 def test_bytes_in_the_queue_are_bounded(folders):
@@ -61,10 +61,10 @@ def test_bytes_in_the_queue_are_bounded(folders):
 
 def test_clients_that_leave_are_not_worked_for(folders):
     """Twenty clients leave while every thread is busy with another: it does these ones' work, and the next one's."""
-    with own.running({"words": folders["words"]}, Limits(inline=0)) as (url, service), ThreadPoolExecutor(64) as pool:
-        done, queue = service.metrics.batch_tokens._sum, service.scheduler._queue
-        threads = len(service.scheduler._threads)
-        trunk = service.shelf.entries["words"].model.network.encoder._real[0]
+    with own.running({"words": folders["words"]}, Limits()) as (url, service), ThreadPoolExecutor(64) as pool:
+        done, batcher = service.metrics.batch_tokens._sum, service.batcher
+        threads = len(service.batcher._threads)
+        loaded = service.registry.entries["words"].loaded
         warm = done.get()
         assert post(url, "/embed", {"inputs": "a"}).status_code == 200
         each = done.get() - warm
@@ -72,11 +72,16 @@ def test_clients_that_leave_are_not_worked_for(folders):
             first = []
             for count_of in range(1, threads + 1):
                 first.append(pool.submit(post, url, "/embed", {"inputs": "a"}))
-                own.until(lambda n=count_of: service.metrics.in_flight._value.get() == trunk.running == n and not queue)
+                own.until(
+                    lambda n=count_of: (
+                        service.metrics.in_flight._value.get() == loaded.running == n and not batcher._queue
+                    )
+                )
             for _ in range(20):
                 with connect(url) as client:
                     client.sendall(HEAD % len(BODY) + BODY)
-            own.until(lambda: len(queue) + count(service, 499) == 20 and all(ticket.call.gone for ticket in queue))
+            own.until(lambda: len(batcher._queue) + count(service, 499) == 20)
+            own.until(lambda: not any(piece.job.wanted for piece in batcher._queue))
         assert all(job.result(60).status_code == 200 for job in first)
         assert post(url, "/embed", {"inputs": "a"}).status_code == 200
         own.until(lambda: service.metrics.in_flight._value.get() == 0)
@@ -144,7 +149,7 @@ def test_weights_overwritten_in_place_do_no_harm(folders, tmp_path):
 
 def test_a_failure_inside_is_500_without_details_and_the_next_request_works(folders):
     with own.running({"words": folders["words"]}) as (url, service):
-        (encoder,) = own.encoders(service, "words")
+        encoder = service.registry.entries["words"].model.network.encoder
         forward = encoder.forward
         encoder.forward = lambda *a, **k: 1 / 0
         answer = post(url, "/embed", {"inputs": "a"})
@@ -159,13 +164,12 @@ import sys, time
 from pathlib import Path
 sys.path[:0] = {path!r}
 import server as own
-from everybert.serving.app import create_app, serve
+from everybert.serving.app import Service, create_app, serve
 from everybert.serving.limits import Limits
-from everybert.serving.service import Service
 from everybert.inference.model import load
 
-service = Service(Limits(threads=8, inline=0))
-service.shelf.add("words", load({folder!r}, device="cpu"))
+service = Service(Limits())
+service.registry.add("words", load({folder!r}, device="cpu"))
 own._before(service, "words", lambda: own.until(lambda: not Path({shut!r}).exists()))
 serve(create_app(service), "127.0.0.1", 0, lambda port: print(port, flush=True))
 """

@@ -1,17 +1,23 @@
-"""What is turned away, and how: every refusal is JSON with a cause, and costs the server little."""
+"""Limits on requests and connections: every error is JSON with a reason, and costs the server little."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import json
+import logging
+import socket
 import time
 
 import pytest
 import server as own
 from server import CLIENT, connect, post
 
-from everybert.serving.limits import Limits
+from everybert.errors import EverybertError
+from everybert.inference.model import load
+from everybert.serving.app import Service, create_app
+from everybert.serving.limits import HEAD, PIPELINED, HttpError, Limits, error_response
 
 SMALL = Limits(body=20_000, inputs=4, text_tokens=500, request_tokens=1000, body_seconds=2.0)
 
@@ -145,8 +151,205 @@ def test_a_connection_that_says_nothing_is_closed(tight):
 
 def test_a_request_over_its_time_is_503(folders):
     """The answer comes while the model is still at it, and nobody works for the request afterwards."""
-    with own.running({"words": folders["words"]}, Limits(seconds=0.3, inline=0)) as (url, service):
+    with own.running({"words": folders["words"]}, Limits(seconds=0.3)) as (url, service):
         with own.held(service, "words"):
             answer = post(url, "/embed", {"inputs": "a"})
             assert answer.status_code == 503 and "retry-after" in answer.headers
-        own.until(lambda: service.scheduler.waiting == 0)
+        own.until(lambda: service.batcher.waiting == 0)
+
+
+# ── connections ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def request(body: object, *headers: str) -> bytes:
+    """A request for vectors as bytes."""
+    data = json.dumps(body).encode()
+    lines = ["POST /embed HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {len(data)}"]
+    return "\r\n".join([*lines, *headers, "", ""]).encode() + data
+
+
+def answers(client: socket.socket, count: int) -> list[tuple[int, bytes]]:
+    """So many answers, in their order: status and body; fewer where the connection ends."""
+    found, data = [], b""
+    while len(found) < count:
+        head, end, rest = data.partition(b"\r\n\r\n")
+        size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]) if end else 0
+        if end and len(rest) >= size:
+            found.append((int(head.split()[1]), rest[:size]))
+            data = rest[size:]
+            continue
+        try:
+            piece = client.recv(1 << 16)
+        except ConnectionResetError:
+            piece = b""
+        if not piece:
+            return found
+        data += piece
+    return found
+
+
+def ended(client: socket.socket) -> bool:
+    """Whether the server has closed it."""
+    with contextlib.suppress(ConnectionResetError):
+        return client.recv(100) == b""
+    return True
+
+
+@pytest.mark.parametrize("piece", [1000, 10_000_000])
+def test_a_head_without_end_is_refused(url, piece):
+    """Whether it comes bit by bit, or whole and at once."""
+    head = b"GET /health HTTP/1.1\r\nhost: x\r\nlong: " + b"x" * 2 * HEAD + b"\r\n\r\n"
+    with connect(url) as client:
+        with contextlib.suppress(ConnectionError):  # it may be closed before all is sent
+            for start in range(0, len(head), piece):
+                client.sendall(head[start : start + piece])
+        assert [status for status, _ in answers(client, 2)] in ([400], [])
+        assert ended(client)
+    assert CLIENT.get(f"{url}/health").status_code == 200
+
+
+def test_a_long_head_within_the_limit_is_read(url):
+    head = b"GET /health HTTP/1.1\r\nhost: x\r\nlong: " + b"x" * (HEAD // 2) + b"\r\n\r\n"
+    with connect(url) as client:
+        for start in range(0, len(head), 500):
+            client.sendall(head[start : start + 500])
+        assert [status for status, _ in answers(client, 1)] == [200]
+
+
+def test_a_head_that_begins_behind_a_long_body_is_not_taken_for_long(url):
+    """Again and again: what is counted of one head is not counted for the next."""
+    data = request({"inputs": "a " * HEAD, "truncate": True})
+    with connect(url) as client:
+        client.sendall(data[:10])
+        for _ in range(3):
+            client.sendall(data[10:] + data[:10])
+            assert [status for status, _ in answers(client, 1)] == [200]
+
+
+def test_requests_in_one_packet_are_answered_in_their_order(url):
+    texts = ["a", "the cat", "mary eats", "john smith lives in london"]
+    with connect(url) as client:
+        client.sendall(b"".join(request({"inputs": text}) for text in texts))
+        found = answers(client, len(texts))
+    alone = [own.post(url, "/embed", {"inputs": text}).json()[0] for text in texts]
+    assert [status for status, _ in found] == [200] * len(texts)
+    for (_, body), vector in zip(found, alone):
+        assert json.loads(body)[0] == pytest.approx(vector, abs=1e-5)
+
+
+def test_too_many_requests_in_one_packet_end_the_connection(url):
+    with connect(url) as client:
+        with contextlib.suppress(ConnectionError):
+            client.sendall(request({"inputs": "a"}) * 50 * PIPELINED)
+        assert len(answers(client, 50 * PIPELINED)) <= PIPELINED + 2
+        assert ended(client)
+    assert own.post(url, "/embed", {"inputs": "a"}).status_code == 200
+
+
+def test_a_client_that_leaves_is_noticed_though_it_had_asked_for_more(folders):
+    with own.running({"words": folders["words"]}) as (url, service), own.held(service, "words"):
+        batcher, loaded = service.batcher, service.registry.entries["words"].loaded
+        with contextlib.ExitStack() as others, connect(url) as client:
+            for number in range(len(batcher._threads)):  # keep every thread busy
+                others.enter_context(connect(url)).sendall(request({"inputs": ["the cat sees a red dog ."] * 20}))
+                own.until(lambda count=number + 1: loaded.running == count and not batcher._queue)
+            client.sendall(request({"inputs": "a " * 100}) * 3)
+            own.until(lambda: len(batcher._queue) == 1)
+            (waiting,) = batcher._queue
+            assert waiting.job.wanted
+            client.close()
+            own.until(lambda: not waiting.job.wanted)
+
+
+def test_trailers_without_end_are_refused(folders):
+    head = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    with own.running({"words": folders["words"]}, key="secret") as (url, _), connect(url) as client:
+        client.sendall(head + b"0\r\n")
+        with pytest.raises(ConnectionError):
+            for _ in range(20_000):
+                client.sendall(b"a: " + b"x" * 1000 + b"\r\n")
+
+
+@pytest.mark.parametrize("start", [b"G", b"\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"])
+def test_a_slow_second_request_is_closed(tight, start):
+    """One byte of the next request; an empty line; a body that never comes: on a connection that is kept alive."""
+    with connect(tight) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert [status for status, _ in answers(client, 1)] == [200]
+        client.sendall(start)
+        begin = time.monotonic()
+        answers(client, 2)
+        assert time.monotonic() - begin < 9  # by default it would be ten
+
+
+def test_a_client_that_would_rather_speak_http2_is_answered(url):
+    """As Java's does, which offers it with its first request."""
+    offer = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAARAAAAAAAIAAAAA")
+    with connect(url) as client:
+        for _ in range(3):
+            client.sendall(request({"inputs": "a"}, *offer))
+            assert [status for status, _ in answers(client, 1)] == [200]
+
+
+def test_who_asks_whether_to_go_on_is_told_so(url):
+    data = request({"inputs": "a"}, "expect: 100-continue")
+    cut = data.index(b"\r\n\r\n") + 4
+    with connect(url) as client:
+        client.sendall(data[:cut])
+        assert client.recv(100).startswith(b"HTTP/1.1 100 ")
+        client.sendall(data[cut:])
+        assert [status for status, _ in answers(client, 1)] == [200]
+
+
+# ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def app(folders):
+    service = Service()
+    service.registry.add("words", load(folders["words"], device="cpu"))
+    return create_app(service)
+
+
+def ask(app, path, body=b"{}", method="POST", **more):
+    """(status, body) of a request to the application, without a server."""
+    sent = []
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b"", **more}
+
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def test_other_paths_and_methods_have_the_same_form_of_error(app):
+    assert ask(app, "/nothing")[0] == 404
+    assert ask(app, "/embed", method="PUT")[0] == 405
+    status, body = ask(app, "/v1/nothing")
+    assert status == 404 and body["error"]["code"] == "404"
+    assert ask(app, "/bert/embed", root_path="/bert")[0] == 422  # mounted in another application
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(HttpError(413, "much"), 413), (EverybertError("unfit"), 422), (KeyError("secret"), 500)]
+)
+def test_an_error_in_an_endpoint_becomes_json(app, caplog, error, status):
+    @app.get("/fail")
+    async def fail():
+        raise error
+
+    found = ask(app, "/fail", method="GET")
+    assert found[0] == status and found[1]["error_type"]
+    assert "secret" not in str(found)
+    assert ("secret" in caplog.text) == (status == 500), "the log says why, and only then"
+
+
+def test_unexpected_errors_are_logged(caplog):
+    with caplog.at_level(logging.ERROR):
+        assert error_response("/", ZeroDivisionError("why")).status_code == 500
+    assert "ZeroDivisionError: why" in caplog.text

@@ -15,8 +15,7 @@ import server as own
 
 from everybert.inference.model import load
 from everybert.serving import playground
-from everybert.serving.page import assets
-from everybert.serving.playground import CHARACTERS, Kept
+from everybert.serving.playground import CHARACTERS, Cache, assets
 
 TEXT = "the cat sees a red dog ."
 
@@ -242,7 +241,7 @@ def test_mistakes_are_sentences(url):
 
 
 def test_what_is_kept_is_bounded():
-    kept = Kept(100)
+    kept = Cache(100)
     made = []
 
     def compute(key):

@@ -46,16 +46,15 @@ def serve(
     queue: Annotated[int, typer.Option(help="Requests taken at a time; more are answered 429.", min=1)] = 256,
     timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.", min=0.01)] = 60.0,
     budget: Annotated[int | None, typer.Option(help="Tokens of a batch.", min=1)] = None,
+    workers: Annotated[int, typer.Option(help="Processes that share the port, the cores and the weights.", min=1)] = 1,
 ) -> None:
     """Serve models over HTTP: OpenAI's and TEI's endpoints, our own, and a page to play with."""
     # oneDNN keeps a thousand compiled products, one for each size of batch: memory grows for minutes, no speed is won
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     try:
-        from everybert.serving.app import create_app
-        from everybert.serving.app import serve as run
+        from everybert.serving.app import Settings, serve_workers
+        from everybert.serving.app import serve as serve_app
         from everybert.serving.limits import Limits
-        from everybert.serving.service import Service
-        from everybert.serving.shelf import open_models
     except ModuleNotFoundError as error:
         raise EverybertError(f"serving needs {error.name}: pip install 'everybert[serve]'") from None
 
@@ -68,13 +67,15 @@ def serve(
         seconds=timeout,
         budget=budget,
     )
-    service = Service(limits)
-    open_models(service.shelf, model or [DEFAULT], adapter or [], device=device, dtype=dtype)
+    settings = Settings(model or [DEFAULT], adapter or [], device, dtype, api_key, limits, workers)
     if host not in LOOPBACK and not api_key:
         print(f"note: anyone who reaches {host} can use this server; --api-key asks for a key", file=sys.stderr)
 
     def started(real: int) -> None:
-        names = ", ".join(service.shelf.entries)
-        print(f"serving {names} on http://{host}:{real} (documentation: /docs; end with Ctrl-C)", flush=True)
+        names = ", ".join(settings.names)
+        print(f"serving {names} on http://{host}:{real} (API reference: /docs; stop with Ctrl-C)", flush=True)
 
-    run(create_app(service, api_key), host, port, started)
+    if workers == 1:
+        serve_app(settings.create_app(), host, port, started)
+    else:
+        serve_workers(settings, host, port, started)

@@ -1,61 +1,72 @@
-"""What the server takes and what it turns away: the limits, the refusals, and the account of one request."""
+"""Limits on requests: sizes and deadlines that FastAPI and uvicorn do not have.
+
+Three layers, from the socket inwards. `Protocol` bounds a connection: the size of the head, the time in which a request
+must arrive, and the time in which a response must be read. `LimitsMiddleware` bounds requests: the API key, the size of
+the body, the number of requests at a time. `RequestContext` bounds the work for one request: tokens and time.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hmac
+import logging
 import math
 import time
-from collections.abc import Sequence
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from everybert.text.tokenizer import Encoding, Tokenizer
+import httptools
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from everybert.errors import EverybertError
+
+if TYPE_CHECKING:
+    from everybert.serving.app import Service
+
+log = logging.getLogger("everybert.serving")
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+HEAD = 16384
+"""Bytes of a request's head, and of the trailers of a chunked body."""
+PIPELINED = 16
+"""Requests per connection that wait for an earlier one."""
+CHUNK = 65536
+"""Bytes of a response written at a time: what a slow reader keeps in memory."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one request, and all together, may ask for."""
+    """How much one request, and all requests together, may ask for."""
 
     body: int = 2_000_000
-    """Bytes of a request's body."""
+    """Bytes per request body."""
     inputs: int = 1024
-    """Texts of a request."""
+    """Texts per request."""
     text_tokens: int = 65_536
-    """Tokens of a text."""
+    """Tokens per text."""
     request_tokens: int = 262_144
-    """Tokens of a request, every window of long texts counted."""
+    """Tokens per request; long pairs count every window."""
     queue: int = 256
-    """Requests taken at a time, waiting ones included; more are answered 429."""
+    """Requests accepted at a time, including those in the queue; more are answered 429."""
     queue_bytes: int = 64_000_000
-    """Bytes of their bodies together."""
+    """Bytes of the bodies of these requests together."""
     seconds: float = 60.0
-    """Time until a request is given up."""
+    """Time to compute a response; then the request is answered 503."""
     body_seconds: float = 10.0
-    """Time in which a head or a body must have arrived, and in which each piece of an answer must be read."""
-    threads: int = 64
-    """Requests that are tokenized, or wait for the model, at a time."""
-    wait: float = 0.002
-    """Seconds that a batch with room in it waits for requests that are on their way."""
-    inline: int = 128
-    """Tokens up to which the event loop computes a batch by itself, on an idle CPU; 0 is never."""
+    """Time in which a request must arrive, and in which each part of a response must be read."""
     budget: int | None = None
-    """Tokens of a batch; None is the device's own measure."""
+    """Tokens per batch; None takes the default of the device."""
 
 
-class Refusal(Exception):
-    """An answer other than the one asked for: a status, the reason, and what to do about it."""
-
-    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.headers = headers or {}
-
-
-def too_much(asked: int, limit: int, what: str) -> Refusal:
-    """413 for a request that asks for more than a limit."""
-    return Refusal(413, f"{asked:,} {what} where the limit is {limit:,}; send less at a time")
-
+# ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 KINDS = {
     400: "bad_request",
@@ -71,69 +82,305 @@ KINDS = {
 }
 
 
-def error_body(path: str, status: int, message: str) -> dict[str, Any]:
-    """A refusal as JSON: in OpenAI's form under /v1, else in TEI's."""
+class HttpError(HTTPException):
+    """An error response: its status, the reason, and what the client can do."""
+
+    @property
+    def message(self) -> str:
+        """The reason."""
+        return str(self.detail)
+
+
+def too_large(asked: int, limit: int, what: str) -> HttpError:
+    """413 for a request above a limit."""
+    return HttpError(413, f"{asked:,} {what} where the limit is {limit:,}; send less at a time")
+
+
+def error_response(path: str, error: Exception) -> JSONResponse:
+    """An error as JSON, in OpenAI's form under /v1 and in TEI's elsewhere; it never repeats what the client sent."""
+    status, message, headers = 500, "the server failed on this request; its log says why", None
+    if isinstance(error, HTTPException):
+        status, message, headers = error.status_code, str(error.detail), error.headers
+    elif isinstance(error, EverybertError):
+        status, message = 422, str(error)
+    else:
+        log.error("a request failed", exc_info=error)
     kind = KINDS.get(status, "error")
+    body: dict[str, Any] = {"error": message, "error_type": kind}
     if path.startswith("/v1/"):
-        return {"error": {"message": message, "type": kind, "param": None, "code": str(status)}}
-    return {"error": message, "error_type": kind}
+        body = {"error": {"message": message, "type": kind, "param": None, "code": str(status)}}
+    return JSONResponse(body, status, headers)
+
+
+# ── one request ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(eq=False)
-class Call:
-    """A request on its way: until when it is wanted, and what it has used."""
+class RequestContext:
+    """A request in progress: how long its answer is wanted, and what it has used."""
 
     limits: Limits
     deadline: float = math.inf
     """By time.monotonic."""
     gone: bool = False
-    """The client has left, or the time is over: nobody waits for the answer."""
+    """Nobody waits for the answer: it was sent, the client has left, or the time is over."""
     tokens: int = 0
-    """Tokens of its texts, special ones included."""
+    """Tokens of its texts."""
     cut: int = 0
-    """Tokens left out because truncation was asked for."""
+    """Tokens left out because the client asked for truncation."""
     body: bytes = field(default=b"", repr=False)
 
-    def check(self) -> None:
-        """Stop where nobody waits any more."""
-        if self.gone or time.monotonic() > self.deadline:
-            raise self.late()
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody waits for the answer."""
+        return not self.gone and time.monotonic() <= self.deadline
 
-    def late(self) -> Refusal:
-        """The time is over: what to tell those who still wait."""
+    def late(self) -> HttpError:
+        """Give the request up: 503."""
         self.gone = True
-        return Refusal(503, f"no answer within {self.limits.seconds:g} s; try again later", {"Retry-After": "1"})
+        return HttpError(503, f"no answer within {self.limits.seconds:g} s; try again later", {"Retry-After": "1"})
 
-    def read(self, lengths: Sequence[int]) -> None:
-        """Count texts of so many tokens, and refuse what is too long."""
+    def count(self, lengths: Sequence[int]) -> None:
+        """Count texts by their tokens; 413 above the limits."""
         longest = max(lengths, default=0)
         if longest > self.limits.text_tokens:
-            raise too_much(longest, self.limits.text_tokens, "tokens in a text")
+            raise too_large(longest, self.limits.text_tokens, "tokens in a text")
         self.tokens += sum(lengths)
         if self.tokens > self.limits.request_tokens:
-            raise too_much(self.tokens, self.limits.request_tokens, "tokens in a request")
+            raise too_large(self.tokens, self.limits.request_tokens, "tokens in a request")
 
 
-CALL: ContextVar[Call | None] = ContextVar("call", default=None)
-"""The request that the current thread works for."""
+# ── all requests ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class CountingTokenizer(Tokenizer):
-    """A tokenizer that counts what each request reads, and keeps the limits."""
+class LimitsMiddleware:
+    """Checks the API key, reads the body of a POST within its size and time, and bounds the requests at a time."""
 
-    def __init__(self, base: Tokenizer) -> None:
-        self.__dict__ = base.__dict__
+    def __init__(self, app: App, service: Service, key: str | None = None) -> None:
+        self.app = app
+        self.service = service
+        self.limits = service.limits
+        self.key = key.encode() if key else None
+        self.accepted = 0
+        self.bytes = 0
 
-    def encode_batch(self, texts: Sequence[str | tuple[str, str]], specials: bool = True) -> list[Encoding]:
-        """As Tokenizer's."""
-        found = super().encode_batch(texts, specials)
-        if (call := CALL.get()) is not None:
-            call.read([len(encoding) for encoding in found])
-        return found
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        start, status, body_read = time.monotonic(), 499, False
 
-    def ids_batch(self, texts: Sequence[str | tuple[str, str]], specials: bool = True) -> list[list[int]]:
-        """As Tokenizer's."""
-        found = super().ids_batch(texts, specials)
-        if (call := CALL.get()) is not None:
-            call.read([len(ids) for ids in found])
-        return found
+        async def read() -> Message:
+            nonlocal body_read
+            message = await receive()
+            body_read = message["type"] != "http.request" or not message.get("more_body")
+            return message
+
+        async def write(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            body = message.get("body", b"")
+            if len(body) <= CHUNK:
+                return await send(message)
+            for at in range(0, len(body), CHUNK):
+                more = at + CHUNK < len(body) or message.get("more_body", False)
+                await send({**message, "body": body[at : at + CHUNK], "more_body": more})
+
+        try:
+            self._check_key(scope)
+            if scope["method"] == "POST":
+                await self._post(scope, read, write)
+            else:
+                await self.app(scope, read, write)
+        except ConnectionError:  # the client left while it sent the body
+            pass
+        except Exception as error:
+            if not body_read:
+                await _drain(receive, self.limits.body)
+            if status == 499:
+                await error_response(scope["path"], error)(scope, receive, write)
+        finally:
+            self.service.metrics.answered(scope, status, time.monotonic() - start)
+
+    def _check_key(self, scope: Scope) -> None:
+        path = scope["path"]
+        if self.key is None or not (scope["method"] == "POST" or path == "/metrics" or path.startswith("/v1/")):
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip() or headers.get(b"x-api-key", b"")
+        if not hmac.compare_digest(given, self.key):
+            message = "the API key is missing or wrong; send Authorization: Bearer KEY"
+            raise HttpError(401, message, {"WWW-Authenticate": "Bearer"})
+
+    async def _post(self, scope: Scope, read: Receive, write: Send) -> None:
+        if self.accepted >= self.limits.queue:
+            raise self._overloaded()
+        context = scope["context"] = RequestContext(self.limits)
+        self._accept(1)
+        try:
+            try:
+                async with asyncio.timeout(self.limits.body_seconds):
+                    context.body = await self._body(scope, read)
+            except TimeoutError:
+                raise HttpError(408, f"the body did not arrive within {self.limits.body_seconds:g} s") from None
+            self.bytes += len(context.body)
+            context.deadline = time.monotonic() + self.limits.seconds
+            await self.app(scope, read, write)
+        finally:
+            context.gone = True
+            self.bytes -= len(context.body)
+            self._accept(-1)
+
+    def _accept(self, change: int) -> None:
+        self.accepted += change
+        self.service.metrics.in_flight.set(self.accepted)
+
+    def _overloaded(self) -> HttpError:
+        after = {"Retry-After": str(self.service.batcher.retry_after())}
+        return HttpError(429, "too many requests at a time; try again later", after)
+
+    async def _body(self, scope: Scope, read: Receive) -> bytes:
+        headers = dict(scope["headers"])
+        if headers.get(b"content-encoding", b"identity").lower() not in (b"", b"identity"):
+            raise HttpError(415, "compressed bodies are not read; send plain JSON")
+        declared = headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > self.limits.body:
+            raise too_large(int(declared), self.limits.body, "bytes of body")
+        body, more = bytearray(), True
+        while more:
+            message = await read()
+            if message["type"] == "http.disconnect":
+                raise ConnectionResetError
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > self.limits.body:
+                raise too_large(len(body), self.limits.body, "bytes of body")
+            if self.bytes + len(body) > self.limits.queue_bytes:
+                raise self._overloaded()
+        return bytes(body)
+
+
+async def _drain(receive: Receive, most: int) -> None:
+    """Read what a refused client still sends, within reason: many clients read no response before they have sent."""
+    try:
+        async with asyncio.timeout(1.0):
+            while most > 0:
+                message = await receive()
+                most -= len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    return
+    except TimeoutError:
+        return
+
+
+# ── one connection ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Protocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 connection, with bounds on heads and trailers, and deadlines for reading and writing."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock for the first request."""
+        super().connection_made(transport)
+        self._seconds = self.app_state["limits"].body_seconds
+        self._unfinished: list[Any] = []  # requests that are not answered; uvicorn knows the newest alone
+        self._unparsed = 0  # bytes since the parser last finished a head, a part of a body, or a request
+        self._read_clock: asyncio.TimerHandle | None = None
+        self._write_clock: asyncio.TimerHandle | None = None
+        self._receiving(True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clocks, and stop working for a client that has left."""
+        self._receiving(False)
+        if self._write_clock is not None:
+            self._write_clock.cancel()
+        for cycle in self._unfinished:
+            cycle.disconnected = not cycle.response_complete
+            cycle.message_event.set()
+            if "context" in cycle.scope:
+                cycle.scope["context"].gone = True
+        super().connection_lost(exc)
+
+    def _receiving(self, receiving: bool) -> None:
+        """Start or stop the clock in which a request must arrive."""
+        if receiving and self._read_clock is None:
+            self._read_clock = self.loop.call_later(self._seconds, self._not_received)
+        elif not receiving and self._read_clock is not None:
+            self._read_clock.cancel()
+            self._read_clock = None
+
+    def _not_received(self) -> None:
+        """Close the connection, unless an earlier request is in progress; a late body the middleware answers 408."""
+        self._read_clock = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            self._receiving(True)
+
+    def pause_writing(self) -> None:
+        """The client does not read: wait for it, but not for ever."""
+        super().pause_writing()
+        self._write_clock = self.loop.call_later(self._seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        super().resume_writing()
+        if self._write_clock is not None:
+            self._write_clock.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse some bytes."""
+        self._unset_keepalive_if_required()
+        self._receiving(True)
+        self._unparsed += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
+        if self._unparsed > HEAD:
+            self.send_400_response("The head of the request is too long.")
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            # The parser leaves the rest to the protocol that the client offers (Java's client: HTTP/2). The server has
+            # none: it reads the request again without the offer.
+            kept = [b"%s: %s\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
+            version = self.parser.get_http_version().encode()
+            first = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)
+            self._parse(first + b"".join(kept) + b"\r\n" + data[offer.args[0] :])
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        self._unparsed = 0
+        self._receiving(True)
+
+    def on_headers_complete(self) -> None:
+        """The head is complete. An exception here becomes a 400, and the connection is closed."""
+        self._unparsed = 0
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD:
+            raise ValueError("the head is too long")
+        if len(self.pipeline) >= PIPELINED:
+            raise ValueError("too many requests at once")
+        if self.parser.get_method() == b"CONNECT":
+            raise ValueError("this is no proxy")
+        if self.parser.should_upgrade():
+            return
+        super().on_headers_complete()
+        self._unfinished = [cycle for cycle in self._unfinished if not cycle.response_complete]
+        self._unfinished.append(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._unparsed = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        self._unparsed = 0
+        self._receiving(False)
+        if not self.parser.should_upgrade():
+            super().on_message_complete()

@@ -1,4 +1,4 @@
-"""What Prometheus is told."""
+"""Prometheus metrics of one server process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
 
 class Metrics:
-    """Counters of one server."""
+    """Counters, gauges and histograms, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -22,23 +22,25 @@ class Metrics:
             return kind(f"everybert_{name}", what, labels, registry=self.registry, **more)
 
         self.requests = make(Counter, "requests", "Requests answered.", ("path", "status"))
-        self.seconds = make(Histogram, "request_seconds", "Time to answer.", ("path",), buckets=SECONDS)
-        self.in_flight = make(Gauge, "in_flight", "Requests taken and not answered yet.")
-        self.waiting = make(Gauge, "waiting_tokens", "Tokens that wait for the model.")
-        self.tokens = make(Counter, "tokens", "Tokens that went through the model.", ("model",))
-        self.batch_tokens = make(Histogram, "batch_tokens", "Tokens of a batch.", buckets=TOKENS)
-        self.batch_seconds = make(Histogram, "batch_seconds", "Time of a batch.", buckets=SECONDS)
-        self.failures = make(Counter, "failures", "Errors of the server's own making.")
+        self.seconds = make(Histogram, "request_seconds", "Time to answer a request.", ("path",), buckets=SECONDS)
+        self.in_flight = make(Gauge, "in_flight", "Requests accepted and not answered yet.")
+        self.waiting = make(Gauge, "waiting_tokens", "Tokens in the queue (estimated).")
+        self.tokens = make(Counter, "tokens", "Tokens computed.", ("model",))
+        self.batch_tokens = make(Histogram, "batch_tokens", "Tokens per batch.", buckets=TOKENS)
+        self.batch_seconds = make(Histogram, "batch_seconds", "Time per batch.", buckets=SECONDS)
+        self.failures = make(Counter, "failures", "Requests that failed with status 500.")
         self._of = cache(lambda path, status: (self.requests.labels(path, str(status)), self.seconds.labels(path)))
 
     def answered(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
-        """One request; paths that there are not share one name, so that nobody can fill the memory with them."""
+        """Count a request. Unknown paths share one label, so that clients cannot create labels without limit."""
         route = scope.get("route")
         path = getattr(route, "path", None) or ("refused" if status in (401, 408, 413, 415, 429, 499) else "unknown")
         count, time = self._of(path, status)
         count.inc()
         time.observe(seconds)
+        if status == 500:
+            self.failures.inc()
 
     def text(self) -> bytes:
-        """In the exposition format."""
+        """The metrics in the exposition format."""
         return generate_latest(self.registry)

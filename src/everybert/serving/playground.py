@@ -1,17 +1,20 @@
-"""The answers that only the playground's page needs (the rest it asks of the public endpoints).
+"""The playground: its page, and the endpoints that only the page uses.
 
-What is large travels as base64 of little-endian numbers: thumbnails as uint8, weights as uint16 of 65535ths, vectors
-as float32. A head's weights are sent when the head is looked at; the text's attention is kept meanwhile.
+Large arrays are sent as base64 of little-endian numbers: thumbnails as uint8, attention weights as uint16 (1 is 65535),
+vectors as float32. The attention of a text is kept for a while, so that the page can ask for one head after another.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -22,60 +25,67 @@ from everybert.inside.attention import quantised
 from everybert.inside.masked import fill_sides
 from everybert.inside.steps import Part, needed, part_value, story
 from everybert.inside.trace import Trace
-from everybert.serving.limits import Refusal, too_much
-from everybert.serving.page import add_page
-from everybert.serving.schemas import Asked
-from everybert.serving.service import Service
-from everybert.serving.shelf import Served, is_regression
-from everybert.serving.strict import StrictRoute
+from everybert.serving.batcher import Work, once
+from everybert.serving.limits import HttpError, RequestContext, too_large
+from everybert.serving.models import Served
+from everybert.serving.routes import JsonRoute, add_endpoint
+from everybert.serving.schemas import BaseRequest
 
+if TYPE_CHECKING:
+    from everybert.serving.app import Service
+
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+)
 CHARACTERS = 20_000
-"""Of a text on the page; the endpoints and the command line take more."""
+"""Characters per text; the other endpoints take more."""
 LINES = 50
-"""Texts that are compared with each other."""
+"""Texts to compare with each other."""
 STEP_TOKENS = 128
-"""Tokens whose every number is shown."""
+"""Tokens for which every intermediate value is shown."""
 KEPT = 256 << 20
-"""Bytes of attention and traces kept, for those who look at one text for a while."""
+"""Bytes of attention weights and traces that are kept."""
 
 
-class TextIn(Asked):
-    """A text, or a pair."""
+class TextRequest(BaseRequest):
+    """A text or a pair."""
 
     text: str
     pair: str | None = None
 
 
-class FillIn(TextIn):
-    """A text with blanks, and the words that stood there where the page knows them."""
+class FillRequest(TextRequest):
+    """A text with masked tokens, and the words that were there where the page knows them."""
 
     originals: list[str | None] = Field(default=[], max_length=512)
     top: int = Field(default=8, ge=1, le=50)
 
 
-class HeadIn(TextIn):
-    """One head of a text's attention."""
+class HeadRequest(TextRequest):
+    """One attention head."""
 
     layer: int = Field(ge=0)
     head: int = Field(ge=0)
 
 
-class LinkIn(TextIn):
-    """One link of a text's attention, in all heads."""
+class LinkRequest(TextRequest):
+    """The attention from one token to another, in all heads."""
 
     source: int = Field(ge=0)
     target: int = Field(ge=0)
 
 
-class StepIn(HeadIn):
-    """One step of the forward pass, through one layer and head."""
+class StepRequest(TextRequest):
+    """One step of the forward pass, in one layer and head."""
 
     layer: int = Field(default=0, ge=0)
     head: int = Field(default=0, ge=0)
     step: int = Field(default=0, ge=0)
 
 
-class ContextIn(Asked):
+class ContextRequest(BaseRequest):
     """A word in several texts."""
 
     word: str
@@ -83,13 +93,13 @@ class ContextIn(Asked):
     top: int = Field(default=6, ge=1, le=50)
 
 
-class SimilarIn(Asked):
+class SimilarRequest(BaseRequest):
     """Texts to compare."""
 
     texts: list[str] = Field(min_length=1)
 
 
-class AttributionIn(TextIn):
+class AttributionRequest(TextRequest):
     """A prediction to explain."""
 
     task: str | None = None
@@ -97,7 +107,7 @@ class AttributionIn(TextIn):
     method: str = "integrated"
 
 
-class AnswerIn(Asked):
+class AnswerRequest(BaseRequest):
     """A question about a context."""
 
     question: str
@@ -107,41 +117,85 @@ class AnswerIn(Asked):
 
 def router(service: Service) -> APIRouter:
     """The page and its endpoints."""
-    routes = APIRouter(route_class=StrictRoute, include_in_schema=False)
-    kept = Kept(KEPT)
-    add_page(routes)
-
-    def endpoint(path: str, body: type, work: Callable[[Served, Any], Any]) -> None:
-        async def answer(given: Any, request: Request) -> Response:
-            short(given)
-            return await service.answer(request, given.model, lambda served, call: work(served, given))
-
-        answer.__annotations__["given"] = body
-        routes.post(f"/playground/{path}")(answer)
+    routes = APIRouter(route_class=JsonRoute, include_in_schema=False)
+    cache = Cache(KEPT)
+    add_files(routes)
 
     @routes.get("/playground/models")
     async def models(request: Request) -> list[dict[str, Any]]:
-        """What is served, for the picker; where folders lie is told to this machine alone."""
-        here = request.client is not None and request.client.host in ("127.0.0.1", "::1", "testclient")
-        return [described(served, here) for served in service.shelf.entries.values()]
+        """The served models; only clients on this machine see the paths of folders."""
+        local = request.client is not None and request.client.host in ("127.0.0.1", "::1", "testclient")
+        return [describe(served, local) for served in service.registry.entries.values()]
 
-    endpoint("fill", FillIn, fill)
-    endpoint("tokens", TextIn, lambda served, given: tokens(service, served, given))
-    endpoint("attention", TextIn, lambda served, given: attention(kept, served, given))
-    endpoint("attention/head", HeadIn, lambda served, given: head(kept, served, given))
-    endpoint("attention/link", LinkIn, lambda served, given: link(kept, served, given))
-    endpoint("context", ContextIn, context)
-    endpoint("answer", AnswerIn, answer_question)
-    endpoint("attribution", AttributionIn, attribution)
-    endpoint("similar", SimilarIn, similar)
-    endpoint("step", StepIn, lambda served, given: step(kept, served, given))
+    def add(path: str, task: str, kind: type[BaseRequest], compute: Callable[[Served, Any], Any]) -> None:
+        def handler(served: Served, body: Any, context: RequestContext) -> Work:
+            return once(getattr(body, "task", None) or task, texts_of(body), lambda model: compute(served, body))
+
+        handler.__annotations__["body"] = kind
+        add_endpoint(routes, service, f"/playground/{path}", handler)
+
+    add("fill", "fill", FillRequest, fill)
+    add("tokens", "tokens", TextRequest, lambda served, body: tokens(service, served, body))
+    add("attention", "attention", TextRequest, lambda served, body: attention(cache, served, body))
+    add("attention/head", "attention", HeadRequest, lambda served, body: head(cache, served, body))
+    add("attention/link", "attention", LinkRequest, lambda served, body: link(cache, served, body))
+    add("context", "tokens", ContextRequest, context)
+    add("answer", "answer", AnswerRequest, answer_question)
+    add("attribution", "classify", AttributionRequest, attribution)
+    add("similar", "embed", SimilarRequest, similar)
+    add("step", "tokens", StepRequest, lambda served, body: step(cache, served, body))
     return routes
 
 
-# ── what is kept between requests ────────────────────────────────────────────────────────────────────────────
+# ── the page ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Kept:
+def assets() -> dict[str, bytes]:
+    """The files of the page and of the attention viewer, by name."""
+    packages = ("everybert.inside", "everybert.serving")
+    found = {file.name: file for package in packages for file in (files(package) / "web").iterdir()}
+    return {name: file.read_bytes() for name, file in found.items() if name.rpartition(".")[2] in TYPES}
+
+
+def add_files(routes: APIRouter) -> None:
+    """Serve the files, compressed once, with a policy that allows nothing from other hosts."""
+    held = {name: (data, gzip.compress(data, mtime=0)) for name, data in assets().items()}
+
+    def send(name: str, request: Request) -> Response:
+        if name not in held:
+            raise HttpError(404, "there is no such file")
+        data, packed = held[name]
+        tag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
+        headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+        headers |= {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+        if name.endswith(".html"):
+            headers["Content-Security-Policy"] = POLICY
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            data, headers["Content-Encoding"] = packed, "gzip"
+        return Response(data, media_type=TYPES[name.rpartition(".")[2]] + "; charset=utf-8", headers=headers)
+
+    @routes.get("/")
+    async def index(request: Request) -> Response:
+        """The playground."""
+        return send("index.html", request)
+
+    @routes.get("/docs")
+    async def docs(request: Request) -> Response:
+        """The API reference, made from /openapi.json by a script of the page."""
+        return send("docs.html", request)
+
+    @routes.get("/playground/web/{name}")
+    async def file(name: str, request: Request) -> Response:
+        """A file of the page."""
+        return send(name, request)
+
+
+# ── helpers ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Cache:
     """The latest results, up to a number of bytes."""
 
     def __init__(self, most: int) -> None:
@@ -150,7 +204,7 @@ class Kept:
         self.lock = threading.Lock()
 
     def get(self, key: Any, compute: Callable[[], tuple[Any, int]]) -> Any:
-        """The result under a key; `compute` gives it, and its size, where it is not there."""
+        """The result under a key; a missing one is computed, with its size."""
         with self.lock:
             if key in self.entries:
                 self.entries.move_to_end(key)
@@ -163,15 +217,17 @@ class Kept:
         return value
 
 
-def short(given: Any) -> None:
-    """Refuse texts that are too long for the page, with the count; and too many of them."""
-    texts = [value for value in vars(given).values() if isinstance(value, str)]
-    lines = getattr(given, "texts", [])
-    longest = max(map(len, [*texts, *lines]), default=0)
+def texts_of(body: Any) -> tuple[str, ...]:
+    """The texts of a request; 413 where they are too long or too many for the page."""
+    lines = getattr(body, "texts", [])
+    one = [getattr(body, name, None) for name in ("text", "pair", "question", "context", "word")]
+    found = (*filter(None, one), *lines)
+    longest = max(map(len, found), default=0)
     if longest > CHARACTERS:
-        raise too_much(longest, CHARACTERS, "characters in a text")
+        raise too_large(longest, CHARACTERS, "characters in a text")
     if len(lines) > LINES:
-        raise too_much(len(lines), LINES, "lines")
+        raise too_large(len(lines), LINES, "lines")
+    return found
 
 
 def packed(values: np.ndarray) -> str:
@@ -182,16 +238,15 @@ def packed(values: np.ndarray) -> str:
 # ── the answers ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def described(served: Served, here: bool) -> dict[str, Any]:
-    """A model for the picker: its size, what it can do, and where it lies."""
+def describe(served: Served, local: bool) -> dict[str, Any]:
+    """A model for the model picker: its size, its tasks and its folder."""
     model, config = served.model, served.model.config
     name, _, adapter = served.name.partition(":")
-    task = (model.extras.get("task") or {}).get("task")
     return {
         "name": served.name,
         "model": name,
         "adapter": adapter or None,
-        "folder": str(model.folder) if here and model.folder is not None else name,
+        "folder": str(served.folder) if local and served.folder is not None else name,
         "family": config.family,
         "layers": len(config.layer_order),
         "heads": config.heads,
@@ -200,38 +255,38 @@ def described(served: Served, here: bool) -> dict[str, Any]:
         "window": model.window,
         "lowercase": model.tokenizer.lowercase,
         "tasks": served.tasks,
-        "regression": "classify" in model.network.heads and is_regression(model),
-        "trained": task,
+        "regression": served.one_output,
+        "trained": served.trained,
         "limit": CHARACTERS,
         "lines": LINES,
     }
 
 
-def fill(served: Served, given: FillIn) -> dict[str, Any]:
-    """Each blank from both sides, from the left and from the right."""
+def fill(served: Served, body: FillRequest) -> dict[str, Any]:
+    """Each masked token predicted from both sides, from the left and from the right."""
     model = served.model
-    pair = given.pair or None
-    blanks = fill_sides(model.network, model.tokenizer, given.text, pair, given.originals, given.top, model.window)
-    return {"blanks": [asdict(blank) for blank in blanks]}
+    pair = body.pair or None
+    masks = fill_sides(model.network, model.tokenizer, body.text, pair, body.originals, body.top, model.window)
+    return {"blanks": [asdict(mask) for mask in masks]}
 
 
-def tokens(service: Service, served: Served, given: TextIn) -> dict[str, Any]:
-    """The text as this model's pieces; lower-cased, where it minds case; and as other models' pieces."""
-    pair = given.pair or None
+def tokens(service: Service, served: Served, body: TextRequest) -> dict[str, Any]:
+    """The tokens of the text, of the text in lower case, and of the text in the vocabularies of other models."""
+    pair = body.pair or None
     own = served.model.tokenizer
     others = []
     digests = {own.digest}
-    for entry in service.shelf.entries.values():
+    for entry in service.registry.entries.values():
         tokenizer = entry.model.tokenizer
         if tokenizer.digest not in digests:
             digests.add(tokenizer.digest)
-            others.append({"name": entry.name, "lowercase": tokenizer.lowercase, **pieces(tokenizer, given.text, pair)})
-    lowered = pieces(own, given.text.lower(), pair and pair.lower())
-    return {**pieces(own, given.text, pair), "lowered": lowered, "others": others, "kind": own.kind}
+            others.append({"name": entry.name, "lowercase": tokenizer.lowercase, **pieces(tokenizer, body.text, pair)})
+    lowered = pieces(own, body.text.lower(), pair and pair.lower())
+    return {**pieces(own, body.text, pair), "lowered": lowered, "others": others, "kind": own.kind}
 
 
 def pieces(tokenizer: Any, text: str, pair: str | None) -> dict[str, Any]:
-    """A text's tokens with all that belongs to them."""
+    """The tokens of a text with their properties."""
     encoding = tokenizer.encode(text, pair)
     return {
         "tokens": encoding.tokens,
@@ -244,9 +299,9 @@ def pieces(tokenizer: Any, text: str, pair: str | None) -> dict[str, Any]:
     }
 
 
-def _attention(kept: Kept, served: Served, given: TextIn) -> dict[str, Any]:
+def _attention(cache: Cache, served: Served, body: TextRequest) -> dict[str, Any]:
     def compute() -> tuple[Any, int]:
-        found = served.model.attention(given.text, given.pair or None)
+        found = served.model.attention(body.text, body.pair or None)
         weights = quantised(found.weights)
         return {
             "tokens": found.labels,
@@ -255,45 +310,45 @@ def _attention(kept: Kept, served: Served, given: TextIn) -> dict[str, Any]:
             "weights": weights,
         }, weights.nbytes
 
-    return kept.get((served.name, "attention", given.text, given.pair or None), compute)
+    return cache.get((served.name, "attention", body.text, body.pair or None), compute)
 
 
-def attention(kept: Kept, served: Served, given: TextIn) -> dict[str, Any]:
-    """A text's tokens and all heads as thumbnails."""
-    found = _attention(kept, served, given)
+def attention(cache: Cache, served: Served, body: TextRequest) -> dict[str, Any]:
+    """The tokens of a text, and a thumbnail of each head."""
+    found = _attention(cache, served, body)
     layers, heads = found["weights"].shape[:2]
     size = found["small"].shape[-1]
     sizes = {"layers": layers, "heads": heads, "size": size}
     return {"tokens": found["tokens"], "texts": found["texts"], **sizes, "thumbnails": packed(found["small"])}
 
 
-def head(kept: Kept, served: Served, given: HeadIn) -> dict[str, Any]:
-    """One head's weights, exact to 1e-5."""
-    weights = _attention(kept, served, given)["weights"]
-    if given.layer >= weights.shape[0] or given.head >= weights.shape[1]:
-        raise Refusal(422, f"there is no layer {given.layer} with a head {given.head} in this model")
-    return {"weights": packed(weights[given.layer, given.head])}
+def head(cache: Cache, served: Served, body: HeadRequest) -> dict[str, Any]:
+    """The weights of one head, exact to 1e-5."""
+    weights = _attention(cache, served, body)["weights"]
+    if body.layer >= weights.shape[0] or body.head >= weights.shape[1]:
+        raise HttpError(422, f"there is no layer {body.layer} with a head {body.head} in this model")
+    return {"weights": packed(weights[body.layer, body.head])}
 
 
-def link(kept: Kept, served: Served, given: LinkIn) -> dict[str, Any]:
-    """How strong one link is in every head."""
-    weights = _attention(kept, served, given)["weights"]
+def link(cache: Cache, served: Served, body: LinkRequest) -> dict[str, Any]:
+    """One weight in every head."""
+    weights = _attention(cache, served, body)["weights"]
     n = weights.shape[-1]
-    if given.source >= n or given.target >= n:
-        raise Refusal(422, f"the text has {n} tokens; there is no link from {given.source} to {given.target}")
-    return {"weights": (weights[:, :, given.source, given.target].astype(np.float64) / 65535).ravel().round(5).tolist()}
+    if body.source >= n or body.target >= n:
+        raise HttpError(422, f"the text has {n} tokens; there is no link from {body.source} to {body.target}")
+    return {"weights": (weights[:, :, body.source, body.target].astype(np.float64) / 65535).ravel().round(5).tolist()}
 
 
-def context(served: Served, given: ContextIn) -> dict[str, Any]:
-    """A word's vectors compared layer by layer."""
-    found = served.model.neighbours(given.word, given.texts, given.top)
+def context(served: Served, body: ContextRequest) -> dict[str, Any]:
+    """The vectors of a word, compared in every layer."""
+    found = served.model.neighbours(body.word, body.texts, body.top)
     return {**asdict(found), "similarity": found.similarity.astype(float).round(5).tolist()}
 
 
-def answer_question(served: Served, given: AnswerIn) -> dict[str, Any]:
-    """The best answers, and where in the passage one may begin and end."""
-    best = served.model.answer(given.question, given.context, top=given.top)
-    each = looking.answer_tokens(served.model, given.question, given.context)
+def answer_question(served: Served, body: AnswerRequest) -> dict[str, Any]:
+    """The best answers, and the probability that an answer starts or ends at each token."""
+    best = served.model.answer(body.question, body.context, top=body.top)
+    each = looking.answer_tokens(served.model, body.question, body.context)
     return {
         "answers": [asdict(answer) for answer in best],
         "tokens": each.tokens,
@@ -303,11 +358,9 @@ def answer_question(served: Served, given: AnswerIn) -> dict[str, Any]:
     }
 
 
-def attribution(served: Served, given: AttributionIn) -> dict[str, Any]:
-    """Which pieces speak for a prediction."""
-    found = served.model.attribution(
-        given.text, given.pair or None, label=given.label, task=given.task, method=given.method
-    )
+def attribution(served: Served, body: AttributionRequest) -> dict[str, Any]:
+    """The contribution of each token to a prediction."""
+    found = served.model.attribution(body.text, body.pair or None, label=body.label, task=body.task, method=body.method)
     return {
         **{name: value for name, value in asdict(found).items() if name not in ("text", "pair")},
         "scores": found.scores.round(6).tolist(),
@@ -315,27 +368,27 @@ def attribution(served: Served, given: AttributionIn) -> dict[str, Any]:
     }
 
 
-def similar(served: Served, given: SimilarIn) -> dict[str, Any]:
+def similar(served: Served, body: SimilarRequest) -> dict[str, Any]:
     """Cosines between texts."""
-    vectors = served.model.embed(given.texts)
+    vectors = served.model.embed(body.texts)
     unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return {"cosine": (unit @ unit.T).astype(float).round(5).tolist()}
 
 
-def step(kept: Kept, served: Served, given: StepIn) -> dict[str, Any]:
-    """One step of the forward pass with its arrays; and the list of all."""
-    model, pair = served.model, given.pair or None
+def step(cache: Cache, served: Served, body: StepRequest) -> dict[str, Any]:
+    """One step of the forward pass with its arrays, and the titles of all steps."""
+    model, pair = served.model, body.pair or None
 
     def compute() -> tuple[Trace, int]:
-        encoding = looking.one_window(model, given.text, pair)
+        encoding = looking.one_window(model, body.text, pair)
         if len(encoding) > STEP_TOKENS:
-            raise too_much(len(encoding), STEP_TOKENS, "tokens, each with every number shown,")
-        found = looking.trace(model, given.text, pair, keep=needed(given.layer))
+            raise too_large(len(encoding), STEP_TOKENS, "tokens, each with every number shown,")
+        found = looking.trace(model, body.text, pair, keep=needed(body.layer))
         return found, sum(value.nbytes for value in found.values.values())
 
-    trace = kept.get((served.name, given.layer, given.text, pair), compute)
-    steps = story(trace, given.layer, given.head)
-    chosen = steps[min(given.step, len(steps) - 1)]
+    trace = cache.get((served.name, body.layer, body.text, pair), compute)
+    steps = story(trace, body.layer, body.head)
+    chosen = steps[min(body.step, len(steps) - 1)]
     return {
         "tokens": trace.tokens,
         "ids": trace.ids,
@@ -349,7 +402,7 @@ def step(kept: Kept, served: Served, given: StepIn) -> dict[str, Any]:
 
 
 def _part(model: Any, trace: Trace, part: Part) -> dict[str, Any]:
-    """An array of a step for the page; of a distribution over the vocabulary, its top."""
+    """An array of a step; of a distribution over the vocabulary, the most probable tokens."""
     value = part_value(trace, part)
     shown = {"label": part.label, "kind": part.kind, "shape": list(value.shape), "name": part.name}
     if part.kind == "vocabulary":

@@ -1,192 +1,357 @@
-"""Our own endpoints: fill, classify, tag, answer, next, choose, tokens, attention."""
+"""The endpoints: everybert's own, OpenAI's /v1, and those of text-embeddings-inference (TEI).
+
+A handler turns a validated body into `Work` for the batcher; `add_endpoint` makes an HTTP endpoint of it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
-from typing import Any
+from inspect import get_annotations
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import ValidationError
+from pydantic_core import from_json
 
 from everybert.inference import masks
+from everybert.inference.model import Model
 from everybert.serving import schemas as s
-from everybert.serving.limits import Call, Refusal, too_much
-from everybert.serving.service import Service
-from everybert.serving.shelf import Served, is_regression
-from everybert.serving.strict import StrictRoute
+from everybert.serving.batcher import Job, Work, once
+from everybert.serving.limits import HttpError, RequestContext, too_large
+from everybert.serving.models import Served, count_tokens, may_be_too_long
+from everybert.tasks.metrics import sigmoid
+
+if TYPE_CHECKING:
+    from everybert.serving.app import Service
+
+Handler = Callable[[Served, Any, RequestContext], Work]
 
 MOST_WEIGHTS = 1_000_000
-"""Attention weights of an answer: as JSON each takes some eight bytes."""
+"""Attention weights per response; each takes about eight bytes of JSON."""
 FAILURES: dict[int | str, dict[str, Any]] = {
-    400: {"model": s.Failure, "description": "The body is not JSON."},
-    401: {"model": s.Failure, "description": "The API key is missing or wrong."},
-    404: {"model": s.Failure, "description": "No such model."},
-    408: {"model": s.Failure, "description": "The body did not arrive in time."},
-    413: {"model": s.Failure, "description": "The request is over a limit."},
-    415: {"model": s.Failure, "description": "The body is compressed."},
-    422: {"model": s.Failure, "description": "The body is not what this endpoint, or this model, takes."},
-    429: {"model": s.Failure, "description": "Too many requests; Retry-After says when to come again."},
-    503: {"model": s.Failure, "description": "No answer in time, or shutting down."},
+    status: {"model": s.Failure, "description": description}
+    for status, description in {
+        400: "The body is not JSON.",
+        401: "The API key is missing or wrong.",
+        404: "No such model.",
+        408: "The body did not arrive in time.",
+        413: "The request is over a limit.",
+        415: "The body is compressed.",
+        422: "The body is not what this endpoint, or this model, takes.",
+        429: "Too many requests; Retry-After says when to try again.",
+        503: "No answer in time, or shutting down.",
+    }.items()
 }
 
 
+class JsonRoute(APIRoute):
+    """A route whose body, read by the middleware, is strict JSON: no NaN, no deep nesting, only UTF-8."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Validate the body, and call the endpoint with it and the request."""
+        if not self.dependant.body_params:
+            return super().get_route_handler()
+        kind = self.dependant.body_params[0].field_info.annotation
+
+        async def handle(request: Request) -> Response:
+            return await self.endpoint(validated(kind, request), request)
+
+        return handle
+
+
+def validated(kind: Any, request: Request) -> Any:
+    """The body as a model of pydantic; an error names the field and the reason, but not the value."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not (content_type.startswith("application/") and content_type.endswith(("/json", "+json"))):
+        raise HttpError(422, "the body: send it as JSON, with the header content-type: application/json")
+    raw = request.scope["context"].body
+    if not raw:
+        raise HttpError(422, "the body is empty; send JSON")
+    try:
+        return kind.model_validate(from_json(raw, allow_inf_nan=False))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        why = "this endpoint has no such field" if first["type"] == "extra_forbidden" else first["msg"][:200]
+        raise HttpError(422, f"{where[:80] or 'the body'}: {why}") from None
+    except ValueError as error:
+        raise HttpError(400, f"the body is not JSON: {error}"[:300]) from None
+
+
+def add_endpoint(routes: APIRouter, service: Service, path: str, handler: Handler, **options: Any) -> None:
+    """Serve a handler at a path; its annotations and docstring describe the endpoint."""
+
+    async def endpoint(body: Any, request: Request) -> Response:
+        context: RequestContext = request.scope["context"]
+        served = service.registry.get(body.model)
+        work = handler(served, body, context)
+        try:
+            async with asyncio.timeout(service.limits.seconds):
+                if work.count:
+                    await asyncio.to_thread(count_tokens, served.model, work.inputs, context, work.specials)
+                body = await service.batcher.submit(Job(served, context, work))
+        except TimeoutError:
+            raise context.late() from None
+        service.metrics.tokens.labels(served.loaded.name).inc(context.tokens)
+        headers = {"x-tokens": str(context.tokens), "x-cut-tokens": str(context.cut)}
+        return Response(body, media_type="application/json", headers=headers)
+
+    endpoint.__annotations__["body"] = get_annotations(handler, eval_str=True)["body"]
+    routes.post(path, name=handler.__name__, description=handler.__doc__, **options)(endpoint)
+
+
 def router(service: Service) -> APIRouter:
-    """The endpoints over a service."""
-    routes = APIRouter(route_class=StrictRoute, tags=["everybert"], responses=FAILURES)
+    """All endpoints that need a model, but for the playground's."""
+    routes = APIRouter(route_class=JsonRoute, responses=FAILURES)
 
-    @routes.post("/fill", response_model=s.Filled)
-    async def fill(body: s.FillIn, request: Request) -> Response:
-        """Guess the words behind [MASK], each with its probability."""
-        texts = listed(body.text, service)
+    @routes.get("/v1/models", tags=["OpenAI"])
+    async def models() -> dict[str, Any]:
+        """List the models, with the tasks of each."""
+        common = {"object": "model", "created": 0, "owned_by": "everybert"}
+        data = [{"id": e.name, **common, "tasks": e.tasks} for e in service.registry.entries.values()]
+        return {"object": "list", "data": data}
 
-        def work(served: Served, call: Call) -> Any:
-            model = served.model
-            found = masks.fill_all(model.network, model.tokenizer, texts, body.top, model.window)
-            return answer(served, call, [[[asdict(c) for c in blank] for blank in blanks] for blanks in found])
-
-        return await service.answer(request, body.model, work)
-
-    @routes.post("/classify", response_model=s.Classified)
-    async def classify(body: s.ClassifyIn, request: Request) -> Response:
-        """Label texts or pairs of texts, of any length; a model that predicts a number gives it as `value`."""
-        texts: list[Any] = listed(body.text, service)
-
-        def work(served: Served, call: Call) -> Any:
-            inputs = pairs(served, call, texts)
-            if is_regression(served.model):
-                return answer(served, call, [{"value": value} for value in served.model.regress(inputs)])
-            return answer(served, call, [asdict(p) for p in served.model.classify(inputs)])
-
-        return await service.answer(request, body.model, work)
-
-    @routes.post("/tag", response_model=s.Tagged)
-    async def tag(body: s.TagIn, request: Request) -> Response:
-        """Find and label the spans of texts of any length."""
-        texts = listed(body.text, service)
-
-        def work(served: Served, call: Call) -> Any:
-            return answer(served, call, [[asdict(span) for span in spans] for spans in served.model.tag(texts)])
-
-        return await service.answer(request, body.model, work)
-
-    @routes.post("/answer", response_model=s.Answered)
-    async def answers(body: s.AnswerIn, request: Request) -> Response:
-        """Answer questions by pieces of a text of any length."""
-        questions, contexts = listed(body.question, service), listed(body.context, service)
-        contexts = contexts * len(questions) if len(contexts) == 1 else contexts
-
-        def work(served: Served, call: Call) -> Any:
-            found = served.model.answer(questions, contexts, top=body.top)
-            return answer(served, call, [[asdict(one) for one in best] for best in found])
-
-        return await service.answer(request, body.model, work)
-
-    @routes.post("/next", response_model=s.Next)
-    async def next_sentence(body: s.NextIn, request: Request) -> Response:
-        """How likely the second text follows the first."""
-
-        def work(served: Served, call: Call) -> Any:
-            probability = served.model.next_sentence(body.first, body.second)
-            return {"model": served.name, "probability": probability, "tokens": call.tokens}
-
-        return await service.answer(request, body.model, work)
-
-    @routes.post("/choose", response_model=s.Chosen)
-    async def choose(body: s.ChooseIn, request: Request) -> Response:
-        """Choose the ending that fits a prompt best."""
-        endings = listed(body.endings, service)
-
-        def work(served: Served, call: Call) -> Any:
-            chosen = served.model.choose(body.prompt, endings)
-            call.cut = chosen.cut
-            return {"model": served.name, **asdict(chosen), "tokens": call.tokens}
-
-        return await service.answer(request, body.model, work)
-
-    @routes.post("/tokens", response_model=s.Tokens)
-    async def tokens(body: s.TokensIn, request: Request) -> Response:
-        """Show a text's tokens, where they stand in it, and (asked for) their vectors after a layer."""
-
-        def work(served: Served, call: Call) -> Any:
-            found = served.model.tokens(body.text, layer=body.layer, pair=body.pair)
-            rows = rounded(found.vectors) if body.vectors else [None] * len(found)
-            each = zip(found.tokens, found.ids, found.offsets, found.segments, rows)
-            results = [
-                {"token": token, "id": i, "start": start, "end": end, "segment": segment, "vector": row}
-                for token, i, (start, end), segment, row in each
-            ]
-            return answer(served, call, results) | {"layer": found.layer}
-
-        return await service.answer(request, body.model, work)
-
-    @routes.post("/attention", response_model=s.AttentionOut)
-    async def attention(body: s.AttentionIn, request: Request) -> Response:
-        """What every head of every layer attends to in a short text: weights[layer][head][from][to]."""
-
-        def work(served: Served, call: Call) -> Any:
-            config = served.model.config
-            count = len(config.layer_order)
-            layers = list(range(count)) if body.layer is None else [body.layer]
-            if layers[-1] >= count:
-                raise Refusal(422, f"there is no layer {layers[-1]}: the layers are 0 … {count - 1}")
-            n = len(served.model.tokenizer.encode(body.text, body.pair))
-            if (size := len(layers) * config.heads * n * n) > MOST_WEIGHTS:
-                raise too_much(size, MOST_WEIGHTS, "attention weights")
-            found = served.model.attention(body.text, pair=body.pair)
-            call.tokens = n
-            shown = {"token": found.tokens, "layers": layers, "weights": rounded(found.weights[layers])}
-            return {"model": served.name, **shown, "tokens": call.tokens}
-
-        return await service.answer(request, body.model, work)
-
+    labels = list[s.LabelScore] | list[list[s.LabelScore]]
+    for path, tag, handler, response in (
+        ("/v1/embeddings", "OpenAI", embeddings, s.EmbeddingsResponse),
+        ("/embed", "TEI", embed, list[list[float]]),
+        ("/predict", "TEI", predict, labels),
+        ("/rerank", "TEI", rerank, list[s.Rank]),
+        ("/fill", "everybert", fill, s.FillResponse),
+        ("/classify", "everybert", classify, s.ClassifyResponse),
+        ("/tag", "everybert", tag_texts, s.TagResponse),
+        ("/answer", "everybert", answer, s.AnswerResponse),
+        ("/next", "everybert", next_sentence, s.NextResponse),
+        ("/choose", "everybert", choose, s.ChooseResponse),
+        ("/tokens", "everybert", tokens, s.TokensResponse),
+        ("/attention", "everybert", attention, s.AttentionResponse),
+    ):
+        add_endpoint(routes, service, path, handler, tags=[tag], response_model=response)
     return routes
 
 
-def listed(texts: Any, service: Service) -> list[Any]:
-    """One text, or a list of at most as many as the limits allow, as a list."""
-    found = [texts] if isinstance(texts, str) else list(texts)
+def as_list(texts: Any, context: RequestContext) -> list[Any]:
+    """One text, or a list of at most as many as the limit, as a list; pairs as tuples."""
+    found = [texts] if isinstance(texts, str) else [tuple(x) if isinstance(x, list) else x for x in texts]
     if not found:
-        raise Refusal(422, "there is no text; give one or more")
-    if len(found) > service.limits.inputs:
-        raise too_much(len(found), service.limits.inputs, "texts in a request")
+        raise HttpError(422, "there is no text; give one or more")
+    if len(found) > context.limits.inputs:
+        raise too_large(len(found), context.limits.inputs, "texts in a request")
     return found
 
 
-def pairs(served: Served, call: Call, texts: list[Any]) -> list[Any]:
-    """Texts and pairs as the tasks take them; windows of long pairs multiply, so they are counted beforehand."""
-    out = [text if isinstance(text, str) else tuple(text) for text in texts]
-    tokenizer, window = served.model.tokenizer, served.model.window
-    long = [pair for pair in out if isinstance(pair, tuple) and len(pair[0]) + len(pair[1]) > window // 4]
-    if long:
-        before, lengths = call.tokens, []
-        for first, second in long:
-            a, b = tokenizer.ids_batch([first, second], specials=False)
-            lengths.append(pair_tokens(len(a), len(b), window, tokenizer.pair_special))
-        call.tokens = before
-        if (total := sum(lengths)) > call.limits.request_tokens:
-            raise too_much(total, call.limits.request_tokens, "tokens in the windows of long pairs")
-    return out
-
-
-def pair_tokens(a: int, b: int, window: int, special: int) -> int:
-    """About how many tokens are read for a pair of so many tokens each."""
-    room = window - special
-    if a + b <= room:
-        return a + b + special
-    short = min(a, b, room // 2)
-    overlap = min(128, window // 4)
-
-    def count(n: int, size: int) -> int:
-        return 1 if n <= size else -(-n // max(size - min(overlap, size // 2), 1))
-
-    return count(max(a, b), room - short) * count(min(a, b), short) * window
-
-
-def answer(served: Served, call: Call, results: list[Any]) -> dict[str, Any]:
-    """The form of our own answers."""
-    return {"model": served.name, "results": results, "tokens": call.tokens}
-
-
 def rounded(values: np.ndarray) -> list[Any]:
-    """Numbers for JSON, with no more digits than fp32 has to say."""
+    """Numbers for JSON, with as many digits as float32 has."""
     return np.round(values.astype(np.float64), 8).tolist()
+
+
+# ── embeddings ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def embed_work(
+    texts: list[str], context: RequestContext, finish: Callable[..., Any], normalize: bool | None, long: Any = "window"
+) -> Work:
+    """Embed texts; `finish` takes the vectors (N, H), the tokens of each text, and the tokens cut of each."""
+
+    def run(model: Model, texts: list[str]) -> Sequence[Any]:
+        found = model.embedded(texts, normalize=normalize, long=long)
+        return list(zip(found.vectors, found.tokens, found.cut))
+
+    def finish_rows(rows: list[Any]) -> Any:
+        vectors, read, cut = zip(*rows)
+        context.cut = sum(cut)
+        context.tokens = sum(read) + context.cut
+        return finish(np.stack(vectors), read, cut)
+
+    return Work("embed", texts, run, finish_rows, (normalize, long), may_be_too_long(texts, context.limits))
+
+
+def embeddings(served: Served, body: s.EmbeddingsRequest, context: RequestContext) -> Work:
+    """Embed texts, or lists of token ids."""
+    one = isinstance(body.input, list) and len(body.input) > 0 and all(isinstance(x, int) for x in body.input)
+    given = as_list([body.input] if one else body.input, context)
+    texts = [x if isinstance(x, str) else served.model.tokenizer.decode(x) for x in given]
+
+    def finish(vectors: np.ndarray, read: Sequence[int], cut: Sequence[int]) -> dict[str, Any]:
+        width = vectors.shape[1]
+        if body.dimensions not in (None, width):
+            raise HttpError(422, f"dimensions is {body.dimensions}, this model's vectors have {width}; leave it out")
+        shown = rounded(vectors)
+        if body.encoding_format == "base64":  # little-endian float32, as OpenAI's clients read it
+            shown = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+        rows = enumerate(zip(shown, cut))
+        data = [{"object": "embedding", "index": i, "embedding": row, "cut": lost} for i, (row, lost) in rows]
+        usage = {"prompt_tokens": sum(read), "total_tokens": sum(read)}
+        return {"object": "list", "model": served.name, "data": data, "usage": usage}
+
+    return embed_work(texts, context, finish, None, body.long)
+
+
+def embed(served: Served, body: s.EmbedRequest, context: RequestContext) -> Work:
+    """Embed texts. The x-cut-tokens header counts the tokens that `truncate` left out."""
+    texts = as_list(body.inputs, context)
+    long = "cut" if body.truncate else "window"
+    return embed_work(texts, context, lambda vectors, *_: rounded(vectors), body.normalize, long)
+
+
+# ── predictions ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def predict_work(served: Served, texts: list[Any], finish: Callable[[list[Any]], Any]) -> Work:
+    """Run the classify head on texts and pairs: predictions, or numbers where it has one output."""
+    if served.one_output:
+        return Work("regress", texts, lambda model, texts: model.regress(texts), finish)
+    return Work("classify", texts, lambda model, texts: model.classify(texts), finish)
+
+
+def predict(served: Served, body: s.PredictRequest, context: RequestContext) -> Work:
+    """Score every label of a text or pair, best first; for a list, one such list per entry."""
+    inputs: Any = body.inputs
+    many = isinstance(inputs, list) and not all(isinstance(x, str) for x in inputs)
+    if isinstance(inputs, list) and inputs and not many:
+        if len(inputs) > 2:
+            raise HttpError(422, 'a list of texts is a pair here; give a batch as [["text"], ["text"], …]')
+        inputs = [inputs]
+    texts = [x[0] if len(x) == 1 and isinstance(x, tuple) else x for x in as_list(inputs, context)]
+
+    def scores(found: Any) -> list[dict[str, Any]]:
+        if served.one_output:
+            squash = served.bounded and not body.raw_scores
+            return [{"score": float(sigmoid(found) if squash else found), "label": served.label}]
+        context.cut += found.cut
+        raw = {name: float(np.log(max(p, 1e-30))) if body.raw_scores else p for name, p in found.scores.items()}
+        return [{"score": p, "label": name} for name, p in sorted(raw.items(), key=lambda item: -item[1])]
+
+    return predict_work(served, texts, lambda found: list(map(scores, found)) if many else scores(found[0]))
+
+
+def rerank(served: Served, body: s.RerankRequest, context: RequestContext) -> Work:
+    """Sort texts by relevance to a query: by a cross-encoder's score, or by the cosine of the embeddings."""
+    texts = as_list(body.texts, context)
+
+    def ranked(scores: np.ndarray) -> list[dict[str, Any]]:
+        order = np.argsort(-scores, kind="stable").tolist()
+        shown = [{"text": text} if body.return_text else {} for text in texts]
+        return [{"index": i, "score": float(scores[i]), **shown[i]} for i in order]
+
+    if not served.one_output:
+        return embed_work([body.query, *texts], context, lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)
+    pairs = [(body.query, text) for text in texts]
+    squash = np.asarray if body.raw_scores else sigmoid
+    return predict_work(served, pairs, lambda found: ranked(squash(np.asarray(found))))
+
+
+# ── everybert's own endpoints ────────────────────────────────────────────────────────────────────────────────
+
+
+def results(served: Served, context: RequestContext, found: list[Any]) -> dict[str, Any]:
+    """The response with a result per input."""
+    return {"model": served.name, "results": found, "tokens": context.tokens}
+
+
+def fill(served: Served, body: s.FillRequest, context: RequestContext) -> Work:
+    """Predict the tokens behind [MASK], each with its probability."""
+
+    def run(model: Model, texts: list[str]) -> Sequence[Any]:
+        return masks.fill_all(model.network, model.tokenizer, texts, body.top, model.window)
+
+    def finish(found: list[Any]) -> dict[str, Any]:
+        return results(served, context, [[[asdict(c) for c in mask] for mask in text] for text in found])
+
+    return Work("fill", as_list(body.text, context), run, finish, body.top, specials=True)
+
+
+def classify(served: Served, body: s.ClassifyRequest, context: RequestContext) -> Work:
+    """Classify texts or pairs of any length; a model that predicts a number returns it as `value`."""
+
+    def finish(found: list[Any]) -> dict[str, Any]:
+        return results(served, context, [{"value": x} if served.one_output else asdict(x) for x in found])
+
+    return predict_work(served, as_list(body.text, context), finish)
+
+
+def tag_texts(served: Served, body: s.TagRequest, context: RequestContext) -> Work:
+    """Find and label spans in texts of any length."""
+
+    def finish(found: list[Any]) -> dict[str, Any]:
+        return results(served, context, [[asdict(span) for span in spans] for spans in found])
+
+    return Work("tag", as_list(body.text, context), lambda model, texts: model.tag(texts), finish)
+
+
+def answer(served: Served, body: s.AnswerRequest, context: RequestContext) -> Work:
+    """Answer questions by parts of a context of any length."""
+    questions, contexts = as_list(body.question, context), as_list(body.context, context)
+    contexts = contexts * len(questions) if len(contexts) == 1 else contexts
+    if len(contexts) != len(questions):
+        raise HttpError(
+            422, f"{len(questions)} questions but {len(contexts)} contexts; give one for each, or one for all"
+        )
+
+    def run(model: Model, pairs: list[Any]) -> Sequence[Any]:
+        return model.answer([question for question, _ in pairs], [passage for _, passage in pairs], top=body.top)
+
+    def finish(found: list[Any]) -> dict[str, Any]:
+        return results(served, context, [[asdict(one) for one in best] for best in found])
+
+    return Work("answer", list(zip(questions, contexts)), run, finish, body.top)
+
+
+def next_sentence(served: Served, body: s.NextRequest, context: RequestContext) -> Work:
+    """The probability that the second text follows the first."""
+
+    def compute(model: Model) -> dict[str, Any]:
+        probability = model.next_sentence(body.first, body.second)
+        return {"model": served.name, "probability": probability, "tokens": context.tokens}
+
+    return once("next", (body.first, body.second), compute)
+
+
+def choose(served: Served, body: s.ChooseRequest, context: RequestContext) -> Work:
+    """Choose the best ending of a prompt."""
+    endings = as_list(body.endings, context)
+
+    def compute(model: Model) -> dict[str, Any]:
+        chosen = model.choose(body.prompt, endings)
+        context.cut = chosen.cut
+        return {"model": served.name, **asdict(chosen), "tokens": context.tokens}
+
+    return once("choose", (body.prompt, *endings), compute)
+
+
+def tokens(served: Served, body: s.TokensRequest, context: RequestContext) -> Work:
+    """The tokens of a text, their positions and, on request, their vectors after a layer."""
+
+    def compute(model: Model) -> dict[str, Any]:
+        found = model.tokens(body.text, layer=body.layer, pair=body.pair)
+        vectors = rounded(found.vectors) if body.vectors else [None] * len(found)
+        rows = zip(found.tokens, found.ids, found.offsets, found.segments, vectors)
+        shown = [
+            {"token": token, "id": i, "start": start, "end": end, "segment": segment, "vector": vector}
+            for token, i, (start, end), segment, vector in rows
+        ]
+        return results(served, context, shown) | {"layer": found.layer}
+
+    return once("tokens", (body.text,) if body.pair is None else (body.text, body.pair), compute)
+
+
+def attention(served: Served, body: s.AttentionRequest, context: RequestContext) -> Work:
+    """The attention weights of every head of every layer for a short text: weights[layer][head][from][to]."""
+
+    def compute(model: Model) -> dict[str, Any]:
+        count = len(model.config.layer_order)
+        layers = list(range(count)) if body.layer is None else [body.layer]
+        if layers[-1] >= count:
+            raise HttpError(422, f"there is no layer {layers[-1]}: the layers are 0 … {count - 1}")
+        if (size := len(layers) * model.config.heads * context.tokens**2) > MOST_WEIGHTS:
+            raise too_large(size, MOST_WEIGHTS, "attention weights")
+        found = model.attention(body.text, pair=body.pair)
+        shown = {"token": found.tokens, "layers": layers, "weights": rounded(found.weights[layers])}
+        return {"model": served.name, **shown, "tokens": context.tokens}
+
+    return once("attention", (body.text,) if body.pair is None else (body.text, body.pair), compute)

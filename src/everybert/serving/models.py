@@ -1,0 +1,220 @@
+"""What is served: loaded models, and a name for each of them and for each of their adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from everybert.errors import EverybertError
+from everybert.inference.model import Model, load
+from everybert.model.engine import BUDGET_CPU, BUDGET_GPU
+from everybert.serving.limits import HttpError, Limits, RequestContext, too_large
+
+HEAD_TASKS = {"mlm": "fill", "nsp": "next", "tag": "tag", "answer": "answer", "choose": "choose"}
+"""The endpoint of each head; classify heads have several."""
+EXPANSION = 18
+"""Tokens per character, at most: Unicode normalization turns one character into up to 18."""
+
+
+@dataclass(eq=False)
+class LoadedModel:
+    """A model in memory. Its network computes with one adapter at a time, in any number of threads."""
+
+    name: str
+    model: Model
+    budget: int
+    """Tokens per batch."""
+    adapter: str | None = None
+    """The adapter in use."""
+    running: int = 0
+    """Batches that are computed now, all with this adapter."""
+
+    def can_run(self, adapter: str | None) -> bool:
+        """Whether a batch with an adapter may start now."""
+        return self.running == 0 or self.adapter == adapter
+
+    def start(self, adapter: str | None) -> None:
+        """A batch starts: switch to its adapter."""
+        self.running += 1
+        if self.adapter != adapter:
+            self.model.use(adapter)
+            self.adapter = adapter
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model, or one of its adapters, under the name that requests use."""
+
+    name: str
+    loaded: LoadedModel
+    adapter: str | None
+    folder: Path | None
+    heads: frozenset[str]
+    one_output: bool
+    """Whether the classify head has one output: regression, or a cross-encoder's relevance."""
+    label: str
+    """The name of that output."""
+    bounded: bool
+    """Whether that output is a logit, which a sigmoid maps to 0 … 1; regression gives the number itself."""
+    trained: str | None
+    """The task it was fine-tuned for by everybert."""
+
+    @property
+    def model(self) -> Model:
+        """The model; its methods are called by the batcher's threads, which switch adapters."""
+        return self.loaded.model
+
+    @property
+    def tasks(self) -> list[str]:
+        """The endpoints it can answer."""
+        found = ["embed", "tokens", "attention", *(task for head, task in HEAD_TASKS.items() if head in self.heads)]
+        if "classify" in self.heads:
+            found += ["predict", "rerank"] if self.one_output else ["classify", "predict"]
+        defaults = {task.split()[0] for task in self.model.bundle.defaults} if self.adapter is None else set()
+        return list(dict.fromkeys([*found, *sorted(defaults - {"embed"})]))
+
+    def adapter_for(self, task: str, pair: bool = False) -> str | None:
+        """The adapter a task runs with: the one named; else none where the model has the head; else the default."""
+        if self.adapter is not None or (task if task != "regress" else "classify") in self.heads:
+            return self.adapter
+        return self.model.bundle.default(task, pair)
+
+
+class ModelRegistry:
+    """The served models by name; the first is the default."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.entries: dict[str, Served] = {}
+
+    def add(
+        self, name: str, model: Model, adapters: dict[str, str | Path] | None = None, share_weights: bool = False
+    ) -> None:
+        """Serve a model as `name`, and each of its adapters as `name:adapter`.
+
+        The weights are copied out of the memory-mapped file, since a file that shrinks under a map kills the process.
+        With `share_weights` they stay in the map, and processes that serve the same folder share them.
+        """
+        if not name or ":" in name or name in self.entries:
+            raise EverybertError(f"a served model needs a name of its own without a colon, not {name!r}")
+        if not share_weights:
+            for tensor in (*model.network.parameters(), *model.network.buffers()):
+                tensor.data = tensor.data.clone()
+        folders: dict[str, str | Path] = {**model.bundle.folders, **(adapters or {})}
+        for adapter in model.bundle.folders:
+            model.use(adapter)  # loads it
+        for adapter, folder in (adapters or {}).items():
+            model.add_adapter(folder, adapter)
+        model.network.requires_grad_(False)
+        _ = model.pooling  # read now: the folder may be gone when it is needed
+        loaded = LoadedModel(
+            name, model, self.limits.budget or (BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU)
+        )
+        for adapter in (None, *folders):
+            if folders:
+                model.use(adapter)
+            full = name if adapter is None else f"{name}:{adapter}"
+            folder = model.folder if adapter is None else Path(folders[adapter])
+            self.entries[full] = _describe(full, loaded, adapter, folder)
+        if folders:
+            model.use(None)
+
+    def get(self, name: str | None) -> Served:
+        """The entry a request names; the first by default."""
+        if name is None:
+            return next(iter(self.entries.values()))
+        if name not in self.entries:
+            raise HttpError(404, f"there is no model {name[:80]!r} here; choose one of {', '.join(self.entries)}")
+        return self.entries[name]
+
+
+def _describe(name: str, loaded: LoadedModel, adapter: str | None, folder: Path | None) -> Served:
+    """An entry for a model with an adapter, which is in use now."""
+    model = loaded.model
+    heads = model.network.heads
+    extras = model.adapters.extras[adapter] if model.adapters is not None and adapter is not None else model.extras
+    trained = (extras.get("task") or {}).get("task")
+    own = adapter is None  # labels and problem_type are those of the model's own head
+    return Served(
+        name=name,
+        loaded=loaded,
+        adapter=adapter,
+        folder=folder,
+        heads=frozenset(heads),
+        one_output="classify" in heads and getattr(heads["classify"].output, "out_features", 0) == 1,
+        label=(model.labels or ["LABEL_0"])[0] if own else "LABEL_0",
+        bounded=trained != "regress" and not (own and model.problem_type == "regression"),
+        trained=trained,
+    )
+
+
+def open_models(
+    registry: ModelRegistry,
+    models: Sequence[str],
+    adapters: Sequence[str] = (),
+    device: str | None = None,
+    dtype: str | None = None,
+    share_weights: bool = False,
+) -> None:
+    """Load and serve "folder" or "name=folder"; adapters as "folder", "name=folder" or "model:name=folder"."""
+    named = [split_name(entry) for entry in models]
+    first = named[0][0]
+    by_model: dict[str, dict[str, str | Path]] = {name: {} for name, _ in named}
+    for entry in adapters:
+        name, folder = split_name(entry)
+        model, colon, short = name.rpartition(":")
+        model = model if colon else first
+        if model not in by_model:
+            raise EverybertError(
+                f"the adapter {entry!r} is for {model!r}, which is not served; add --model {model}=FOLDER"
+            )
+        by_model[model][short] = folder
+    for name, folder in named:
+        registry.add(name, load(folder, device=device, dtype=dtype), by_model[name], share_weights)
+
+
+def split_name(entry: str) -> tuple[str, str]:
+    """("name", "folder") of "name=folder"; a folder alone is named by its last part."""
+    name, equals, folder = entry.partition("=")
+    return (name, folder) if equals else (Path(entry).name.replace(":", "-"), entry)
+
+
+# ── tokens, counted before anything is computed ──────────────────────────────────────────────────────────────
+
+
+def may_be_too_long(texts: Sequence[str], limits: Limits) -> bool:
+    """Whether texts have so many characters that only counting their tokens tells if they are within the limits."""
+    most = min(limits.text_tokens, limits.request_tokens)
+    return EXPANSION * sum(map(len, texts)) > most
+
+
+def count_tokens(
+    model: Model, inputs: Sequence[str | tuple[str, ...]], context: RequestContext, specials: bool
+) -> None:
+    """Count the tokens of texts and pairs; 413 above the limits. Each distinct text is tokenized once."""
+    tokenizer, limit = model.tokenizer, context.limits.request_tokens
+    parts = [(x,) if isinstance(x, str) else x for x in inputs]
+    texts = list(dict.fromkeys(text for part in parts for text in part))
+    size = dict(zip(texts, map(len, tokenizer.ids_batch(texts, specials=False))))
+    special = {1: tokenizer.single_special, 2: tokenizer.pair_special}
+    total = sum(pair_windows(size[p[0]], size[p[1]], model.window, special[2]) for p in parts if len(p) == 2)
+    if total > limit:
+        raise too_large(total, limit, "tokens in the windows of long pairs")
+    for part in parts:
+        context.count([size[text] for text in part])
+        context.tokens += special.get(len(part), 0) if specials else 0
+
+
+def pair_windows(a: int, b: int, window: int, special: int) -> int:
+    """About how many tokens are computed for a pair of `a` and `b` tokens: both texts are read in windows."""
+    room = window - special
+    if a + b <= room:
+        return a + b + special
+    short = min(a, b, room // 2)
+    overlap = min(128, window // 4)
+
+    def count(n: int, size: int) -> int:
+        return 1 if n <= size else -(-n // max(size - min(overlap, size // 2), 1))
+
+    return count(max(a, b), room - short) * count(min(a, b), short) * window

@@ -1,0 +1,225 @@
+"""The queue and its threads, with a model that only echoes: what shares a call, in what order, and what fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+
+import pytest
+from server import until
+
+from everybert.inference.bundle import Bundle
+from everybert.serving.batcher import Batcher, Job, Work, guess_tokens, once
+from everybert.serving.limits import HttpError, Limits, RequestContext
+from everybert.serving.metrics import Metrics
+from everybert.serving.models import LoadedModel, Served
+
+
+class Echo:
+    """In place of a model: gives each text back with the adapter in use, and remembers its calls."""
+
+    def __init__(self, seconds=0.0):
+        self.calls, self.seconds, self.opened = [], seconds, threading.Event()
+        self.opened.set()
+        self.active, self.inside = None, 0
+        self.bundle = Bundle(defaults={"classify": "one", "classify pair": "two"})
+
+    def use(self, adapter):
+        assert not self.inside, "switched while a batch was computed"
+        self.active = adapter
+
+    def run(self, texts):
+        self.inside += 1
+        assert self.opened.wait(60), "nobody opened the door"
+        time.sleep(self.seconds)
+        self.calls.append((self.active, list(texts)))
+        self.inside -= 1
+        if "bad" in texts:
+            raise ValueError("a bad text")
+        return [f"{self.active}:{text}" for text in texts]
+
+
+class World:
+    """A batcher over an echo."""
+
+    def __init__(self, budget=20, threads=1, seconds=0.0):
+        self.echo = Echo(seconds)
+        self.loaded = LoadedModel("echo", self.echo, budget)
+        self.batcher = Batcher(Metrics())
+        self.batcher.start(threads)
+
+    def submit(self, texts, adapter=None, options=(), context=None, task="echo"):
+        served = Served("echo", self.loaded, adapter, None, frozenset({"echo"}), False, "", True, None)
+        work = Work(task, texts, lambda model, inputs: model.run(inputs), lambda results: results, options)
+        return self.batcher.submit(Job(served, context or RequestContext(Limits()), work))
+
+    async def busy(self):
+        """Keep the one thread in a call until the door opens: what is submitted now waits in the queue."""
+        self.echo.opened.clear()
+        first = self.submit(["a"])
+        await asyncio.to_thread(until, lambda: self.echo.inside == 1)
+        return first
+
+    def close(self):
+        self.echo.opened.set()
+        self.batcher.close()
+        assert self.batcher.waiting == 0 and self.loaded.running == 0
+
+
+def played(story, **settings):
+    """Run a story in a world of its own."""
+
+    async def play():
+        world = World(**settings)
+        try:
+            return await asyncio.wait_for(story(world), 60)
+        finally:
+            await asyncio.to_thread(world.close)
+
+    return asyncio.run(play())
+
+
+def echoed(texts, adapter=None):
+    return [f"{adapter}:{text}" for text in texts]
+
+
+def test_tokens_are_guessed_by_characters():
+    assert guess_tokens("fives") == 3 and guess_tokens(("fives", "")) == 5
+
+
+def test_waiting_jobs_share_calls_up_to_the_budget():
+    async def story(world):
+        await world.busy()
+        texts = [[f"text{i}", "two"] for i in range(9)]  # five tokens each
+        jobs = [world.submit(some) for some in texts]
+        world.echo.opened.set()
+        assert [json.loads(await job) for job in jobs] == [echoed(some) for some in texts]
+        assert [len(call) for _, call in world.echo.calls] == [1, 8, 8, 2]
+
+    played(story)
+
+
+def test_a_long_job_is_computed_in_pieces_and_keeps_its_order():
+    async def story(world):
+        texts = [f"text{i}" for i in range(50)]
+        assert json.loads(await world.submit(texts)) == echoed(texts)
+        assert max(len(call) for _, call in world.echo.calls) == 6
+
+    played(story, threads=3)
+
+
+def test_a_text_longer_than_the_budget_is_computed_alone():
+    async def story(world):
+        await world.busy()
+        jobs = [world.submit(["x" * 500]), world.submit(["y"])]
+        world.echo.opened.set()
+        await asyncio.gather(*jobs)
+        assert [len(call) for _, call in world.echo.calls] == [1, 1, 1]
+
+    played(story)
+
+
+def test_one_bad_job_does_not_spoil_its_neighbours_and_its_other_pieces_are_dropped():
+    async def story(world):
+        await world.busy()
+        good = [world.submit([f"text{i}"]) for i in range(3)]
+        bad = world.submit(["bad"] * 40)
+        world.echo.opened.set()
+        assert [json.loads(await job) for job in good] == [echoed([f"text{i}"]) for i in range(3)]
+        with pytest.raises(ValueError, match="a bad text"):
+            await bad
+        assert sum(len(call) for _, call in world.echo.calls) < 40
+        assert world.batcher.alive
+
+    played(story)
+
+
+def test_what_cannot_become_json_fails_alone():
+    async def story(world):
+        served = Served("echo", world.loaded, None, None, frozenset(), False, "", True, None)
+        work = once("tokens", ("a",), lambda model: object())
+        with pytest.raises(Exception, match="serialize"):
+            await world.batcher.submit(Job(served, RequestContext(Limits()), work))
+
+    played(story)
+
+
+def test_other_options_and_single_calls_are_not_shared():
+    async def story(world):
+        await world.busy()
+        jobs = [world.submit(["text"], options=options) for options in ((1,), (2,), None, None, (1,))]
+        world.echo.opened.set()
+        await asyncio.gather(*jobs)
+        assert [len(call) for _, call in world.echo.calls] == [1, 2, 1, 1, 1]
+
+    played(story)
+
+
+def test_adapters_never_share_a_call_and_none_starves():
+    """Four threads, three adapters: the adapter is switched only when nothing is computed."""
+
+    async def story(world):
+        adapters = [(None, "one", "two")[i % 3] for i in range(150)]
+        jobs = [world.submit([f"text{i}"], adapter) for i, adapter in enumerate(adapters)]
+        found = [json.loads(await job) for job in jobs]
+        assert found == [echoed([f"text{i}"], adapter) for i, adapter in enumerate(adapters)]
+
+    played(story, threads=4, seconds=0.001)
+
+
+def test_each_input_has_the_default_adapter_of_its_kind():
+    async def story(world):
+        given = ["text", ("a", "pair"), "text"]
+        found = json.loads(await world.submit(given, task="classify"))
+        assert found == ["one:text", "two:('a', 'pair')", "one:text"]
+
+    played(story)
+
+
+def test_nobody_computes_for_clients_that_left_or_whose_time_is_over():
+    async def story(world):
+        gone, late = RequestContext(Limits()), RequestContext(Limits(), deadline=time.monotonic() + 0.05)
+        first = await world.busy()
+        jobs = [world.submit(["text"], context=context) for context in (gone, late)]
+        await asyncio.sleep(0.1)
+        gone.gone = True
+        world.echo.opened.set()
+        await first
+        await world.submit(["next"])
+        for job in jobs:
+            with pytest.raises(HttpError, match="no answer within"):
+                await job
+        assert [call for _, call in world.echo.calls] == [["a"], ["next"]]
+
+    played(story)
+
+
+def test_closing_computes_what_waits_and_takes_no_more():
+    async def story(world):
+        await world.busy()
+        jobs = [world.submit([f"text{i}"], options=None) for i in range(8)]
+        closing = asyncio.create_task(asyncio.to_thread(world.batcher.close))
+        await asyncio.to_thread(until, lambda: world.batcher._closing)
+        with pytest.raises(HttpError, match="shutting down"):
+            world.submit(["more"])
+        world.echo.opened.set()
+        assert [json.loads(await job) for job in jobs] == [echoed([f"text{i}"]) for i in range(8)]
+        await closing
+        assert not world.batcher.alive
+
+    played(story)
+
+
+def test_retry_after_follows_the_queue():
+    async def story(world):
+        assert world.batcher.retry_after() == 1
+        await world.busy()
+        world.submit(["x" * 500])
+        world.batcher._speed = 10.0
+        assert world.batcher.retry_after() == 11
+        world.batcher._speed = 0.1
+        assert world.batcher.retry_after() == 60
+
+    played(story)
