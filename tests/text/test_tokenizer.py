@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 
@@ -12,7 +11,7 @@ import pytest
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizer_samples import BERT, sentences, wild_text, write_bpe, write_sentencepiece, write_wordpiece
+from tokenizer_samples import BERT, sentences, wild_text
 from tokenizers import Tokenizer as Backend
 
 from everybert.errors import EverybertError
@@ -20,47 +19,7 @@ from everybert.text.tokenizer import Tokenizer
 from everybert.text.train_tokenizer import train_tokenizer
 
 FORMATS = ["bert", "uncased", "cased", "roberta", "albert", "xlm-roberta"]
-_CLASSES = {"roberta": "RobertaTokenizer", "albert": "AlbertTokenizer", "xlm-roberta": "XLMRobertaTokenizer"}
 _QUICK = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
-
-
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory):
-    """A folder of each format the family is published in."""
-    root = tmp_path_factory.mktemp("formats")
-    bert = root / "bert"
-    bert.mkdir()
-    shutil.copy(BERT / "vocab.txt", bert)
-    return {
-        "bert": bert,
-        "uncased": write_wordpiece(root / "uncased", lowercase=True),
-        "cased": write_wordpiece(root / "cased", lowercase=False),
-        "roberta": write_bpe(root / "roberta"),
-        "albert": write_sentencepiece(root / "albert", albert=True),
-        "xlm-roberta": write_sentencepiece(root / "xlm-roberta", albert=False),
-    }
-
-
-@pytest.fixture(scope="session")
-def ours(folders):
-    return {name: Tokenizer.load(folder) for name, folder in folders.items()}
-
-
-@pytest.fixture(scope="session")
-def theirs(folders):
-    oracles = {}
-    for name, folder in folders.items():
-        options = {} if name in _CLASSES else {"do_lower_case": name != "cased"}
-        cls = getattr(transformers, _CLASSES.get(name, "BertTokenizer"))
-        oracles[name] = cls.from_pretrained(folder, **options)
-        ids = oracles[name](sentences(1)[0]).input_ids
-        assert ids.count(oracles[name].unk_token_id) < len(ids) / 4
-    return oracles
-
-
-@pytest.fixture(scope="session")
-def bert():
-    return Tokenizer.load(BERT)
 
 
 def test_golden_single(bert):
@@ -151,22 +110,6 @@ def test_build_is_what_encode_does(ours, name, first, second):
     assert len(pair) == len(a) + len(b) + ours[name].pair_special
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_saved_folders_give_transformers_the_same_ids(ours, theirs, name, tmp_path):
-    ours[name].save(tmp_path / "saved", max_length=77)
-    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
-    again = Tokenizer.load(tmp_path / "saved")
-    assert type(loaded) is type(theirs[name])
-    assert loaded.model_max_length == again.max_length == 77
-    assert loaded.mask_token_id == again.mask_id == ours[name].mask_id
-    assert again.digest == ours[name].digest
-    for text in [*sentences(20, seed=1), "Café PARIS (naïve) <mask> [SEP] 中文 \u0301 ``x''", ""]:
-        assert loaded(text).input_ids == ours[name].encode(text).ids == again.encode(text).ids
-        assert loaded.backend_tokenizer.encode(text).ids == ours[name].encode(text).ids
-        ids = ours[name].encode(text).ids
-        assert loaded.decode(ids, skip_special_tokens=True) == ours[name].decode(ids)
-
-
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_trained_tokenizers_give_transformers_the_same_ids(kind, lowercase, tmp_path):
@@ -177,14 +120,6 @@ def test_trained_tokenizers_give_transformers_the_same_ids(kind, lowercase, tmp_
     assert [loaded(text).input_ids for text in texts] == [tokenizer.encode(text).ids for text in texts]
     assert loaded("a", "b").input_ids == tokenizer.encode("a", "b").ids
     assert tokenizer.lowercase == lowercase
-
-
-def test_a_pipeline_no_class_would_rebuild_is_saved_for_the_plain_class(tmp_path):
-    tokenizer, _ = train_tokenizer(sentences(100), "bpe", 300, lowercase=True)
-    tokenizer.save(tmp_path)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
-    assert "token_type_ids" not in config["model_input_names"]
 
 
 def test_mask_of_roberta_is_understood(ours):
@@ -279,44 +214,6 @@ def test_continues_word(bert, ours):
         assert not continues[sorted(ours[name].special_ids)].any() and continues.any()
 
 
-def test_xlm_roberta_numbering(ours, folders):
-    """fairseq's order: <s>, <pad>, </s>, <unk>, SentencePiece's own pieces one up, <mask> last."""
-    import sentencepiece
-
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folders["xlm-roberta"] / "sentencepiece.bpe.model"))
-    tokenizer = ours["xlm-roberta"]
-    assert [tokenizer.token(i) for i in range(4)] == ["<s>", "<pad>", "</s>", "<unk>"]
-    assert all(tokenizer.token(i + 1) == pieces.id_to_piece(i) for i in range(3, len(pieces)))
-    assert tokenizer.mask_id == tokenizer.size - 1 == len(pieces) + 1
-
-
-def test_one_file_is_enough(folders, ours):
-    for name, file in [("bert", "vocab.txt"), ("roberta", "merges.txt"), ("albert", "spiece.model")]:
-        assert Tokenizer.load(folders[name] / file).digest == ours[name].digest
-
-
-def test_settings_beside_old_files_are_followed(folders, tmp_path):
-    shutil.copytree(folders["roberta"], tmp_path / "roberta")
-    flags = {"content": "<mask>", "lstrip": True, "rstrip": False, "single_word": False, "normalized": False}
-    (tmp_path / "roberta" / "special_tokens_map.json").write_text(json.dumps({"mask_token": flags}))
-    assert Tokenizer.load(tmp_path / "roberta").encode("a <mask>", specials=False).tokens[-2:] == ["a", "<mask>"]
-    shutil.copytree(folders["bert"], tmp_path / "bert")
-    (tmp_path / "bert" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    (tmp_path / "bert" / "added_tokens.json").write_text('{"<new>": 30522}')
-    tokenizer = Tokenizer.load(tmp_path / "bert")
-    assert tokenizer.encode("Day <new>", specials=False).ids == [100, 30522] and not tokenizer.lowercase
-    (tmp_path / "bert" / "added_tokens.json").write_text('{"<new>": 7}')
-    with pytest.raises(EverybertError, match="<new>"):
-        Tokenizer.load(tmp_path / "bert")
-
-
-def test_special_tokens_and_template_missing_from_tokenizer_json_are_added(bert, tmp_path):
-    content = json.loads((BERT / "tokenizer.json").read_text(encoding="utf-8"))
-    content.update(added_tokens=[], post_processor=None)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    assert Tokenizer.load(tmp_path).encode("a [MASK]", "b").ids == bert.encode("a [MASK]", "b").ids
-
-
 def test_byte_level_pieces_are_spelt_in_letters(ours):
     tokenizer, _ = train_tokenizer(["cat مرحبا שלום 👩‍👧\n"] * 20, "bpe", 330)
     tokens = tokenizer.encode("cat مرحبا שלום 👩‍👧 ق").tokens
@@ -342,44 +239,6 @@ def test_byte_level_offsets_leave_out_the_space(ours):
     assert Tokenizer(backend).encode("the cat").offsets == ours["roberta"].encode("the cat").offsets
 
 
-def _damage(folder, name, content):
-    (folder / name).write_bytes(content)
-    return folder
-
-
-_DAMAGE = {
-    "missing folder": lambda p: p / "nowhere",
-    "empty folder": lambda p: p,
-    "empty json": lambda p: _damage(p, "tokenizer.json", b""),
-    "not a tokenizer": lambda p: _damage(p, "tokenizer.json", b'{"model_type": "bert"}'),
-    "binary json": lambda p: _damage(p, "tokenizer.json", b"\x80\x04\x95"),
-    "half a json": lambda p: _damage(p, "tokenizer.json", (BERT / "tokenizer.json").read_bytes()[:200_000]),
-    "panicking json": lambda p: _damage(
-        p,
-        "tokenizer.json",
-        b'{"model": {"type": "WordPiece", "vocab": {}}, '
-        b'"normalizer": {"type": "Precompiled", "precompiled_charsmap": []}}',
-    ),
-    "word level": lambda p: _damage(
-        p, "tokenizer.json", b'{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'
-    ),
-    "no template": lambda p: _damage(p, "vocab.txt", b"[UNK]\n[CLS]\n"),
-    "no unknown": lambda p: _damage(p, "vocab.txt", b"a\nb\n"),
-    "binary vocab": lambda p: _damage(p, "vocab.txt", b"\xff\xfe\x00"),
-    "no merges": lambda p: _damage(p, "vocab.json", b'{"<s>": 0}'),
-    "bad merges": lambda p: _damage(_damage(p, "vocab.json", b'{"a": 0}'), "merges.txt", b"a b c d\n"),
-    "not SentencePiece": lambda p: _damage(p, "spiece.model", b"hello"),
-    "bad settings": lambda p: _damage(_damage(p, "vocab.txt", b"[UNK]\n"), "tokenizer_config.json", b"{"),
-}
-
-
-@pytest.mark.parametrize("case", _DAMAGE)
-def test_damaged_files_are_one_line(case, tmp_path):
-    with pytest.raises(EverybertError) as caught:
-        Tokenizer.load(_DAMAGE[case](tmp_path))
-    assert ("\n" not in str(caught.value) and str(tmp_path) in str(caught.value)) or case == "word level"
-
-
 def test_special_tokens_are_known_by_name(bert, tmp_path):
     content = (BERT / "tokenizer.json").read_text(encoding="utf-8").replace("[MASK]", "<|Mask|>")
     (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
@@ -389,7 +248,9 @@ def test_special_tokens_are_known_by_name(bert, tmp_path):
 
 
 def test_a_vocabulary_that_cannot_encode_says_so(tmp_path):
-    _damage(tmp_path, "tokenizer.json", b'{"model": {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"b": 0},')
+    (tmp_path / "tokenizer.json").write_bytes(
+        b'{"model": {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"b": 0},'
+    )
     with (tmp_path / "tokenizer.json").open("ab") as file:
         file.write(b'"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}}')
     tokenizer = Tokenizer.load(tmp_path)

@@ -49,7 +49,7 @@ def encoder_digest(network: Network) -> str:
 
 def _matrices(config: EncoderConfig, targets: tuple[str, ...]) -> dict[str, str]:
     """The adapted matrices: our name ("encoder.layers.0.attention.qkv.query") → module in the file, without prefix."""
-    found = {}
+    found: dict[str, str] = {}
     for i in range(max(config.layer_order) + 1):
         at = f"encoder.layers.{i}."
         qkv = layouts.transformers_names(config, f"{at}attention.qkv.weight", ())

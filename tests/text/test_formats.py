@@ -1,0 +1,114 @@
+"""Tokenizer files: every published format is read, saved folders give transformers the same ids, damage is one line."""
+
+import json
+import shutil
+
+import pytest
+import transformers
+from tokenizer_samples import BERT, sentences
+
+from everybert.errors import EverybertError
+from everybert.text.tokenizer import Tokenizer
+from everybert.text.train_tokenizer import train_tokenizer
+
+FORMATS = ["bert", "uncased", "cased", "roberta", "albert", "xlm-roberta"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_saved_folders_give_transformers_the_same_ids(ours, theirs, name, tmp_path):
+    ours[name].save(tmp_path / "saved", max_length=77)
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    again = Tokenizer.load(tmp_path / "saved")
+    assert type(loaded) is type(theirs[name])
+    assert loaded.model_max_length == again.max_length == 77
+    assert loaded.mask_token_id == again.mask_id == ours[name].mask_id
+    assert again.digest == ours[name].digest
+    for text in [*sentences(20, seed=1), "Café PARIS (naïve) <mask> [SEP] 中文 \u0301 ``x''", ""]:
+        assert loaded(text).input_ids == ours[name].encode(text).ids == again.encode(text).ids
+        assert loaded.backend_tokenizer.encode(text).ids == ours[name].encode(text).ids
+        ids = ours[name].encode(text).ids
+        assert loaded.decode(ids, skip_special_tokens=True) == ours[name].decode(ids)
+
+
+def test_a_pipeline_no_class_would_rebuild_is_saved_for_the_plain_class(tmp_path):
+    tokenizer, _ = train_tokenizer(sentences(100), "bpe", 300, lowercase=True)
+    tokenizer.save(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert "token_type_ids" not in config["model_input_names"]
+
+
+def test_xlm_roberta_numbering(ours, folders):
+    """fairseq's order: <s>, <pad>, </s>, <unk>, SentencePiece's own pieces one up, <mask> last."""
+    import sentencepiece
+
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folders["xlm-roberta"] / "sentencepiece.bpe.model"))
+    tokenizer = ours["xlm-roberta"]
+    assert [tokenizer.token(i) for i in range(4)] == ["<s>", "<pad>", "</s>", "<unk>"]
+    assert all(tokenizer.token(i + 1) == pieces.id_to_piece(i) for i in range(3, len(pieces)))
+    assert tokenizer.mask_id == tokenizer.size - 1 == len(pieces) + 1
+
+
+def test_one_file_is_enough(folders, ours):
+    for name, file in [("bert", "vocab.txt"), ("roberta", "merges.txt"), ("albert", "spiece.model")]:
+        assert Tokenizer.load(folders[name] / file).digest == ours[name].digest
+
+
+def test_settings_beside_old_files_are_followed(folders, tmp_path):
+    shutil.copytree(folders["roberta"], tmp_path / "roberta")
+    flags = {"content": "<mask>", "lstrip": True, "rstrip": False, "single_word": False, "normalized": False}
+    (tmp_path / "roberta" / "special_tokens_map.json").write_text(json.dumps({"mask_token": flags}))
+    assert Tokenizer.load(tmp_path / "roberta").encode("a <mask>", specials=False).tokens[-2:] == ["a", "<mask>"]
+    shutil.copytree(folders["bert"], tmp_path / "bert")
+    (tmp_path / "bert" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    (tmp_path / "bert" / "added_tokens.json").write_text('{"<new>": 30522}')
+    tokenizer = Tokenizer.load(tmp_path / "bert")
+    assert tokenizer.encode("Day <new>", specials=False).ids == [100, 30522] and not tokenizer.lowercase
+    (tmp_path / "bert" / "added_tokens.json").write_text('{"<new>": 7}')
+    with pytest.raises(EverybertError, match="<new>"):
+        Tokenizer.load(tmp_path / "bert")
+
+
+def test_special_tokens_and_template_missing_from_tokenizer_json_are_added(bert, tmp_path):
+    content = json.loads((BERT / "tokenizer.json").read_text(encoding="utf-8"))
+    content.update(added_tokens=[], post_processor=None)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    assert Tokenizer.load(tmp_path).encode("a [MASK]", "b").ids == bert.encode("a [MASK]", "b").ids
+
+
+def _damage(folder, name, content):
+    (folder / name).write_bytes(content)
+    return folder
+
+
+_DAMAGE = {
+    "missing folder": lambda p: p / "nowhere",
+    "empty folder": lambda p: p,
+    "empty json": lambda p: _damage(p, "tokenizer.json", b""),
+    "not a tokenizer": lambda p: _damage(p, "tokenizer.json", b'{"model_type": "bert"}'),
+    "binary json": lambda p: _damage(p, "tokenizer.json", b"\x80\x04\x95"),
+    "half a json": lambda p: _damage(p, "tokenizer.json", (BERT / "tokenizer.json").read_bytes()[:200_000]),
+    "panicking json": lambda p: _damage(
+        p,
+        "tokenizer.json",
+        b'{"model": {"type": "WordPiece", "vocab": {}}, '
+        b'"normalizer": {"type": "Precompiled", "precompiled_charsmap": []}}',
+    ),
+    "word level": lambda p: _damage(
+        p, "tokenizer.json", b'{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'
+    ),
+    "no template": lambda p: _damage(p, "vocab.txt", b"[UNK]\n[CLS]\n"),
+    "no unknown": lambda p: _damage(p, "vocab.txt", b"a\nb\n"),
+    "binary vocab": lambda p: _damage(p, "vocab.txt", b"\xff\xfe\x00"),
+    "no merges": lambda p: _damage(p, "vocab.json", b'{"<s>": 0}'),
+    "bad merges": lambda p: _damage(_damage(p, "vocab.json", b'{"a": 0}'), "merges.txt", b"a b c d\n"),
+    "not SentencePiece": lambda p: _damage(p, "spiece.model", b"hello"),
+    "bad settings": lambda p: _damage(_damage(p, "vocab.txt", b"[UNK]\n"), "tokenizer_config.json", b"{"),
+}
+
+
+@pytest.mark.parametrize("case", _DAMAGE)
+def test_damaged_files_are_one_line(case, tmp_path):
+    with pytest.raises(EverybertError) as caught:
+        Tokenizer.load(_DAMAGE[case](tmp_path))
+    assert ("\n" not in str(caught.value) and str(tmp_path) in str(caught.value)) or case == "word level"
