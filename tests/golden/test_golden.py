@@ -28,6 +28,7 @@ ON_PURPOSE = {
     "finetuning_options/never finite": "the guard advised fine-tuners to change a recipe's [schedule]",
     "faults/finetune regress --model bert-mlm --train sts.tsv --calibrate --out out/x": "the same error",
     "faults/finetune classify --model bert-mlm --train train.tsv --scheme BIO --out out/x": "it ended in a traceback",
+    "commands/corpus cloze names.txt --out out/cloze.jsonl --count 5": "the command is a recipe now, and says which",
     "sentence_transformers/embed none": "embed([]) had the encoder's width where a Dense layer gives another",
 }
 """Entries that are wrong as recorded: a difference there is said in a warning, until it is recorded anew."""

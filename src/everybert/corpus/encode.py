@@ -228,14 +228,10 @@ def _result(future) -> Encoded:
         ) from error
 
 
-_encoder: Encoder | None = None  # of this worker process
-
-
 def _start(parent: int, encoder: Encoder) -> None:
-    global _encoder
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
-    _encoder = encoder
+    vars(multiprocessing.current_process())["encoder"] = encoder
 
 
 def _exit_with(parent: int) -> None:
@@ -246,8 +242,7 @@ def _exit_with(parent: int) -> None:
 
 
 def _encode(pieces: list[Piece]) -> Encoded:
-    assert _encoder is not None
-    return encode_pieces(_encoder, pieces)
+    return encode_pieces(vars(multiprocessing.current_process())["encoder"], pieces)
 
 
 def encode_pieces(encoder: Encoder, pieces: list[Piece]) -> Encoded:

@@ -8,12 +8,12 @@ Legend: D documents in the block, S sentences, U sentences or pieces of long one
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from everybert.corpus.masking import below, bits, make_key, uniform
-from everybert.corpus.shards import offsets, ranges
+from everybert.corpus.shards import Corpus, offsets, ranges
 from everybert.errors import EverybertError
 
 Kind = Literal["pairs", "order", "full", "document"]
@@ -54,15 +54,6 @@ class ExampleConfig:
         return self.kind in ("pairs", "order")
 
 
-class Documents(Protocol):
-    """The part of a corpus that planning reads (see `everybert.corpus.shards.Corpus`)."""
-
-    document_sentences: np.ndarray
-    sentence_offsets: np.ndarray
-    document_language: np.ndarray | None
-    languages: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class Block:
     """Some documents, concatenated. A local token is a position in this concatenation."""
@@ -78,7 +69,7 @@ class Block:
     language_D: np.ndarray
 
     @classmethod
-    def of(cls, corpus: Documents, documents: np.ndarray, copies: np.ndarray, by_language: bool = False) -> "Block":
+    def of(cls, corpus: Corpus, documents: np.ndarray, copies: np.ndarray, by_language: bool = False) -> "Block":
         """Concatenate the given copies of documents; with `by_language`, one language after another."""
         if by_language and corpus.document_language is not None:
             grouped = np.argsort(corpus.document_language[documents], kind="stable")
@@ -116,7 +107,7 @@ class RandomSegments:
     documents, as true ones. Another language would give the label away.
     """
 
-    def __init__(self, corpus: Documents, other_document: bool):
+    def __init__(self, corpus: Corpus, other_document: bool):
         sentences = np.diff(corpus.document_sentences)
         language = corpus.document_language
         self.language = np.zeros(len(sentences), np.uint8) if language is None else language

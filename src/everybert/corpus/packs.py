@@ -13,15 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from everybert.corpus.examples import (
-    Block,
-    Documents,
-    ExampleConfig,
-    Examples,
-    RandomSegments,
-    pair_examples,
-    sentence_examples,
-)
+from everybert.corpus.examples import Block, ExampleConfig, Examples, RandomSegments, pair_examples, sentence_examples
 from everybert.corpus.masking import Masker, MaskingConfig, Text, make_key, permutation, uniform
 from everybert.corpus.pmi import Phrases
 from everybert.corpus.shards import Corpus, Layout, offsets, ranges
@@ -47,7 +39,7 @@ class Plan(NamedTuple):
     offsets_N1: np.ndarray
 
 
-def epoch_documents(corpus: Documents, alpha: float, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+def epoch_documents(corpus: Corpus, alpha: float, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
     """(document, copy) numbers of an epoch in random order.
 
     Language l is sampled with p_l ∝ n_l^α (Conneau et al. 2020), where n_l is its number of tokens, so its documents

@@ -108,13 +108,15 @@ def natural_task(model: Model) -> str:
     """The task of a model: that of its task head, else embed, else fill, else hidden."""
     task = (model.extras.get("task") or {}).get("task")
     heads = model.network.heads
-    if HEADS.get(task) in heads:
+    head = HEADS.get(str(task))
+    if head is not None and head in heads:
         return str(task)
     if model._plain_pooling.published or task == "embed":
         return "embed"
     if "classify" in heads:
         return "regress" if model.problem_type == "regression" else "classify"
-    return next((task for task in ("tag", "answer", "choose", "fill", "next") if HEADS[task] in heads), "hidden")
+    named = {"tag": "tag", "answer": "answer", "choose": "choose", "mlm": "fill", "nsp": "next"}
+    return next((task for name, task in named.items() if name in heads), "hidden")
 
 
 def _refuse_existing(out: str | Path) -> Path:
@@ -338,14 +340,14 @@ class _Padded(Ragged):
             at = torch.arange(self.visible_BN.shape[1], device=q_TAD.device)
             seen = (at[:, None] - at[None]).abs() <= window
             seen = (seen if marked is None else seen | marked[:, None, None]) & visible
-        mixed = self._attend(q_TAD, k_TAD, v_TAD, seen)
+        mixed = self._attend((q_TAD, k_TAD, v_TAD), seen)
         if own_TAD is not None and marked is not None:
-            mixed = torch.where(marked[:, None, :, None], self._attend(*own_TAD, visible), mixed)
+            mixed = torch.where(marked[:, None, :, None], self._attend(own_TAD, visible), mixed)
         return mixed.transpose(1, 2).flatten(0, 1)
 
-    def _attend(self, q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, seen: Tensor) -> Tensor:
+    def _attend(self, qkv_TAD: tuple[Tensor, ...], seen: Tensor) -> Tensor:
         """(B, A, N, D). Unseen scores get the least finite number: −∞ would make rows of padding NaN."""
-        q, k, v = (self.square(x).transpose(1, 2) for x in (q_TAD, k_TAD, v_TAD))
+        q, k, v = (self.square(x).transpose(1, 2) for x in qkv_TAD)
         least = torch.full((), torch.finfo(q.dtype).min, dtype=q.dtype, device=q.device)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.where(seen, torch.zeros_like(least), least))
 

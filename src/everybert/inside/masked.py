@@ -79,10 +79,10 @@ def fill_sides(
     p_MV = _probabilities(network, views)[:, : tokenizer.size]
     found = []
     for m, i in enumerate(at):
-        rows = (m, len(at) + 2 * m, len(at) + 2 * m + 1)
+        both, left, right = (_best(tokenizer, p_MV[row], top) for row in (m, len(at) + 2 * m, len(at) + 2 * m + 1))
         word = originals[m] if m < len(originals) else None
         original = _original(tokenizer, word, p_MV[m], encoding.offsets[i][0] > 0) if word else None
-        found.append(MaskedToken(*(_best(tokenizer, p_MV[row], top) for row in rows), original))
+        found.append(MaskedToken(both, left, right, original))
     return found
 
 

@@ -251,7 +251,7 @@ def _features(
     layers: list[list[np.ndarray]] = [[] for _ in range(len(network.config.layer_order) + 1)]
     labels: list[str] = []
     for chunk in _chunks(zip(inputs, targets)):
-        read = [_reading(tokenizer, *example, network.config.max_positions) for example in chunk]
+        read = [_reading(tokenizer, x, y, network.config.max_positions) for x, y in chunk]
         read = [reading for reading in read if reading[2]]
         rows: dict[int, list[np.ndarray]] = {}
 
