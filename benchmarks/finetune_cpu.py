@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from everybert.data import rows
-from everybert.tasks import classify
+from everybert.tasks import Classify
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import load_base, prepare_data
 from everybert.training.tuning import Settings, tune
@@ -44,7 +44,7 @@ def read(folder: Path | None, count: int) -> tuple[list, list]:
         return rows("train.tsv", count), rows("dev.tsv")
     parts = []
     for name in ("train", "dev"):
-        examples = classify.read(folder / f"{name}.tsv")
+        examples = Classify.read(folder / f"{name}.tsv")
         parts.append([(x, str(y)) for x, y in zip(examples.inputs, examples.targets)])
     return parts[0][:count], parts[1]
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from everybert.model.heads import Network
 from everybert.model.presets import PRESETS
 from everybert.store.huggingface import save_network
-from everybert.tasks import classify
+from everybert.tasks import Classify
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import load_base, prepare_data
 from everybert.training.tuning import Settings, tune
@@ -96,7 +96,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = {}
     for part in ("train", "dev"):
-        examples = classify.read(args.data / f"{part}.tsv", None, False)
+        examples = Classify.read(args.data / f"{part}.tsv", None, False)
         rows[part] = [(x[0] if isinstance(x, tuple) else x, y) for x, y in zip(examples.inputs, examples.targets)]
     if args.steps:
         rows["train"], args.epochs = rows["train"][: args.steps * args.batch_size], 1

@@ -26,7 +26,7 @@ import torch
 from everybert.files import atomic_folder
 from everybert.model.heads import Network
 from everybert.store.huggingface import read_config, save_network
-from everybert.tasks.classify import read
+from everybert.tasks import Classify
 from everybert.tasks.metrics import interval
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import Data, prepare_data, run_once
@@ -59,7 +59,7 @@ def main() -> None:
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    found = read(args.train, None, True)
+    found = Classify.read(args.train, None, True)
     rows: list[Any] = list(zip(found.inputs, found.targets))
     sizes = [int(size) for size in args.sizes.split(",")]
     part, parts = map(int, args.part.split("/"))

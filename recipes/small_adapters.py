@@ -68,11 +68,11 @@ def read_job(name: str, tasks: Path) -> tuple[Any, Any]:
     train, dev = JOBS[name].data(tasks)
     if name not in NAMED:
         return train, dev
-    from everybert.tasks.classify import read
+    from everybert.tasks import Classify
 
     out = []
     for source in (train, dev):
-        found = read(source, None, True)
+        found = Classify.read(source, None, True)
         texts = [x if isinstance(x, tuple | list) else (x,) for x in found.inputs]
         out.append([(*x, NAMED[name][str(y)]) for x, y in zip(texts, found.targets)])
     return out[0], out[1]

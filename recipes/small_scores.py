@@ -15,7 +15,7 @@ from everybert.corpus.build import build_corpus
 from everybert.evaluation.glue import TASKS as GLUE
 from everybert.evaluation.glue import label_order
 from everybert.model.adapters import LoraConfig
-from everybert.tasks.classify import read
+from everybert.tasks import Classify
 from everybert.tasks.metrics import Interval, interval
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import Tuned, finetune, prepare_data, run_once
@@ -142,7 +142,7 @@ def own_text(name: str, folder: Path, args: argparse.Namespace) -> Path:
     work = args.work / "first" / f"{folder.name}-own-{name}"
     if not (work / "run" / "model").exists():
         work.mkdir(parents=True, exist_ok=True)
-        inputs = read(glue_set(name)(args.tasks)[0], None, True).inputs
+        inputs = Classify.read(glue_set(name)(args.tasks)[0], None, True).inputs
         texts = {text: None for x in inputs for text in ((x,) if isinstance(x, str) else x)}
         (work / "texts.txt").write_text("\n\n".join(texts) + "\n", "utf-8")
         build_corpus(work / "texts.txt", folder, work / "corpus", fresh=True)

@@ -87,7 +87,7 @@ def test_rows_left_out_are_counted_and_listed(base, data, tmp_path):
     )
     assert "broken.tsv" in run(*args, *FAST, code=2).stderr
     result = run(*args, *[a for a in FAST if a != "--quiet"], "--skip-bad")
-    assert "2 bad rows" in result.stderr and result.stderr.count("left out: ") == 2 and "broken.tsv:23" in result.stderr
+    assert "2 bad rows" in result.stderr and result.stderr.count("skipped: ") == 2 and "broken.tsv:23" in result.stderr
 
 
 def test_mistakes_are_one_line_and_exit_code_2(base, data, tuned, tmp_path):

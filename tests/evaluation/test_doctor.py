@@ -6,8 +6,7 @@ import pytest
 import tiny_bert as tiny
 
 from everybert.errors import EverybertError
-from everybert.evaluation.checks import histogram
-from everybert.evaluation.doctor import examine
+from everybert.evaluation.doctor import examine, histogram
 
 
 def kinds(diagnosis, severity=None):
@@ -78,7 +77,7 @@ def test_lengths_pieces_and_unknowns(tmp_path):
     assert only(diagnosis, "unknown pieces").count == 1
     assert sum(n for _, n in diagnosis.lengths["train"]) == len(rows) and diagnosis.window == 64
     blown = examine("classify", [("xqzwkvbn plmokn qazwsx " * 10, "a"), ("rfvtgbyhn ujmikolp", "b")], model=folder)
-    assert "pieces a word" in only(blown, "tokenisation").message
+    assert "pieces per word" in only(blown, "tokenisation").message
     cut = examine("choose", [("good " * 60, ["bad film", "a cat"], 0), ("who", ["a b", "c d"], 1)], model=folder)
     assert only(cut, "length").severity == "warning"
 

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everybert.store.huggingface import load_network
-from everybert.tasks import answer
-from everybert.tasks.answer import Answering, Passage, Place, best_spans
-from everybert.tasks.features import Reading, batch
-from everybert.tasks.folder import task_of
+from everybert.tasks import AnswerQuestions, answer, load_task
+from everybert.tasks.answer import Passage, Place, best_over, best_spans, best_threshold, normalise
+from everybert.tasks.task import WindowConfig, batch
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.windows import windows
 
@@ -37,13 +36,13 @@ def test_training_positions_are_the_answers_tokens(bert, seed, size):
     first = int(draw.integers(0, 77))
     text = " ".join(words[first : first + int(draw.integers(1, 4))])
     start = len(" ".join(words[:first])) + (first > 0)
-    examples = answer.read([("who is it ?", context, {"text": [text], "answer_start": [start]})])
-    task = Answering(Reading(size, size // 4))
+    examples = AnswerQuestions.read([("who is it ?", context, {"text": [text], "answer_start": [start]})])
+    task = AnswerQuestions(window=WindowConfig(size, size // 4))
     features = task.features(tokenizer, loaded.config, examples)
     wanted = tokenizer.ids_batch([text], specials=False)[0]
     hits = 0
-    for i, (a, b) in enumerate(zip(features.labels["start_B"], features.labels["end_B"])):
-        ids = features.tokens_N[features.starts_S1[i] : features.starts_S1[i + 1]].tolist()
+    for i, (a, b) in enumerate(zip(features.targets["start_B"], features.targets["end_B"])):
+        ids = features.ids[i]
         assert len(ids) <= size
         if a or b:
             assert ids[a : b + 1] == wanted
@@ -55,10 +54,10 @@ def test_half_a_word_and_unicode(bert):
     """Answers that cut words take the pieces they touch, as the official scripts do."""
     loaded, tokenizer, _ = bert
     context = "the unseen café in paris"
-    examples = answer.read([("what ?", context, {"text": ["afé in"], "answer_start": [12]})])
-    features = Answering(Reading(64, 16)).features(tokenizer, loaded.config, examples)
-    start, end = features.labels["start_B"][0], features.labels["end_B"][0]
-    tokens = [tokenizer.token(int(i)) for i in features.tokens_N[start : end + 1]]
+    examples = AnswerQuestions.read([("what ?", context, {"text": ["afé in"], "answer_start": [12]})])
+    features = AnswerQuestions(window=WindowConfig(64, 16)).features(tokenizer, loaded.config, examples)
+    start, end = features.targets["start_B"][0], features.targets["end_B"][0]
+    tokens = [tokenizer.token(i) for i in features.ids[0][start : end + 1]]
     assert tokens == ["##a", "##f", "##e", "in"]
 
 
@@ -105,7 +104,7 @@ def test_one_window_is_as_transformers_scores_it(bert):
     lasts = [j for j in inside if words[j + 1] != words[j]]
     pairs = [(start[i] + end[j], i, j) for i in firsts for j in lasts if i <= j < i + 30]
     _, i, j = max(pairs)
-    ((best,),) = answer.predict(loaded.network, tokenizer, task_of("answer", loaded.network), [(question, context)])
+    ((best,),) = load_task("answer", loaded.network).predict(loaded.network, tokenizer, [(question, context)])
     assert (best.start, best.end) == (encoding.offsets[i][0], encoding.offsets[j][1])
     assert best.text == context[best.start : best.end]
     top = np.sort([p[0] for p in pairs])[::-1][:20]
@@ -116,32 +115,33 @@ def test_contexts_of_any_length(bert):
     loaded, tokenizer, _ = bert
     draw = np.random.default_rng(1)
     context = context_of(draw, 20_000)
-    task = task_of("answer", loaded.network)
-    (found,) = answer.predict(loaded.network, tokenizer, task, [("where ?", context)], top=40)
+    task = load_task("answer", loaded.network)
+    (found,) = task.predict(loaded.network, tokenizer, [("where ?", context)], top=40)
     assert len(found) == 40 and all(a.text == context[a.start : a.end] for a in found)
     assert max(a.start for a in found) > 10_000
     assert sum(a.score for a in found) == pytest.approx(1)
-    assert list(answer.predict(loaded.network, tokenizer, task, [("where ?", "")])) == [[answer.Answer("", 0, 0, 1.0)]]
+    assert list(task.predict(loaded.network, tokenizer, [("where ?", "")])) == [[answer.Answer("", 0, 0, 1.0)]]
 
 
 def test_no_answer_stands_where_the_threshold_puts_it():
     found = answer.Candidates(np.array([[0, 4], [5, 9]]), np.array([3.0, 1.0]), null=2.0)
     context = "john mary"
     for threshold, first, text in [(-2.0, "", ""), (-0.5, "john", "john")]:
-        task = Answering(Reading(64, 16), no_answer=True, threshold=threshold)
+        task = AnswerQuestions(window=WindowConfig(64, 16), no_answer=True, threshold=threshold)
         answers = task.answers(found, context, 3)
         assert answers[0].text == first and task.text(found, context) == text
         assert {a.text for a in answers} == {"john", "mary", ""}
         assert sum(a.score for a in answers) == pytest.approx(1)
-    assert [a.text for a in Answering(Reading(64, 16)).answers(found, context, 3)] == ["john", "mary"]
+    assert [a.text for a in AnswerQuestions(window=WindowConfig(64, 16)).answers(found, context, 3)] == ["john", "mary"]
 
 
 def test_long_questions_leave_room_and_say_so(bert):
     loaded, tokenizer, _ = bert
-    features = answer.span_features(
-        tokenizer, loaded.config, [answer.Question("who " * 100, "john is in paris")], Reading(64, 16)
-    )
-    assert features.cut_E.sum() == 100 - 30 and features.lengths_S.max() <= 64
+    task = AnswerQuestions(window=WindowConfig(64, 16))
+    features = task.encode(tokenizer, loaded.config, [("who " * 100, "john is in paris"), ("who ?", "john")])
+    assert features.cut.tolist() == [100 - 30, 0] and features.lengths_S.max() <= 64
+    found = list(task.predict(loaded.network, tokenizer, [("who " * 100, "john is in paris"), ("who ?", "john")]))
+    assert [answers[0].cut for answers in found] == [70, 0]
 
 
 def test_loss_and_scores(bert):
@@ -150,28 +150,90 @@ def test_loss_and_scores(bert):
         ("where ?", "john is in paris and it is fine", {"text": ["paris"], "answer_start": [11]}),
         ("who ?", "mary sees the cat in london today and", {"text": [], "answer_start": []}),
     ]
-    examples = answer.read(rows)
-    task = answer.begin(examples, loaded.config)
+    examples = AnswerQuestions.read(rows)
+    task = AnswerQuestions.from_examples(examples, loaded.config)
     assert task.no_answer and task.metric == "best_f1"
     features = task.features(tokenizer, loaded.config, examples)
     model = transformers.BertForQuestionAnswering.from_pretrained(folder).eval()
     with torch.no_grad():
         losses = []
         for i in range(2):
-            a, b = features.starts_S1[i : i + 2]
             losses.append(
                 model(
-                    input_ids=torch.tensor(features.tokens_N[None, a:b].astype(np.int64)),
-                    token_type_ids=torch.tensor(features.segments_N[None, a:b].astype(np.int64)),
-                    start_positions=torch.tensor(features.labels["start_B"][[i]]),
-                    end_positions=torch.tensor(features.labels["end_B"][[i]]),
+                    input_ids=torch.tensor([features.ids[i]]),
+                    token_type_ids=torch.tensor([features.segments[i]]),
+                    start_positions=torch.tensor(features.targets["start_B"][[i]]),
+                    end_positions=torch.tensor(features.targets["end_B"][[i]]),
                 ).loss
             )
         for fill in (None, 64):
             ours = task.loss(loaded.network, batch(features, np.array([0, 1]), fill=fill))
             assert float(ours) == pytest.approx(float(sum(losses)) / 2, abs=1e-5)
     tuned = task.tuned(loaded.network, features, examples)
-    scores = tuned.evaluate(loaded.network, features, examples)
+    scores = tuned.score(loaded.network, features, examples)
     assert scores["f1"] == pytest.approx(scores["best_f1"])
-    again = answer.of(tuned.state(), loaded.config)
+    again = AnswerQuestions.from_state(tuned.state(), loaded.config)
     assert (again.threshold, again.no_answer) == (tuned.threshold, True)
+
+
+# ── SQuAD's scores, by hand ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "text, normal",
+    [
+        ("The Eiffel Tower.", "eiffel tower"),
+        ("an  apple,\ta day", "apple day"),
+        ("theatre and anagram", "theatre and anagram"),  # articles are whole words
+        ("U.S.A.", "usa"),
+        ("a-b", "ab"),  # punctuation goes before articles do, so "a" is no word here
+        ("the", ""),
+        ("“Café”…", "“café”…"),  # only ASCII punctuation is removed
+        ("Ａ Ⅷ", "ａ ⅷ"),
+        ("25%", "25"),
+    ],
+)
+def test_normalise(text, normal):
+    assert normalise(text) == normal
+
+
+@pytest.mark.parametrize(
+    "guess, golds, version_1, version_2",
+    [
+        ("the Paris", ["Paris"], (1, 1), (1, 1)),
+        ("in Paris France", ["Paris", "Paris, France"], (0, 0.8), (0, 0.8)),
+        ("Paris Paris", ["Paris"], (0, 2 / 3), (0, 2 / 3)),
+        ("London", ["Paris"], (0, 0), (0, 0)),
+        ("", ["Paris"], (0, 0), (0, 0)),
+        ("", [], (0, 0), (1, 1)),
+        ("Paris", [], (0, 0), (0, 0)),
+        ("the", ["a"], (1, 0), (1, 1)),  # 1.1 finds no common word; 2.0 reads both as no answer
+    ],
+)
+def test_scores_by_hand(guess, golds, version_1, version_2):
+    assert best_over(guess, golds) == pytest.approx(version_1)
+    assert best_over(guess, golds, no_answer=True) == pytest.approx(version_2)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(-5, 5), st.booleans(), st.booleans()), min_size=1, max_size=30))
+def test_the_threshold_is_the_best_of_all(rows):
+    scores, gaps, answerable, guessed = map(list, zip(*rows))
+    gaps = [gap + i / 100 for i, gap in enumerate(gaps)]  # no ties: the sweep's order is then unique
+    scores = [s * g for s, g in zip(scores, guessed)]  # an empty guess scores nothing where there is an answer
+
+    def total(threshold):
+        return sum(
+            (s if a else 1.0 - g) if gap <= threshold else (0.0 if a else 1.0)
+            for s, gap, a, g in zip(scores, gaps, answerable, guessed)
+        ) / len(rows)
+
+    found = best_threshold(scores, gaps, answerable, guessed)
+    best = max(total(t) for t in [min(gaps) - 1, *gaps])
+    assert found.score == pytest.approx(best)
+    assert total(found.value) == pytest.approx(best)
+
+
+def test_the_official_sweep_by_hand():
+    # Sorted by gap: −2 (answerable, 1.0), 0 (unanswerable, answered: −1), 3 (answerable, 0.5). Never answering: 1.
+    found = best_threshold([0.5, 1.0, 0.0], [3.0, -2.0, 0.0], [True, True, False], [True, True, True])
+    assert (found.value, found.score) == (-2.0, pytest.approx(2 / 3))

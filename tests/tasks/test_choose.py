@@ -8,9 +8,8 @@ import transformers
 
 from everybert.errors import EverybertError
 from everybert.store.huggingface import load_network
-from everybert.tasks import choose
-from everybert.tasks.features import Reading, batch
-from everybert.tasks.folder import task_of
+from everybert.tasks import Choose, load_task
+from everybert.tasks.task import WindowConfig, batch
 from everybert.text.tokenizer import Tokenizer
 
 
@@ -29,10 +28,10 @@ ROWS = [
 def test_scores_and_loss_are_those_of_transformers(bert):
     loaded, tokenizer, folder = bert
     model = transformers.BertForMultipleChoice.from_pretrained(folder).eval()
-    task = task_of("choose", loaded.network)
+    task = load_task("choose", loaded.network)
     expected_losses = []
     for (prompt, endings, label), found in zip(
-        ROWS, choose.predict(loaded.network, tokenizer, task, [(p, e) for p, e, _ in ROWS])
+        ROWS, task.predict(loaded.network, tokenizer, [(p, e) for p, e, _ in ROWS])
     ):
         rows = [tokenizer.encode(prompt, ending) for ending in endings]
         longest = max(len(r.ids) for r in rows)
@@ -49,21 +48,21 @@ def test_scores_and_loss_are_those_of_transformers(bert):
         expected_losses.append(float(out.loss))
         assert list(found.scores) == pytest.approx(out.logits.softmax(-1)[0].tolist(), abs=1e-5)
         assert found.text == endings[found.index]
-    examples = choose.read(ROWS)
+    examples = Choose.read(ROWS)
     features = task.features(tokenizer, loaded.config, examples)
     with torch.no_grad():
         for fill in (None, 64):
             loss = task.loss(loaded.network, batch(features, np.arange(2), fill=fill))
             assert float(loss) == pytest.approx(np.mean(expected_losses), abs=1e-5)
-    accuracy = task.evaluate(loaded.network, features, examples)["accuracy"]
+    accuracy = task.score(loaded.network, features, examples)["accuracy"]
     assert accuracy in (0.0, 0.5, 1.0)
 
 
 def test_questions_with_different_numbers_of_endings(bert):
     loaded, tokenizer, _ = bert
     rows = [("who", ["a", "b"], 1), ("what", ["one", "two", "three", "four"], 3)]
-    task = task_of("choose", loaded.network)
-    features = task.features(tokenizer, loaded.config, choose.read(rows))
+    task = load_task("choose", loaded.network)
+    features = task.features(tokenizer, loaded.config, Choose.read(rows))
     with torch.no_grad():
         both = task.loss(loaded.network, batch(features, np.array([0, 1])))
         each = [float(task.loss(loaded.network, batch(features, np.array([i])))) for i in (0, 1)]
@@ -72,8 +71,8 @@ def test_questions_with_different_numbers_of_endings(bert):
 
 def test_what_does_not_fit_is_cut_and_counted(bert):
     loaded, tokenizer, _ = bert
-    task = choose.Choose(Reading(32, 8))
-    (found,) = choose.predict(loaded.network, tokenizer, task, [("good " * 40, ["bad", "fine " * 40])])
+    task = Choose(window=WindowConfig(32, 8))
+    (found,) = task.predict(loaded.network, tokenizer, [("good " * 40, ["bad", "fine " * 40])])
     assert found.cut == (40 + 1 - 29) + (80 - 29)
     with pytest.raises(EverybertError, match="a list of one ending"):
-        list(choose.predict(loaded.network, tokenizer, task, [("who", "ab")]))
+        list(task.predict(loaded.network, tokenizer, [("who", "ab")]))

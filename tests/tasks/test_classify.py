@@ -8,9 +8,8 @@ import transformers
 
 from everybert.errors import EverybertError
 from everybert.store.huggingface import load_network
-from everybert.tasks import classify, regress
-from everybert.tasks.features import Encoded, Reading, batch, lay
-from everybert.tasks.folder import task_of
+from everybert.tasks import Classify, Regress, load_task
+from everybert.tasks.task import Encoded, WindowConfig, batch, lay
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.windows import windows
 
@@ -23,14 +22,14 @@ def bert(tmp_path_factory):
 
 def task_for(bert, **options):
     loaded = bert[0]
-    return task_of("classify", loaded.network, loaded.labels, loaded.problem_type, options)
+    return load_task("classify", loaded.network, loaded.labels, loaded.problem_type, options)
 
 
 def test_predictions_are_those_of_transformers(bert):
     loaded, tokenizer, folder = bert
     model = transformers.BertForSequenceClassification.from_pretrained(folder).eval()
     texts = ["the cat is good", ("the dog", "is bad , they eat"), "film"]
-    found = list(classify.predict(loaded.network, tokenizer, task_for(bert), texts))
+    found = list(task_for(bert).predict(loaded.network, tokenizer, texts))
     for text, prediction in zip(texts, found):
         encoding = tokenizer.encode(text) if isinstance(text, str) else tokenizer.encode(*text)
         ids, segments = (torch.tensor([x]) for x in (encoding.ids, encoding.segments))
@@ -46,13 +45,13 @@ def test_a_long_text_is_the_mean_of_its_windows(bert):
     loaded, tokenizer, _ = bert
     task = task_for(bert)
     text = " ".join(np.random.default_rng(0).choice(tiny.WORDS[:40], 150))
-    (prediction,) = classify.predict(loaded.network, tokenizer, task, [text])
+    (prediction,) = task.predict(loaded.network, tokenizer, [text])
     parts = tokenizer.ids_batch([text], specials=False)[0]
     logits, weights = [], []
-    for w in windows(len(parts), task.reading.size - 2, task.reading.overlap):
+    for w in windows(len(parts), task.window.size - 2, task.window.overlap):
         ids = tokenizer.build(parts[w.start : w.stop])[0]
-        one = lay([[Encoded(ids)]], loaded.config, task.reading)
-        logits.append(task.logits(loaded.network, one)[0])
+        one = lay([[Encoded(ids)]], loaded.config, task.window.size)
+        logits.append(task.example_logits(loaded.network, one)[0])
         weights.append(w.own_stop - w.own_start)
     expected = task.probabilities(np.average(logits, axis=0, weights=weights)[None])[0]
     assert list(prediction.scores.values()) == pytest.approx(expected.tolist(), abs=1e-5)
@@ -64,7 +63,7 @@ def test_memory_stays_flat_on_a_very_long_text(bert):
 
     loaded, tokenizer, _ = bert
     tracemalloc.start()
-    (prediction,) = classify.predict(loaded.network, tokenizer, task_for(bert), ["good film " * 10_000], budget=1024)
+    (prediction,) = task_for(bert).predict(loaded.network, tokenizer, ["good film " * 10_000], budget=1024)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert prediction.cut == 0 and peak < 60e6
@@ -72,8 +71,8 @@ def test_memory_stays_flat_on_a_very_long_text(bert):
 
 def test_cut_is_reported(bert):
     loaded, tokenizer, _ = bert
-    task = classify.Classify(("a", "b", "c"), Reading(32, 8, "cut"))
-    found = list(classify.predict(loaded.network, tokenizer, task, ["good " * 100, "bad"]))
+    task = Classify(labels=("a", "b", "c"), window=WindowConfig(32, 8, "cut"))
+    found = list(task.predict(loaded.network, tokenizer, ["good " * 100, "bad"]))
     assert [p.cut for p in found] == [70, 0]
 
 
@@ -81,8 +80,8 @@ def test_weighted_losses_add_up_over_parts(bert):
     """Gradient accumulation: shares of parts times their means is the mean of the whole, weights included."""
     loaded, tokenizer, _ = bert
     rows = [("good cat", "a"), ("bad dog is", "b"), ("a film", "b"), ("the night", "c"), ("poor", "a")]
-    task = classify.begin(classify.read(rows), loaded.config, class_weights=[1.0, 5.0, 0.5])
-    features = task.features(tokenizer, loaded.config, classify.read(rows))
+    task = Classify.from_examples(Classify.read(rows), loaded.config, class_weights=[1.0, 5.0, 0.5])
+    features = task.features(tokenizer, loaded.config, Classify.read(rows))
     whole = np.arange(5)
     with torch.no_grad():
         expected = task.loss(loaded.network, batch(features, whole))
@@ -95,51 +94,51 @@ def test_weighted_losses_add_up_over_parts(bert):
 
 def test_multi_label_loss_and_prediction(bert):
     loaded, tokenizer, _ = bert
-    examples = classify.read([{"text": "good cat", "labels": ["a", "b"]}, {"text": "bad", "labels": ["c"]}])
-    task = classify.begin(examples, loaded.config)
+    examples = Classify.read([{"text": "good cat", "labels": ["a", "b"]}, {"text": "bad", "labels": ["c"]}])
+    task = Classify.from_examples(examples, loaded.config)
     features = task.features(tokenizer, loaded.config, examples)
-    logits = torch.tensor(task.logits(loaded.network, features))
+    logits = torch.tensor(task.example_logits(loaded.network, features))
     expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(task.gold(examples)).double())
     with torch.no_grad():
         loss = task.loss(loaded.network, batch(features, np.arange(2)))
     assert float(loss) == pytest.approx(float(expected), abs=1e-5)
-    (found,) = classify.predict(loaded.network, tokenizer, task, ["good cat"])
+    (found,) = task.predict(loaded.network, tokenizer, ["good cat"])
     assert found.labels == tuple(n for n, p in found.scores.items() if p >= 0.5)
-    assert set(task.evaluate(loaded.network, features, examples)) == {"accuracy", "f1", "f1_macro", "f1_micro"}
+    assert set(task.score(loaded.network, features, examples)) == {"accuracy", "f1", "f1_macro", "f1_micro"}
 
 
 def test_temperature_keeps_the_labels_and_lowers_the_error(bert):
     loaded, tokenizer, _ = bert
     draw = np.random.default_rng(0)
     rows = [(" ".join(draw.choice(tiny.WORDS[:40], 5)), str(draw.choice(["a", "b", "c"]))) for _ in range(60)]
-    task = classify.begin(classify.read(rows), loaded.config, calibrate=True)
-    features = task.features(tokenizer, loaded.config, classify.read(rows))
-    tuned = task.tuned(loaded.network, features, classify.read(rows))
-    before, after = (t.evaluate(loaded.network, features, classify.read(rows)) for t in (task, tuned))
+    task = Classify.from_examples(Classify.read(rows), loaded.config, calibrate=True)
+    features = task.features(tokenizer, loaded.config, Classify.read(rows))
+    tuned = task.tuned(loaded.network, features, Classify.read(rows))
+    before, after = (t.score(loaded.network, features, Classify.read(rows)) for t in (task, tuned))
     assert tuned.temperature != 1.0 and before["accuracy"] == after["accuracy"]
     assert after["ece"] <= before["ece"] + 0.02
-    assert classify.of(tuned.state(), loaded.config).temperature == tuned.temperature
+    assert Classify.from_state(tuned.state(), loaded.config).temperature == tuned.temperature
 
 
 def test_regression_folds_its_scale_into_the_head(bert):
     _, tokenizer, folder = bert
     network = load_network(folder, heads={"classify": 1}).network
     rows = [("good cat", 900.0), ("bad dog", 1100.0), ("film", 1300.0)]
-    examples = regress.read(rows)
-    task = regress.begin(examples, network.config)
+    examples = Regress.read(rows)
+    task = Regress.from_examples(examples, network.config)
     assert (task.shift, task.scale) == (pytest.approx(1100), pytest.approx(np.std([900, 1100, 1300])))
     texts = [text for text, _ in rows]
-    before = list(regress.predict(network, tokenizer, task, texts))
-    folded = task.fold(network)
+    before = list(task.predict(network, tokenizer, texts))
+    folded = task.finish(network)
     assert (folded.scale, folded.shift) == (1.0, 0.0)
-    assert list(regress.predict(network, tokenizer, folded, texts)) == pytest.approx(before, rel=1e-5)
+    assert list(folded.predict(network, tokenizer, texts)) == pytest.approx(before, rel=1e-5)
 
 
 def test_a_model_without_the_head_says_what_to_do(bert):
     loaded = bert[0]
     with pytest.raises(EverybertError, match=r"no tag head \(it has: classify\); fine-tune one"):
-        task_of("tag", loaded.network)
+        load_task("tag", loaded.network)
     with pytest.raises(EverybertError, match="predicts a number; use regress"):
-        task_of("classify", loaded.network, problem_type="regression")
+        load_task("classify", loaded.network, problem_type="regression")
     with pytest.raises(EverybertError, match="there is no 'translate'"):
-        task_of("translate", loaded.network)
+        load_task("translate", loaded.network)

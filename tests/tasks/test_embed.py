@@ -6,8 +6,8 @@ import tiny_bert as tiny
 import torch
 
 from everybert.store.huggingface import load_network, save_network
-from everybert.tasks import embed
-from everybert.tasks.features import Reading, batch
+from everybert.tasks import Embed, embed
+from everybert.tasks.task import WindowConfig, batch
 from everybert.text.tokenizer import Tokenizer
 
 
@@ -41,40 +41,38 @@ def test_the_batch_loss_uses_every_other_text_as_a_negative(bert, size, fill):
     loaded, tokenizer = bert
     draw = np.random.default_rng(size)
     rows = [tuple(" ".join(draw.choice(tiny.WORDS[:40], draw.integers(2, 9))) for _ in range(size)) for _ in range(5)]
-    examples = embed.read(rows)
-    task = embed.begin(examples, loaded.config)
+    examples = Embed.read(rows)
+    task = Embed.from_examples(examples, loaded.config)
     features = task.features(tokenizer, loaded.config, examples)
     with torch.no_grad():
         loss = task.loss(loaded.network, batch(features, np.arange(5), fill=fill))
-    vectors = [
-        torch.tensor(np.stack(list(embed.predict(loaded.network, tokenizer, task, list(c))))) for c in zip(*rows)
-    ]
+    vectors = [torch.tensor(np.stack(list(task.predict(loaded.network, tokenizer, list(c))))) for c in zip(*rows)]
     assert float(loss) == pytest.approx(float(embed.ranking_loss(vectors[0], torch.cat(vectors[1:]), 20.0)), abs=1e-4)
 
 
 def test_scored_pairs(bert):
     loaded, tokenizer = bert
     rows = [("good cat", "a cat", 0.9), ("bad dog", "john", 0.1), ("red food", "blue food", 0.6)]
-    examples = embed.read(rows)
-    task = embed.begin(examples, loaded.config)
+    examples = Embed.read(rows)
+    task = Embed.from_examples(examples, loaded.config)
     assert task.scored and task.metric == "spearman"
     features = task.features(tokenizer, loaded.config, examples)
-    a, b = (np.stack(list(embed.predict(loaded.network, tokenizer, task, [r[i] for r in rows]))) for i in (0, 1))
+    a, b = (np.stack(list(task.predict(loaded.network, tokenizer, [r[i] for r in rows]))) for i in (0, 1))
     cosine = (a * b).sum(1)
     with torch.no_grad():
         loss = task.loss(loaded.network, batch(features, np.arange(3)))
     expected = embed.cosent_loss(torch.tensor(cosine), torch.tensor([0.9, 0.1, 0.6]), 20.0)
     assert float(loss) == pytest.approx(float(expected), abs=1e-4)
-    scores = task.evaluate(loaded.network, features, examples)
+    scores = task.score(loaded.network, features, examples)
     assert scores["pearson"] == pytest.approx(np.corrcoef(cosine, [0.9, 0.1, 0.6])[0, 1], abs=1e-5)
 
 
 def test_recall_counts_the_pairs_that_find_each_other(bert):
     loaded, tokenizer = bert
     rows = [("good cat", "good cat"), ("bad dog", "bad dog"), ("john", "mary")]
-    examples = embed.read(rows)
-    task = embed.begin(examples, loaded.config)
-    scores = task.evaluate(loaded.network, task.features(tokenizer, loaded.config, examples), examples)
+    examples = Embed.read(rows)
+    task = Embed.from_examples(examples, loaded.config)
+    scores = task.score(loaded.network, task.features(tokenizer, loaded.config, examples), examples)
     assert scores["recall@1"] >= 2 / 3 and scores["mrr"] >= scores["recall@1"]
 
 
@@ -83,10 +81,10 @@ def test_the_folder_opens_in_sentence_transformers(bert, tmp_path, pooling, norm
     from sentence_transformers import SentenceTransformer
 
     loaded, tokenizer = bert
-    task = embed.Embed(Reading(64, 16), pooling, normalize)
+    task = Embed(window=WindowConfig(64, 16), pooling=pooling, normalize=normalize)
     save_network(loaded.network, tmp_path, tokenizer=tokenizer)
-    embed.write_sentence_transformers(tmp_path, task, loaded.config)
+    task.write_files(tmp_path, loaded.config)
     texts = ["the cat is good", "mary sees a film in london , they eat"]
-    ours = np.stack(list(embed.predict(loaded.network, tokenizer, task, texts)))
+    ours = np.stack(list(task.predict(loaded.network, tokenizer, texts)))
     theirs = SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
     np.testing.assert_allclose(ours, theirs, atol=1e-5)

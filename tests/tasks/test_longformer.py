@@ -8,9 +8,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 from everybert.store.huggingface import load_network
-from everybert.tasks import answer, choose, classify, tag
-from everybert.tasks.features import run
-from everybert.tasks.folder import task_of
+from everybert.tasks import load_task
 from everybert.text.tokenizer import Tokenizer
 
 WORDS = [f"w{i}" for i in range(50)]
@@ -37,52 +35,45 @@ def sentence(seed, size):
     return " ".join(np.random.default_rng(seed).choice(WORDS, size))
 
 
-def logits(loaded, features, task):
-    from everybert.model.features import head_logits
-
-    return run(loaded.network, features, lambda batch: head_logits(loaded.network, batch, task.head))
-
-
 def ids_of(features, i=0):
-    return torch.tensor(features.tokens_N[features.starts_S1[i] : features.starts_S1[i + 1]].astype(np.int64))[None]
+    return torch.tensor([features.ids[i]])
 
 
 def test_classify_has_cls(tmp_path, tokenizer):
     model, loaded = load(tmp_path, "ForSequenceClassification")
-    task = task_of("classify", loaded.network, loaded.labels)
-    features = classify.text_features(tokenizer, loaded.config, [sentence(0, 20)], task.reading)
+    task = load_task("classify", loaded.network, loaded.labels)
+    features = task.encode(tokenizer, loaded.config, [sentence(0, 20)])
     with torch.no_grad():
         expected = model(input_ids=ids_of(features)).logits[0]
-    np.testing.assert_allclose(logits(loaded, features, task)[0], expected.numpy(), atol=2e-5)
+    np.testing.assert_allclose(task.run(loaded.network, features)[0], expected.numpy(), atol=2e-5)
 
 
 def test_tag_has_none(tmp_path, tokenizer):
     model, loaded = load(tmp_path, "ForTokenClassification")
-    task = task_of("tag", loaded.network, loaded.labels)
-    features = tag.word_features(tokenizer, loaded.config, [sentence(1, 20).split()], task.reading)
-    assert features.globals_N is None
+    task = load_task("tag", loaded.network, loaded.labels)
+    features = task.encode(tokenizer, loaded.config, [sentence(1, 20).split()])
+    assert features.globals is None
     with torch.no_grad():
         expected = model(input_ids=ids_of(features)).logits[0]
-    np.testing.assert_allclose(logits(loaded, features, task)[0], expected.numpy(), atol=2e-5)
+    np.testing.assert_allclose(task.run(loaded.network, features)[0], expected.numpy(), atol=2e-5)
 
 
 def test_answer_has_the_question(tmp_path, tokenizer):
     model, loaded = load(tmp_path, "ForQuestionAnswering")
-    task = task_of("answer", loaded.network)
-    question = answer.Question(sentence(2, 5), sentence(3, 15))
-    features = answer.span_features(tokenizer, loaded.config, [question], task.reading)
+    task = load_task("answer", loaded.network)
+    features = task.encode(tokenizer, loaded.config, [(sentence(2, 5), sentence(3, 15))])
     with torch.no_grad():
         out = model(input_ids=ids_of(features))
     expected = torch.stack((out.start_logits[0], out.end_logits[0]), -1)
-    np.testing.assert_allclose(logits(loaded, features, task)[0], expected.numpy(), atol=2e-5)
+    np.testing.assert_allclose(task.run(loaded.network, features)[0], expected.numpy(), atol=2e-5)
 
 
 def test_choose_has_what_follows_the_separators(tmp_path, tokenizer):
     model, loaded = load(tmp_path, "ForMultipleChoice")
-    task = task_of("choose", loaded.network)
+    task = load_task("choose", loaded.network)
     endings = [sentence(5, 7), sentence(6, 7)]
-    features = choose.choice_features(tokenizer, loaded.config, [(sentence(4, 6), endings)], task.reading)
+    features = task.encode(tokenizer, loaded.config, [(sentence(4, 6), endings)])
     with torch.no_grad():
         expected = model(input_ids=torch.cat([ids_of(features, i) for i in (0, 1)])[None]).logits[0]
-    ours = np.concatenate(logits(loaded, features, task))
+    ours = np.concatenate(task.run(loaded.network, features))
     np.testing.assert_allclose(ours, expected.numpy(), atol=2e-5)

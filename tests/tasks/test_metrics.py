@@ -35,9 +35,6 @@ def test_classification_equals_scikit_learn(case):
         assert ours["f1"] == pytest.approx(sk.f1_score(gold, guess, zero_division=0))
     counts = metrics.confusion(gold, guess, labels)
     assert (counts == sk.confusion_matrix(gold, guess, labels=range(labels))).all()
-    theirs = sk.precision_recall_fscore_support(gold, guess, labels=range(labels), zero_division=0)
-    for mine, other in zip(metrics.prf(counts), theirs):
-        assert mine == pytest.approx(other)
 
 
 @settings(max_examples=60, deadline=None)
@@ -94,5 +91,3 @@ def test_interval():
     assert ours.mean == pytest.approx(np.mean(values))
     assert ours.half == pytest.approx((high - low) / 2, rel=1e-3)
     assert "one run" in str(metrics.interval([90.0]))
-    for n, t in enumerate(metrics.T_975, 1):
-        assert t == pytest.approx(scipy.stats.t.ppf(0.975, n), abs=6e-4)

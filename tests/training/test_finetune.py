@@ -17,12 +17,10 @@ from everybert.model.adapters import AdapterSet
 from everybert.model.heads import Network
 from everybert.store.adapters import load_adapter, load_feature_head, read_adapter
 from everybert.store.huggingface import load_network
-from everybert.tasks import answer, choose, classify, embed, regress, tag
-from everybert.tasks.folder import task_of
+from everybert.tasks import Classify, load_task
 from everybert.text.tokenizer import Tokenizer
-from everybert.training import tuning
 from everybert.training.finetune import finetune
-from everybert.training.tuning import Settings, layer_rates
+from everybert.training.tuning import BestWeights, FrozenMode, FullMode, LoraMode, Settings
 
 FAST = {"lr": 3e-3, "epochs": 8, "batch_size": 16, "device": "cpu", "quiet": True}
 
@@ -76,12 +74,12 @@ def test_each_mode_learns_and_saves_what_it_scored(base, tmp_path, mode, more, a
         file = read_adapter(out)
         load_adapter(adapters, "sentiment", file)
         adapters.use("sentiment")
-        network, task = loaded.network, task_of("classify", loaded.network, extras=file.extras)
+        network, task = loaded.network, load_task("classify", loaded.network, extras=file.extras)
     else:
         loaded, tokenizer = parts(out)
-        network, task = loaded.network, task_of("classify", loaded.network, loaded.labels, None, loaded.extras)
+        network, task = loaded.network, load_task("classify", loaded.network, loaded.labels, None, loaded.extras)
     assert task.labels == ("no", "yes")
-    found = [p.label for p in classify.predict(network, tokenizer, task, texts)]
+    found = [p.label for p in task.predict(network, tokenizer, texts)]
     assert np.mean([a == b for a, b in zip(found, gold)]) == pytest.approx(tuned.scores["accuracy"].mean)
     written = json.loads((out / "finetune.json").read_text())
     assert written["scores"]["accuracy"]["runs"] == 1 and written["settings"]["mode"] == mode
@@ -94,7 +92,7 @@ def test_a_full_folder_loads_in_transformers(base, tmp_path):
     assert model.config.problem_type == "single_label_classification"
     tokenizer = Tokenizer.load(tmp_path / "out")
     ids = tokenizer.encode("the good cat").ids
-    (ours,) = classify.predict(tuned.runs[0].network, tokenizer, tuned.task, ["the good cat"])
+    (ours,) = tuned.task.predict(tuned.runs[0].network, tokenizer, ["the good cat"])
     with torch.no_grad():
         p = model(input_ids=torch.tensor([ids])).logits.softmax(-1)[0]
     assert list(ours.scores.values()) == pytest.approx(p.tolist(), abs=1e-5)
@@ -116,15 +114,14 @@ def test_frozen_means_frozen(base):
 
 
 def test_frozen_features_are_computed_once_for_all_seeds(base, monkeypatch):
-    computed = []
-    cached = tuning._cached
-    monkeypatch.setattr(tuning, "_cached", lambda *given: computed.append(given) or cached(*given))
+    computed, real = [], FrozenMode.features
+    monkeypatch.setattr(FrozenMode, "features", lambda *given: computed.append(given) or real(*given))
     data = (sentiment(0, 32), sentiment(1, 16))
     tuned = finetune(base, "classify", *data, mode="frozen", seeds=3, **FAST)
     assert len(computed) == 2 and len(tuned.runs) == 3
-    alone = finetune(base, "classify", *data, mode="frozen", seed=2, **FAST)
-    (third,) = (run for run in tuned.runs if run.seed == 2)
-    head, own = (run.network.heads["classify"].state_dict() for run in (third, alone.runs[0]))
+    best = tuned.runs[0]
+    alone = finetune(base, "classify", *data, mode="frozen", seed=best.seed, **FAST)
+    head, own = (run.network.heads["classify"].state_dict() for run in (best, alone.runs[0]))
     assert all(torch.equal(head[name], own[name]) for name in own)
 
 
@@ -162,7 +159,7 @@ def test_a_new_pooler(base, tmp_path, mode):
 
 
 def test_an_adapter_holds_no_layers():
-    with pytest.raises(EverybertError, match="no layers of the trunk"):
+    with pytest.raises(EverybertError, match="no encoder layers"):
         Settings(mode="lora", reinit=1)
     with pytest.raises(EverybertError, match="has its pooler"):
         Settings(mode="lora", start="a", new_pooler=True)
@@ -170,13 +167,13 @@ def test_an_adapter_holds_no_layers():
 
 def test_layer_rates():
     config = load_config()
-    rate = layer_rates(config, Settings(layer_decay=0.5))
+    rate = FullMode(Settings(layer_decay=0.5)).rates(config)
     names = ["heads.classify.output.weight", "pooler.dense.bias", "encoder.layers.1.attention.qkv.weight",
              "encoder.layers.0.attention_norm.bias", "encoder.embeddings.token.weight"]  # fmt: skip
     assert [rate(n) for n in names] == [1.0, 1.0, 0.5, 0.25, 0.125]
-    assert [layer_rates(config, Settings(mode="top:1"))(n) for n in names] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert [FullMode(Settings(mode="top:1")).rates(config)(n) for n in names] == [1.0, 1.0, 1.0, 0.0, 0.0]
     with pytest.raises(EverybertError, match="more than the model's 2 layers"):
-        layer_rates(config, Settings(mode="top:3"))
+        FullMode(Settings(mode="top:3")).rates(config)
 
 
 def load_config():
@@ -205,8 +202,8 @@ def test_regress_in_the_units_of_the_data(base, tmp_path):
     assert tuned.scores["spearman"].mean > 0.9
     loaded, tokenizer = parts(tmp_path / "out")
     assert loaded.problem_type == "regression"
-    task = task_of("regress", loaded.network, None, loaded.problem_type, loaded.extras)
-    found = list(regress.predict(loaded.network, tokenizer, task, [t for t, _ in rows[:40]]))
+    task = load_task("regress", loaded.network, None, loaded.problem_type, loaded.extras)
+    found = list(task.predict(loaded.network, tokenizer, [t for t, _ in rows[:40]]))
     assert np.mean([abs(a - b) for a, (_, b) in zip(found, rows)]) == pytest.approx(tuned.scores["mae"].mean, rel=1e-4)
     model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "out").eval()
     ids = torch.tensor([tokenizer.encode(rows[0][0]).ids])
@@ -236,8 +233,8 @@ def test_tag_learns_and_finds_spans(base, tmp_path, mode, features):
     tuned = finetune(base, "tag", tagged(0), tagged(1, 20), tmp_path / "out", **(FAST | more))
     assert tuned.metric.mean > 0.95
     loaded, tokenizer = parts(tmp_path / "out")
-    task = task_of("tag", loaded.network, loaded.labels, None, loaded.extras)
-    (spans,) = tag.predict(loaded.network, tokenizer, task, ["John Smith sees Paris."])
+    task = load_task("tag", loaded.network, loaded.labels, None, loaded.extras)
+    (spans,) = task.predict(loaded.network, tokenizer, ["John Smith sees Paris."])
     assert [(s.text, s.label, s.start) for s in spans] == [("John Smith", "PER", 0), ("Paris", "LOC", 16)]
     if features == "last":  # the family's own head after all
         model = transformers.BertForTokenClassification.from_pretrained(tmp_path / "out").eval()
@@ -258,9 +255,9 @@ def test_answer_learns_with_and_without_answers(base, tmp_path):
     tuned = finetune(base, "answer", rows, rows[:40], tmp_path / "out", **(FAST | {"epochs": 8}))
     assert tuned.scores["best_f1"].mean > 0.8 and tuned.task.no_answer
     loaded, tokenizer = parts(tmp_path / "out")
-    task = task_of("answer", loaded.network, None, None, loaded.extras)
+    task = load_task("answer", loaded.network, None, None, loaded.extras)
     assert (task.no_answer, task.threshold) == (True, tuned.task.threshold)
-    found = [a[0].text for a in answer.predict(loaded.network, tokenizer, task, [(q, c) for q, c, _ in rows[:40]])]
+    found = [a[0].text for a in task.predict(loaded.network, tokenizer, [(q, c) for q, c, _ in rows[:40]])]
     right = np.mean([f == (g["text"] or [""])[0] for f, (*_, g) in zip(found, rows)])
     assert right == pytest.approx(tuned.scores["exact"].mean)
 
@@ -276,8 +273,8 @@ def test_choose_learns(base, tmp_path):
     tuned = finetune(base, "choose", rows, rows[:30], tmp_path / "out", **FAST)
     assert tuned.metric.mean > 0.9
     loaded, tokenizer = parts(tmp_path / "out")
-    task = task_of("choose", loaded.network, None, None, loaded.extras)
-    (found,) = choose.predict(loaded.network, tokenizer, task, [rows[0][:2]])
+    task = load_task("choose", loaded.network, None, None, loaded.extras)
+    (found,) = task.predict(loaded.network, tokenizer, [rows[0][:2]])
     assert found.index == rows[0][2]
 
 
@@ -300,7 +297,7 @@ def test_training_goes_on_from_an_adapter(base, tmp_path):
     for rows in (other, [row for row in other if row[1] != "c"]):  # more labels; as many, but others
         with pytest.raises(EverybertError, match="other labels"):
             finetune(base, "classify", rows, rows, start=str(first.folder), **again)
-    with pytest.raises(EverybertError, match="lora alone"):
+    with pytest.raises(EverybertError, match="only mode lora"):
         finetune(base, "classify", other, other, start=str(first.folder), **FAST)
 
 
@@ -317,8 +314,8 @@ def test_embed_learns_and_opens_in_sentence_transformers(base, tmp_path, mode):
     from sentence_transformers import SentenceTransformer
 
     loaded, tokenizer = parts(tmp_path / "out")
-    task = task_of("embed", loaded.network, extras=loaded.extras)
-    ours = np.stack(list(embed.predict(loaded.network, tokenizer, task, ["good is", "fine on"])))
+    task = load_task("embed", loaded.network, extras=loaded.extras)
+    ours = np.stack(list(task.predict(loaded.network, tokenizer, ["good is", "fine on"])))
     theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(["good is", "fine on"])
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
@@ -347,7 +344,8 @@ def test_seeds_give_an_interval_and_one_run_says_that_it_is_one(base, tmp_path):
     assert [r.seed for r in sorted(three.runs, key=lambda r: r.seed)] == [0, 1, 2]
     values = [r.scores["accuracy"] for r in three.runs]
     assert three.metric.mean == pytest.approx(np.mean(values)) and three.metric.runs == 3
-    assert three.metric.half == pytest.approx(4.303 * np.std(values, ddof=1) / math.sqrt(3))
+    assert three.metric.half == pytest.approx(4.302653 * np.std(values, ddof=1) / math.sqrt(3))
+    assert [run.network is None for run in three.runs] == [False, True, True]  # only the best is kept in memory
     assert values[0] == max(values)
     assert len(json.loads((tmp_path / "out" / "finetune.json").read_text())["seeds"]) == 3
     one = finetune(base, "classify", sentiment(0, 32), sentiment(1, 32), **few)
@@ -376,13 +374,13 @@ def test_the_grid_keeps_the_best(base):
 
 def script(monkeypatch, scores):
     """Each evaluation's accuracy, as given; returns the pooler's weights that it was of."""
-    left, real, kept = iter(scores), classify.Classify.evaluate, []
+    left, real, kept = iter(scores), Classify.score, []
 
     def fake(self, network, features, examples):
         kept.append(network.pooler.dense.weight.detach().clone())
         return real(self, network, features, examples) | {"accuracy": next(left)}
 
-    monkeypatch.setattr(classify.Classify, "evaluate", fake)
+    monkeypatch.setattr(Classify, "score", fake)
     return kept
 
 
@@ -413,7 +411,7 @@ def test_patience_counts_whole_epochs_however_often_they_are_scored(base, monkey
 
 
 def test_control_c_keeps_the_best_so_far(base, tmp_path, monkeypatch):
-    real = tuning.Keeper.evaluate
+    real = BestWeights.evaluate
 
     def interrupt(self, progress):
         result = real(self, progress)
@@ -421,14 +419,14 @@ def test_control_c_keeps_the_best_so_far(base, tmp_path, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return result
 
-    monkeypatch.setattr(tuning.Keeper, "evaluate", interrupt)
+    monkeypatch.setattr(BestWeights, "evaluate", interrupt)
     tuned = finetune(base, "classify", sentiment(0), sentiment(1), tmp_path / "out", seeds=3, **(FAST | {"epochs": 6}))
     assert len(tuned.runs) == 1 and not tuned.runs[0].finished
     assert any("interrupted" in note for note in tuned.notes)
     loaded, tokenizer = parts(tmp_path / "out")
-    task = task_of("classify", loaded.network, loaded.labels, None, loaded.extras)
+    task = load_task("classify", loaded.network, loaded.labels, None, loaded.extras)
     texts, gold = zip(*sentiment(1))
-    found = [p.label for p in classify.predict(loaded.network, tokenizer, task, texts)]
+    found = [p.label for p in task.predict(loaded.network, tokenizer, texts)]
     assert np.mean([a == b for a, b in zip(found, gold)]) == pytest.approx(tuned.metric.mean)
 
 
@@ -460,7 +458,10 @@ def test_a_head_for_the_same_labels_is_kept(base, tmp_path):
         ({"train": []}, "0 rows"),
         ({"dev": [("x", "maybe")]}, "training data has not: 'maybe'"),
         ({"task": "embed", "train": [("a", "b")], "dev": [("a", "b")], "mode": "frozen"}, "cannot be frozen"),
-        ({"options": {"colour": 1}}, "unexpected keyword argument 'colour'"),
+        (
+            {"options": {"colour": 1}},
+            "classify has no option 'colour'; it has calibrate, class_weights",
+        ),
         ({"model": "no/such/folder"}, "no/such/folder"),
     ],
 )
@@ -478,10 +479,10 @@ def test_settings_are_frozen():
 
 def test_larger_weights_take_larger_steps():
     network = Network(load_config())
-    usual, lora = Settings().rate(network), Settings(mode="lora").rate(network)
+    usual, lora = FullMode(Settings()).peak(network), LoraMode(Settings(mode="lora")).peak(network)
     assert lora > usual
     with torch.no_grad():
         for layer in network.encoder.layers:
             layer.feed_forward.input.weight.normal_(std=0.14)
-    assert Settings().rate(network) == pytest.approx(2 * usual, rel=0.1)
-    assert Settings(mode="lora").rate(network) == lora and Settings(lr=1e-5).rate(network) == 1e-5
+    assert FullMode(Settings()).peak(network) == pytest.approx(2 * usual, rel=0.1)
+    assert LoraMode(Settings(mode="lora")).peak(network) == lora

@@ -1,7 +1,6 @@
 """From one checkpoint and data order, our fine-tuning and a plain `transformers` loop lose the same, step by step."""
 
 import random
-from itertools import pairwise
 
 import pytest
 import tiny_bert as tiny
@@ -57,8 +56,7 @@ def ours(folder, task, rows, accumulate=1):
     data = prepare_data(task, folder, Tokenizer.load(folder), rows, rows[:8])
     settings = Settings(epochs=2, batch_size=BATCH, lr=LR, log_every=1, device="cpu", accumulate=accumulate)
     run = run_once(data, settings, seed=7, quiet=True)
-    starts = data.train.starts_S1
-    pieces = [(data.train.tokens_N[a:b].tolist(), data.train.segments_N[a:b].tolist()) for a, b in pairwise(starts)]
+    pieces = list(zip(data.train.ids, data.train.segments))
     return data, pieces, [row["loss"] for row in run.history if "loss" in row]
 
 
@@ -73,7 +71,7 @@ def test_classify(tmp_path, accumulate):
     names = ["bad", "good", "so"]
     rows = [(" ".join(words(draw, 3, 12)), " ".join(words(draw, 3, 12)), draw.choice(names)) for _ in range(SIZE)]
     data, pieces, losses = ours(folder, "classify", rows, accumulate)
-    gold = data.train.labels["label_E"]
+    gold = data.train.targets["label_E"]
     expected = reference(
         folder, "ForSequenceClassification", pieces, lambda at, pad: {"labels": torch.tensor(gold[at])}
     )
@@ -91,13 +89,12 @@ def test_tag(tmp_path):
         sentence = [draw.choice([*tiny.WORDS, "unseen", "john's"]) for _ in range(draw.randint(2, 9))]
         rows.append((sentence, [draw.choice(labels) for _ in sentence]))
     data, pieces, losses = ours(folder, "tag", rows)
-    tags = data.train.labels["tag_T"]
-    starts = data.train.starts_S1
+    tags = data.train.targets["tag_T"]
 
     def target(at, pad):
-        return {"labels": pad([tags[starts[i] : starts[i + 1]].tolist() for i in at], -100)}
+        return {"labels": pad([tags[i].tolist() for i in at], -100)}
 
-    assert any((tags[a:b] == -100).sum() > 2 for a, b in pairwise(starts))  # words of several pieces
+    assert any((row == -100).sum() > 2 for row in tags)  # words of several pieces
     assert losses == pytest.approx(reference(folder, "ForTokenClassification", pieces, target), abs=1e-4)
     assert max(losses) - min(losses) > 0.05
 
@@ -116,7 +113,7 @@ def test_answer(tmp_path):
         rows.append((asked, " ".join(context), {"text": [answer], "answer_start": [at]}))
     data, pieces, losses = ours(folder, "answer", rows)
     ids = {len(p) for p, _ in pieces}
-    start, end = data.train.labels["start_B"], data.train.labels["end_B"]
+    start, end = data.train.targets["start_B"], data.train.targets["end_B"]
 
     def target(at, pad):
         return {"start_positions": torch.tensor(start[at]), "end_positions": torch.tensor(end[at])}

@@ -274,13 +274,12 @@ def layers(
 ) -> None:
     """Fit one linear probe a layer on the frozen model: where in the stack a task's information lives."""
     from everybert.inside.probes import probe_layers
-    from everybert.tasks import classify, sentences
+    from everybert.tasks import TASKS
 
-    readers: dict[str, Callable[..., Any]] = {"classify": classify.read, "tag": sentences.read}
-    if task not in readers:
+    if task not in ("classify", "tag"):
         raise EverybertError(f"layers are probed for classify or tag, not {task!r}")
     chosen = {"label": column} if column else None
-    data = [readers[task](path, chosen) for path in (train, dev)]
+    data = [TASKS[task].read(path, chosen) for path in (train, dev)]
     if any(not isinstance(x, str) for examples in data for x in examples.inputs[:1]) and task == "classify":
         raise EverybertError("layers are probed on single texts, not on pairs; give a file with one text a row")
     loaded = load(model, device)

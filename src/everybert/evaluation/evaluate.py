@@ -1,4 +1,4 @@
-"""How a model does on labelled data: the task's own scores, and for classification the confusion matrix.
+"""The scores of a model on labelled data.
 
 Legend: C labels.
 """
@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from everybert.errors import EverybertError
 from everybert.inference.model import Model, load
 from everybert.inference.task_use import chosen, settle, using
-from everybert.tasks.classify import Classify
-from everybert.tasks.folder import MODULES
-from everybert.tasks.metrics import prf
-from everybert.tasks.records import Examples, Source
+from everybert.tasks import task_class
+from everybert.tasks.dataset import Source
+from everybert.tasks.metrics import ratios
+from everybert.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -26,19 +25,20 @@ class Evaluation:
 
     task: str
     metric: str
-    """The one that counts."""
+    """The score that counts."""
     scores: dict[str, float]
     examples: int
     notes: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     confusion: np.ndarray | None = None
-    """(C, C) counts, row the true label; for one label a text."""
+    """(C, C) counts, row the true label; only with one label per text."""
 
     def each_label(self) -> list[dict[str, Any]]:
-        """Precision, recall and F1 of every label, where there is a confusion matrix."""
+        """Precision, recall and F1 of every label, if there is a confusion matrix."""
         if self.confusion is None:
             return []
-        columns = zip(self.labels, *prf(self.confusion), self.confusion.sum(1))
+        guessed_C, true_C = self.confusion.sum(0), self.confusion.sum(1)
+        columns = zip(self.labels, *ratios(np.diag(self.confusion), guessed_C, true_C), true_C)
         return [
             {"label": label, "precision": float(p), "recall": float(r), "f1": float(f), "examples": int(n)}
             for label, p, r, f, n in columns
@@ -56,43 +56,24 @@ def evaluate(
 ) -> Evaluation:
     """Score a model on a file, a DataFrame or a list of rows. Labels that the model has not are an error.
 
-    Without `adapter`, a trunk that comes with adapters takes the one that its task takes by itself.
+    Without `adapter`, a model that comes with adapters uses its default one for the task and kind of input.
     """
-    if task not in MODULES:
-        raise EverybertError(f"the tasks are {', '.join(MODULES)}; there is no {task!r}")
+    kind = task_class(task)
     model = model if isinstance(model, Model) else load(model)
-    with using(model, adapter or own_adapter(model, task, data, columns)):
-        settled = settle(model, task)
-        examples = read(task, settled, data, columns, skip_bad)
+    if adapter is None and chosen(model, task) is not None:
+        first = kind.read(data, columns, True).inputs[0]
+        adapter = chosen(model, task, pair=not isinstance(first, str))
+    with using(model, adapter):
+        settled: Task = settle(model, task)
+        examples = kind.read(data, columns, skip_bad, **settled.read_options())
         features = settled.features(model.tokenizer, model.config, examples)
-        scores = settled.evaluate(model.network, features, examples)
-        single = isinstance(settled, Classify) and not settled.multi
+        scores = settled.score(model.network, features, examples)
         return Evaluation(
             task=task,
             metric=settled.metric if settled.metric in scores else next(iter(scores)),
             scores=scores,
             examples=len(examples),
             notes=examples.notes,
-            labels=tuple(getattr(settled, "labels", ())),
-            confusion=settled.confusion(model.network, features) if single else None,
+            labels=settled.labels,
+            confusion=settled.confusion(model.network, features),
         )
-
-
-def own_adapter(model: Model, task: str, data: Source, columns: Mapping[str, str] | None) -> str | None:
-    """The bundled adapter for a task; of classify's two by whether the data is of pairs."""
-    found = chosen(model, task)
-    if found is None or task != "classify":
-        return found
-    first = MODULES["classify"].read(data, columns, True).inputs[0]  # type: ignore[attr-defined]
-    return chosen(model, task, pair=not isinstance(first, str))
-
-
-def read(task: str, settled: Any, data: Source, columns: Mapping[str, str] | None, skip_bad: bool) -> Examples:
-    """The data as the model's task reads it: multi-label and tag scheme as they were in training."""
-    options: dict[str, Any] = {}
-    if task == "classify":
-        options["multi"] = settled.multi
-    elif task == "tag" and settled.scheme in ("BIO", "BIOES"):
-        options["scheme"] = settled.scheme
-    examples: Examples = MODULES[task].read(data, columns, skip_bad, **options)  # type: ignore[attr-defined]
-    return examples

@@ -16,7 +16,7 @@ from everybert.evaluation.evaluate import evaluate
 from everybert.inference.export import FILE, Exported, Session, opened
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
-from everybert.tasks.folder import MODULES
+from everybert.tasks import TASKS
 
 SENTENCES = 200
 
@@ -32,8 +32,8 @@ class Scores:
 
 def scores(name: str | Path, done: Exported, data: Path, adapter: str | None = None) -> Scores:
     """Score a model and its export on a file, by the model's own task."""
-    if done.task not in MODULES:
-        raise EverybertError(f"{done.task} has no score; --check is for {', '.join(MODULES)}")
+    if done.task not in TASKS:
+        raise EverybertError(f"{done.task} has no score; --check is for {', '.join(TASKS)}")
     model = opened(name, adapter, done.task)
     exported = copy(model)
     session = Session(Path(done.folder) / FILE, done.task, model.config.pad_id)
@@ -59,6 +59,10 @@ class GraphNetwork(nn.Module):
         for name, head in network.heads.items():  # tasks read the number of outputs of a head
             self.heads[name] = nn.ModuleDict({"output": head.output} if hasattr(head, "output") else {})  # type: ignore[dict-item]
 
+    def head(self, name: str) -> nn.Module:
+        """The head of that name: the graph contains it."""
+        return self.heads[name]
+
     def sequence_logits(self, logits_BC: Tensor, batch: Ragged, name: str) -> Tensor:
         """(B, C), unchanged."""
         return logits_BC
@@ -75,6 +79,9 @@ class _GraphEncoder(nn.Module):
         super().__init__()
         self.embeddings = network.encoder.embeddings  # only its device is read
         self.session = session
+
+    def check(self, batch: Ragged) -> None:
+        """The graph checks its inputs itself."""
 
     def forward(self, batch: Ragged, *_: Any) -> Tensor:
         found = list(self.session(batch).values())

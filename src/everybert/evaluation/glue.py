@@ -14,13 +14,12 @@ from typing import Any
 from everybert.errors import EverybertError
 from everybert.evaluation.evaluate import evaluate
 from everybert.files import atomic_file, is_complete, read_json, write_json
-from everybert.inference.files import picker
 from everybert.inference.model import Model, load
 from everybert.inference.task_use import iterate
 from everybert.store.hub import resolve
 from everybert.store.huggingface import read_extras
-from everybert.tasks.columns import label_name
-from everybert.tasks.records import read_rows
+from everybert.tasks import task_class
+from everybert.tasks.dataset import label_name, read_rows
 from everybert.training.finetune import finetune
 from everybert.training.tuning import Settings
 
@@ -269,7 +268,7 @@ def write_submissions(
 def predictions(model: Model, task: GlueTask, file: Path, order: Sequence[str] | None = None) -> list[str]:
     """A test file's predictions as GLUE writes them: labels by its names, STS-B within 0 … 5."""
     rows = read_rows(file, ("text", "label")).rows
-    pick = picker(task.task, rows[0], {}, str(file))
+    pick = task_class(task.task).input_reader(rows[0], None, str(file))
     found = iterate(model, task.task, [pick(row) for row in rows])
     if task.task == "regress":
         return [f"{min(max(value, 0.0), 5.0):.3f}" for value in found]

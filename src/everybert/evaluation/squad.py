@@ -17,10 +17,7 @@ from everybert.errors import EverybertError
 from everybert.files import read_json
 from everybert.inference.model import Model
 from everybert.inference.task_use import chosen, settle, using
-from everybert.model.engine import BUDGET_CPU, BUDGET_GPU
-from everybert.tasks.answer import CHUNK, Answering, span_features
-from everybert.tasks.questions import Question
-from everybert.tasks.squad import best_over
+from everybert.tasks.answer import AnswerQuestions, best_over
 from everybert.text.readers import read_squad
 
 
@@ -64,17 +61,15 @@ def answer_all(
 def _answer_all(
     model: Model, questions: Sequence[Mapping[str, Any]], progress: Callable[[int], None]
 ) -> tuple[dict[str, str], dict[str, float]]:
-    task: Answering = settle(model, "answer")
-    budget = BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU
+    task: AnswerQuestions = settle(model, "answer")
     answers: dict[str, str] = {}
     gaps: dict[str, float] = {}
-    for start in range(0, len(questions), CHUNK):
-        part = questions[start : start + CHUNK]
-        asked = [Question(q["question"], q["context"], q["id"]) for q in part]
-        features = span_features(model.tokenizer, model.config, asked, task.reading)
-        for question, found in zip(asked, task.candidates(model.network, features, budget)):
-            answers[question.id] = task.text(found, question.context)
-            gaps[question.id] = found.gap
+    for start in range(0, len(questions), task.chunk):
+        part = questions[start : start + task.chunk]
+        features = task.encode(model.tokenizer, model.config, [(q["question"], q["context"]) for q in part])
+        for question, found in zip(part, task.candidates(task.run(model.network, features), features)):
+            answers[question["id"]] = task.text(found, question["context"])
+            gaps[question["id"]] = found.gap
         progress(start + len(part))
     return answers, gaps
 

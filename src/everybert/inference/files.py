@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -19,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from everybert.errors import EverybertError
 from everybert.inference.task_use import iterate, settle, using
-from everybert.tasks import columns as col
-from everybert.tasks.choose import PROMPTS
+from everybert.tasks import TASKS
 from everybert.text.readers import RECORD_KINDS, ReadReport, kind, lines, read_records
 
 if TYPE_CHECKING:
@@ -73,7 +71,7 @@ def predict_file(
     report = ReadReport()
     rows = read_rows(source, skip_bad, report)
     first = next(rows)
-    pick = picker(task, first, dict(columns or {}), str(source))
+    pick = TASKS[task].input_reader(first, columns, str(source))
     with using(model, adapter):
         multi = bool(getattr(settle(model, task), "multi", False))
     if fresh:
@@ -124,37 +122,6 @@ def chunks(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
 
 
 # ── rows to inputs, results to columns ───────────────────────────────────────────────────────────────────────
-
-
-def picker(task: str, first: Row, chosen: dict[str, str], where: str) -> Callable[[Row], Any]:
-    """What the task reads of a row, by the columns of the first."""
-    if task == "answer":
-        question = col.find(first, "question", ("question", "query"), chosen, where)
-        context = col.find(first, "context", ("context", "passage", "paragraph", "text"), chosen, where)
-        if question is None or context is None:
-            raise EverybertError(f"{where} needs a question and a context; it has {', '.join(map(str, first))}")
-        return lambda row: (_text(row, question), _text(row, context))
-    if task == "choose":
-        prompt = col.find(first, "text", PROMPTS, chosen, where)
-        listed = col.find(first, "endings", ("endings", "choices", "options"), chosen, where)
-        numbered = sorted((c for c in first if re.fullmatch(r"(ending|choice|option)_?\d+", str(c))), key=_number)
-        if prompt is None or not (listed or numbered):
-            raise EverybertError(f"{where} needs a prompt and endings; it has {', '.join(map(str, first))}")
-        return lambda row: (_text(row, prompt), row[listed] if listed else [_text(row, c) for c in numbered])
-    texts = col.find_texts(first, chosen, where, [])
-    if task == "tag" or len(texts) == 1:
-        return lambda row: _text(row, texts[0])
-    return lambda row: (_text(row, texts[0]), _text(row, texts[1]))
-
-
-def _number(name: str) -> int:
-    return int(re.sub(r"\D", "", name))
-
-
-def _text(row: Row, column: str) -> str:
-    """A cell as text; a missing one is empty."""
-    value = row.get(column)
-    return value if isinstance(value, str) else "" if value is None else str(value)
 
 
 def sure(probability: float) -> float:

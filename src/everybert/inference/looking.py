@@ -23,10 +23,6 @@ from everybert.inside.masked import fill_sides
 from everybert.inside.neighbours import Neighbours
 from everybert.inside.trace import Trace
 from everybert.inside.trace import trace as run_trace
-from everybert.model.features import head_logits
-from everybert.tasks.answer import span_features
-from everybert.tasks.features import run
-from everybert.tasks.questions import Question
 from everybert.text.tokenizer import Encoding
 
 if TYPE_CHECKING:
@@ -167,8 +163,8 @@ class AnswerTokens:
 def answer_tokens(model: Model, question: str, context: str) -> AnswerTokens:
     """Where an answer may begin and end: each token as the window that owns it sees it, one softmax over all."""
     task = task_use.settle(model, "answer")
-    features = span_features(model.tokenizer, model.config, [Question(question, context)], task.reading)
-    logits = run(model.network, features, lambda batch: head_logits(model.network, batch, "answer"))
+    features = task.encode(model.tokenizer, model.config, [(question, context)])
+    logits = task.run(model.network, features)
     (passage,) = features.back
     own = np.concatenate(
         [logits[s][lead + w.own_start - w.start : lead + w.own_stop - w.start] for s, lead, w in passage.places]

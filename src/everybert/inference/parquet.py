@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from everybert.errors import EverybertError
 from everybert.files import atomic_file
-from everybert.tasks.columns import find_texts
+from everybert.tasks.dataset import find_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa

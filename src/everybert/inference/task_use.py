@@ -15,19 +15,13 @@ from typing import TYPE_CHECKING, Any
 from everybert.errors import EverybertError
 from everybert.inference.bundle import Bundle
 from everybert.model.adapters import AdapterSet
-from everybert.model.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.model.features import FeatureHead
 from everybert.store.adapters import load_adapter, load_feature_head, read_adapter, save_feature_head
 from everybert.store.hub import resolve
-from everybert.tasks import answer as answering
-from everybert.tasks import choose as choosing
-from everybert.tasks import classify as classifying
-from everybert.tasks import regress as regressing
-from everybert.tasks import tag as tagging
+from everybert.tasks import load_task
 from everybert.tasks.answer import Answer
 from everybert.tasks.choose import Choice
 from everybert.tasks.classify import Prediction, Text
-from everybert.tasks.folder import task_of
 from everybert.tasks.tag import Span, Words
 
 if TYPE_CHECKING:
@@ -158,20 +152,13 @@ def settle(model: Model, name: str) -> Any:
     """The settings of one of the model's tasks, under the adapter in use."""
     extras = _extras(model)
     own = extras is model.extras
-    return task_of(name, model.network, model.labels if own else None, model.problem_type if own else None, extras)
+    return load_task(name, model.network, model.labels if own else None, model.problem_type if own else None, extras)
 
 
 def iterate(
     model: Model, name: str, inputs: Sequence[Any], adapter: str | None = None, **options: Any
 ) -> Iterator[Any]:
     """One result an input, in order, as they are made: Prediction, float, list of Spans or of Answers, or Choice."""
-    module = {
-        "classify": classifying,
-        "regress": regressing,
-        "tag": tagging,
-        "answer": answering,
-        "choose": choosing,
-    }[name]
     kinds = [isinstance(x, tuple | list) for x in inputs] if name == "classify" and adapter is None else [False]
     own = {kind: chosen(model, name, kind) for kind in set(kinds)}
     if len(set(own.values())) > 1:  # texts and pairs in one list, each with an adapter of its own
@@ -185,8 +172,7 @@ def iterate(
         return
     with using(model, adapter):
         task = settle(model, name)
-        budget = BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU
-        yield from module.predict(model.network, model.tokenizer, task, inputs, budget=budget, **options)  # type: ignore[attr-defined]
+        yield from task.predict(model.network, model.tokenizer, inputs, **options)
 
 
 def _texts(texts: Text | Sequence[Text]) -> list[Text]:

@@ -1,50 +1,51 @@
 """Extractive question answering (SQuAD): the span of the context with the highest start + end score.
 
-The question is kept in every window over the context; windows overlap, and a span counts only in the window that
-owns its first token, where it has the most context. No answer (2.0) is the span at [CLS]: it is given where its
-score exceeds the best span's by more than a threshold that is tuned on the held-out data.
+Every window over the context contains the question. Windows overlap, and a span counts only in the window that owns
+its first token, which has the most context around it. No answer (SQuAD 2.0) is the span at [CLS]: it is predicted if
+its score exceeds that of the best span by more than a threshold that is tuned on the held-out data.
 
-Legend: T tokens, B sequences (windows), n tokens of one window.
+Legend: B sequences (windows), n tokens of one window, m tokens of a context, k spans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
 
-from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
-from everybert.model.features import head_logits
 from everybert.model.heads import Network, span_loss
 from everybert.model.ragged import Ragged
-from everybert.tasks import metrics, squad
-from everybert.tasks.features import BUDGET, Encoded, Features, Reading, lay, run
-from everybert.tasks.questions import Question
-from everybert.tasks.questions import read as read
-from everybert.tasks.records import Examples
+from everybert.tasks import dataset, metrics
+from everybert.tasks.dataset import Chosen, Examples, Row, Source
+from everybert.tasks.task import Encoded, Features, Task, WindowConfig, lay, pick_metric, targets_of
 from everybert.text.tokenizer import Tokenizer
-from everybert.text.windows import Window, windows
+from everybert.text.windows import Window
 
-CHUNK = 64
+PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """context[start:end], or an empty text where there is no answer."""
+    """context[start:end], or an empty text if there is no answer."""
 
     text: str
     start: int
     end: int
     score: float
-    """Its probability among the best spans (and no answer, where the model knows that)."""
+    """Its probability among the best spans (and no answer, if the model knows that)."""
+    cut: int = 0
+    """Tokens of the question that did not fit half of the window, and of the context if truncation was asked for."""
 
 
 class Place(NamedTuple):
-    """A window of a context: its sequence, where it begins there, and what it covers."""
+    """A window of a context: its sequence, where the context begins there, and what it covers."""
 
     sequence: int
     lead: int
@@ -52,7 +53,7 @@ class Place(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """What leads from tokens back to a context: (m, 2) character offsets of its m tokens, their words, its windows."""
+    """What leads from tokens back to a context: (m, 2) character offsets, the word of each token, the windows."""
 
     offsets: np.ndarray
     words: np.ndarray
@@ -61,44 +62,105 @@ class Passage(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidates:
-    """The best spans of a context, best first, as characters; and the score of no answer."""
+    """The best spans of a context, best first, and the score of no answer."""
 
     spans: np.ndarray
-    """(k, 2) start and end."""
+    """(k, 2) start and end, in characters."""
     scores: np.ndarray
     """(k) start + end logits."""
     null: float
 
     @property
     def gap(self) -> float:
-        """No answer's score less the best span's; above the threshold, there is no answer."""
+        """The score of no answer minus that of the best span; above the threshold, there is no answer."""
         return self.null - float(self.scores[0]) if len(self.scores) else float("inf")
 
 
-@dataclass(frozen=True)
-class Answering:
-    """How questions are answered."""
+@dataclass(frozen=True, kw_only=True)
+class AnswerQuestions(Task):
+    """The span of a context that answers a question."""
 
-    reading: Reading
     no_answer: bool = False
     """Whether some questions have no answer (SQuAD 2.0)."""
     threshold: float = 0.0
-    """No answer where its score exceeds the best span's by more than this."""
+    """No answer if its score exceeds that of the best span by more than this."""
     longest: int = 30
     """Tokens of the longest answer."""
     best: int = 20
     """How many spans are kept."""
-    metric: str = "f1"
 
     name = "answer"
     head = "answer"
-    outputs = None
+    metrics = ("f1", "exact")
+    window_size = 384
+    saved = {"no_answer": bool, "threshold": float, "longest": int}
+    outputs = 2
+    chunk = 64
+
+    # Data and settings.
+
+    @classmethod
+    def read(cls, source: Source, columns: Chosen = None, skip_bad: bool = False) -> Examples:
+        """Questions, contexts and answers, from SQuAD files or records."""
+        return dataset.read_questions(source, columns, skip_bad)
+
+    @classmethod
+    def input_reader(cls, row: Row, columns: Chosen, where: str) -> Callable[[Row], tuple[str, str]]:
+        """(question, context)."""
+        question, context = dataset.find_question(row, columns, where)
+        return lambda row: (dataset.cell(row, question), dataset.cell(row, context))
+
+    @classmethod
+    def from_examples(
+        cls,
+        examples: Examples,
+        config: EncoderConfig,
+        *,
+        window: WindowConfig | None = None,
+        metric: str | None = None,
+        longest: int = 30,
+    ) -> Self:
+        """Questions may have no answer if some training questions have none."""
+        no_answer = any(not golds for golds in examples.targets)
+        known = ("best_f1", "best_exact", *cls.metrics) if no_answer else cls.metrics
+        return cls(
+            window=window or WindowConfig.for_model(config, cls.window_size),
+            metric=pick_metric("answer", metric, known),
+            no_answer=no_answer,
+            longest=longest,
+        )
+
+    # Questions to sequences.
+
+    def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Sequence[str]]) -> Features:
+        """Windows of the contexts, each after its question and an example of its own; `back` has a Passage per input.
+
+        A question takes at most half of the window. Longformer's global tokens are those before the first separator.
+        """
+        questions = tokenizer.ids_batch([given[0] for given in inputs], specials=False)
+        contexts = tokenizer.encode_batch([given[1] for given in inputs], specials=False)
+        before = tokenizer.build([-1], [-2])[0].index(-2) - 1  # special tokens before the context
+        room = self.window.size - tokenizer.pair_special
+        sequences: list[list[Encoded]] = []
+        back: list[Passage] = []
+        lost: list[int] = []
+        for question, context in zip(questions, contexts):
+            kept = question[: room // 2]
+            spans, cut = self.window.cover(len(context.ids), room - len(kept))
+            lost.append(len(question) - len(kept) + cut)
+            places = []
+            for w in spans:
+                places.append(Place(len(sequences), before + len(kept), w))
+                ids, segments = tokenizer.build(kept, context.ids[w.start : w.stop])
+                sequences.append([Encoded(ids, segments, range(1 + len(kept)))])
+            words = np.array([-1 if w is None else w for w in context.words], dtype=np.int64)
+            back.append(Passage(np.asarray(context.offsets, dtype=np.int64).reshape(-1, 2), words, places))
+        return lay(sequences, config, self.window.size, lost, back)
 
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
-        """Windows, each a training example; start_B and end_B are 0 ([CLS]) where the answer is not in it."""
-        features = span_features(tokenizer, config, examples.inputs, self.reading)
-        start_B = np.zeros(len(features.lengths_S), dtype=np.int64)
-        end_B = np.zeros(len(features.lengths_S), dtype=np.int64)
+        """Sequences, with start_B and end_B: 0 ([CLS]) if the answer is not in the window."""
+        features = self.encode(tokenizer, config, examples.inputs)
+        start_B, end_B = (np.zeros(len(features.lengths_S), dtype=np.int64) for _ in range(2))
         for passage, golds in zip(features.back, examples.targets):
             if not golds:
                 continue
@@ -109,116 +171,82 @@ class Answering:
                 if window.start <= first <= last < window.stop:
                     start_B[sequence] = lead + first - window.start
                     end_B[sequence] = lead + last - window.start
-        return features.labelled(start_B=start_B, end_B=end_B)
-
-    def share(self, features: Features, which: np.ndarray) -> float:
-        """The windows' number."""
-        return float(len(which))
+        return features.with_targets(start_B=start_B, end_B=end_B)
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """The mean of −log p(start) and −log p(end)."""
-        logits_T2 = head_logits(network, batch, self.head)
-        return span_loss(logits_T2, batch, batch.extra["start_B"], batch.extra["end_B"])
+        targets = targets_of(batch)
+        assert targets.start_B is not None and targets.end_B is not None
+        return span_loss(self.logits(network, batch), batch, targets.start_B, targets.end_B)
 
-    def candidates(self, network: Network, features: Features, budget: int = BUDGET) -> list[Candidates]:
+    # Prediction.
+
+    def candidates(self, outputs: list[np.ndarray], features: Features) -> list[Candidates]:
         """The best spans of each question's context."""
-        out = run(network, features, lambda batch: head_logits(network, batch, self.head), budget)
-        return [best_spans(passage, out, self.longest, self.best) for passage in features.back]
+        return [best_spans(passage, outputs, self.longest, self.best) for passage in features.back]
 
     def text(self, found: Candidates, context: str) -> str:
-        """The answer; empty where there is none."""
+        """The answer; empty if there is none."""
         if not len(found.spans) or (self.no_answer and found.gap > self.threshold):
             return ""
         start, end = found.spans[0]
         return context[start:end]
 
-    def evaluate(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
-        """exact and f1; where some questions have no answer, best_exact and best_f1 at their best thresholds too."""
-        found = self.candidates(network, features)
+    def answers(self, found: Candidates, context: str, top: int, cut: int = 0) -> list[Answer]:
+        """The best spans with their probabilities; no answer comes first if it wins, else after the best."""
+        logits = np.append(found.scores, found.null) if self.no_answer else found.scores
+        if not len(logits):
+            return [Answer("", 0, 0, 1.0, cut)]
+        p = metrics.softmax(logits)
+        spans = [Answer(context[a:b], int(a), int(b), float(q), cut) for (a, b), q in zip(found.spans, p)]
+        if self.no_answer:
+            at = 0 if found.gap > self.threshold else 1 + sum(s.score > p[-1] for s in spans[1:])
+            spans.insert(at, Answer("", 0, 0, float(p[-1]), cut))
+        return spans[:top]
+
+    def decode(
+        self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Sequence[str]], top: int = 1
+    ) -> Iterator[list[Answer]]:
+        """The `top` best answers to each (question, context)."""
+        wide = replace(self, best=max(self.best, top))
+        cut = np.zeros(len(inputs), dtype=int) if features.cut is None else features.cut
+        for given, found, lost in zip(inputs, wide.candidates(outputs, features), cut):
+            yield wide.answers(found, given[1], top, int(lost))
+
+    def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
+        """exact and f1; if some questions have no answer, also best_exact and best_f1 at their best thresholds."""
+        found = self.candidates(self.run(network, features), features)
         golds = [[g.text for g in gold] for gold in examples.targets]
         guesses = [self.text(c, q.context) for c, q in zip(found, examples.inputs)]
-        pairs = np.array([squad.best_over(guess, gold, self.no_answer) for guess, gold in zip(guesses, golds)])
+        pairs = np.array([best_over(guess, gold, self.no_answer) for guess, gold in zip(guesses, golds)])
         scores = {"exact": float(pairs[:, 0].mean()), "f1": float(pairs[:, 1].mean())}
         if self.no_answer:
-            exact, f1 = self._sweep(found, examples)
+            exact, f1 = self._thresholds(found, examples)
             scores |= {"best_exact": exact.score, "best_f1": f1.score}
         return scores
 
-    def _sweep(self, found: Sequence[Candidates], examples: Examples) -> tuple[squad.Threshold, squad.Threshold]:
-        always = replace(self, no_answer=False)
-        guesses = [always.text(c, q.context) for c, q in zip(found, examples.inputs)]
-        golds = [[g.text for g in gold] for gold in examples.targets]
-        pairs = [squad.best_over(guess, gold, True) for guess, gold in zip(guesses, golds)]
-        gaps, answerable = [c.gap for c in found], [bool(gold) for gold in golds]
-        guessed = [bool(g) for g in guesses]
-        exact, f1 = (squad.best_threshold([p[i] for p in pairs], gaps, answerable, guessed) for i in (0, 1))
-        return exact, f1
-
-    def tuned(self, network: Network, features: Features, examples: Examples) -> Answering:
+    def tuned(self, network: Network, features: Features, examples: Examples) -> Self:
         """With the no-answer threshold of the best F1."""
         if not self.no_answer:
             return self
-        return replace(self, threshold=self._sweep(self.candidates(network, features), examples)[1].value)
+        found = self.candidates(self.run(network, features), features)
+        return replace(self, threshold=self._thresholds(found, examples)[1].value)
 
-    def answers(self, found: Candidates, context: str, top: int) -> list[Answer]:
-        """The best spans with their probabilities; no answer stands first where it wins, else after the best."""
-        logits = np.append(found.scores, found.null) if self.no_answer else found.scores
-        if not len(logits):
-            return [Answer("", 0, 0, 1.0)]
-        p = metrics.softmax(logits)
-        spans = [Answer(context[a:b], int(a), int(b), float(q)) for (a, b), q in zip(found.spans, p)]
-        if self.no_answer:
-            at = 0 if found.gap > self.threshold else 1 + sum(s.score > p[-1] for s in spans[1:])
-            spans.insert(at, Answer("", 0, 0, float(p[-1])))
-        return spans[:top]
-
-    def state(self) -> dict[str, Any]:
-        """What the model folder keeps."""
-        return {
-            "task": self.name,
-            "window": self.reading.state(),
-            "no_answer": self.no_answer,
-            "threshold": self.threshold,
-            "longest": self.longest,
-        }
-
-
-# ── questions to sequences, and back ─────────────────────────────────────────────────────────────────────────
-
-
-def span_features(
-    tokenizer: Tokenizer, config: EncoderConfig, questions: Sequence[Question], reading: Reading
-) -> Features:
-    """Windows of the contexts, each with its question before it; `back` has a Passage for each question.
-
-    A question takes at most half of the window. Longformer's global tokens are those before the first separator.
-    """
-    asked = tokenizer.ids_batch([q.question for q in questions], specials=False)
-    contexts = tokenizer.encode_batch([q.context for q in questions], specials=False)
-    before = tokenizer.build([-1], [-2])[0].index(-2) - 1  # special tokens before the context
-    room = reading.size - tokenizer.pair_special
-    sequences: list[list[Encoded]] = []
-    back: list[Passage] = []
-    cut = 0
-    for question, context in zip(asked, contexts):
-        kept = question[: room // 2]
-        cut += len(question) - len(kept)
-        space = room - len(kept)
-        places = []
-        for w in windows(len(context.ids), space, min(reading.overlap, space - 1)):
-            places.append(Place(len(sequences), before + len(kept), w))
-            ids, segments = tokenizer.build(kept, context.ids[w.start : w.stop])
-            sequences.append([Encoded(ids, segments, range(1 + len(kept)))])
-        words = np.array([-1 if w is None else w for w in context.words], dtype=np.int64)
-        back.append(Passage(np.asarray(context.offsets, dtype=np.int64).reshape(-1, 2), words, places))
-    features = lay(sequences, config, reading, back)
-    return replace(features, cut_E=np.array([cut]) if cut else None)
+    def _thresholds(self, found: Sequence[Candidates], examples: Examples) -> tuple[Threshold, Threshold]:
+        """The thresholds of the best exact match and of the best F1."""
+        always = replace(self, no_answer=False)
+        guesses = [always.text(c, q.context) for c, q in zip(found, examples.inputs)]
+        golds = [[g.text for g in gold] for gold in examples.targets]
+        pairs = [best_over(guess, gold, True) for guess, gold in zip(guesses, golds)]
+        gaps, answerable, guessed = [c.gap for c in found], [bool(g) for g in golds], [bool(g) for g in guesses]
+        exact, f1 = (best_threshold([p[i] for p in pairs], gaps, answerable, guessed) for i in (0, 1))
+        return exact, f1
 
 
 def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, best: int) -> Candidates:
-    """All spans of whole words, of at most `longest` tokens, that begin in a token their window owns; the best of them.
+    """The best spans of whole words, of at most `longest` tokens, that begin in a token their window owns.
 
-    This is the official post-processing without its shortcut of looking at the 20 best starts and ends alone.
+    This is the official post-processing without its shortcut of looking only at the 20 best starts and ends.
     """
     change = np.diff(passage.words) != 0
     first_m, last_m = np.append(True, change), np.append(change, True)
@@ -248,49 +276,62 @@ def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, bes
     return Candidates(all_spans[order], all_scores[order], null)
 
 
-# ── settings and prediction ──────────────────────────────────────────────────────────────────────────────────
+# ── SQuAD's scores, as the official 1.1 and 2.0 scripts compute them ─────────────────────────────────────────
 
 
-def begin(
-    examples: Examples,
-    config: EncoderConfig,
-    *,
-    reading: Reading | None = None,
-    metric: str | None = None,
-    longest: int = 30,
-) -> Answering:
-    """Whether questions may have no answer is read off the training examples."""
-    no_answer = any(not golds for golds in examples.targets)
-    known = ("f1", "exact") + (("best_f1", "best_exact") if no_answer else ())
-    if metric is not None and metric not in known:
-        raise EverybertError(f"answers are judged by one of {', '.join(known)}, not {metric!r}")
-    reading = reading or Reading.of(config, min(384, config.max_positions))
-    return Answering(reading, no_answer, longest=longest, metric=metric or ("best_f1" if no_answer else "f1"))
+def normalise(text: str) -> str:
+    """Lower case, without ASCII punctuation, without the words a, an, the, with single spaces."""
+    text = text.lower().translate(PUNCTUATION)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def of(state: Mapping[str, Any], config: EncoderConfig) -> Answering:
-    """From what `state` gave; a folder from elsewhere is taken to answer always."""
-    window = state.get("window") or {"size": min(384, config.max_positions)}
-    return Answering(
-        reading=Reading.from_state(window, config),
-        no_answer=bool(state.get("no_answer", False)),
-        threshold=float(state.get("threshold", 0.0)),
-        longest=int(state.get("longest", 30)),
-    )
+def exact_match(guess: str, gold: str) -> float:
+    """1 if the normalised texts are equal."""
+    return float(normalise(guess) == normalise(gold))
 
 
-def predict(
-    network: Network,
-    tokenizer: Tokenizer,
-    task: Answering,
-    questions: Sequence[tuple[str, str]],
-    top: int = 1,
-    budget: int = BUDGET,
-) -> Iterator[list[Answer]]:
-    """The `top` best answers to each (question, context)."""
-    for start in range(0, len(questions), CHUNK):
-        part = [Question(question, context) for question, context in questions[start : start + CHUNK]]
-        features = span_features(tokenizer, network.config, part, task.reading)
-        wide = replace(task, best=max(task.best, top))
-        for q, found in zip(part, wide.candidates(network, features, budget)):
-            yield wide.answers(found, q.context, top)
+def word_f1(guess: str, gold: str) -> float:
+    """Harmonic mean of precision and recall over the normalised words; 0 if either has none (1.1)."""
+    a, b = normalise(guess).split(), normalise(gold).split()
+    same = (Counter(a) & Counter(b)).total()
+    return 2 * same / (len(a) + len(b)) if same else 0.0
+
+
+def best_over(guess: str, golds: Sequence[str], no_answer: bool = False) -> tuple[float, float]:
+    """(exact, f1), each the best over the true answers.
+
+    With `no_answer` (2.0), true answers without words are ignored; if none is left there is no answer, and two
+    answers without words are equal.
+    """
+    if not no_answer:
+        exact, f1 = ([score(guess, g) for g in golds] for score in (exact_match, word_f1))
+        return max(exact, default=0.0), max(f1, default=0.0)
+    real = [g for g in golds if normalise(g)] or [""]
+    empty = not normalise(guess)
+    same = [float(empty) if not normalise(g) else word_f1(guess, g) for g in real]
+    return max(exact_match(guess, g) for g in real), max(same)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The no-answer threshold that scores best, and its score (0 … 1)."""
+
+    value: float
+    score: float
+
+
+def best_threshold(
+    scores: Sequence[float], gaps: Sequence[float], answerable: Sequence[bool], guessed: Sequence[bool]
+) -> Threshold:
+    """SQuAD 2.0's sweep: answer only if the gap (no-answer score − best span's score) is at most the threshold.
+
+    `scores` are the questions' scores if answered, `guessed` whether that answer has words. If it is best never to
+    answer, the threshold is below every gap (the script returns 0, as its gaps are probabilities).
+    """
+    total = best = float(sum(not a for a in answerable))  # never answer: right if there is no answer
+    value = min(gaps, default=0.0) - 1.0
+    for i in sorted(range(len(gaps)), key=gaps.__getitem__):
+        total += scores[i] if answerable[i] else -float(guessed[i])
+        if total > best:
+            best, value = total, gaps[i]
+    return Threshold(value, best / max(len(gaps), 1))

@@ -1,33 +1,28 @@
-"""Multiple choice (SWAG): each ending is read with the prompt as a pair; softmax over one score an ending.
+"""Multiple choice (SWAG): each ending is read with the prompt as a pair; softmax over one score per ending.
 
-A prompt and ending longer than the window are cut longest-first, and the choice says by how much.
-
-Legend: B sequences (one an ending), Q questions (one an example).
+A prompt and ending longer than the window are truncated, the longer first, and the result says by how much.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Self
 
 import numpy as np
 from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
-from everybert.model.features import head_logits
 from everybert.model.heads import Network, choice_loss
 from everybert.model.ragged import Ragged
-from everybert.tasks import columns as col
-from everybert.tasks import metrics
-from everybert.tasks.features import BUDGET, Encoded, Features, Reading, cover, lay, run
-from everybert.tasks.records import Bad, Examples, Source, read_rows
+from everybert.tasks import dataset, metrics
+from everybert.tasks.dataset import Chosen, Examples, Row, Source
+from everybert.tasks.task import Encoded, Features, Task, WindowConfig, cover_pair, lay, pick_metric, targets_of
 from everybert.text.tokenizer import Tokenizer
 
-CHUNK = 256
-PROMPTS = ("startphrase", "prompt", "context", "question", "text", "sent1")
+Prompt = tuple[str, Sequence[str]]
+"""A prompt and its endings."""
 
 
 @dataclass(frozen=True)
@@ -44,141 +39,83 @@ class Choice:
     """Tokens of prompt and endings that did not fit the window."""
 
 
-@dataclass(frozen=True)
-class Choose:
-    """How endings are chosen."""
-
-    reading: Reading
-    metric: str = "accuracy"
+@dataclass(frozen=True, kw_only=True)
+class Choose(Task):
+    """The best of several endings."""
 
     name = "choose"
     head = "choose"
-    outputs = None
+    metrics = ("accuracy",)
+    outputs = 1
+    chunk = 256
+
+    @classmethod
+    def read(cls, source: Source, columns: Chosen = None, skip_bad: bool = False) -> Examples:
+        """Prompts with their endings, and the number of the right one."""
+        return dataset.read_choices(source, columns, skip_bad)
+
+    @classmethod
+    def input_reader(cls, row: Row, columns: Chosen, where: str) -> Callable[[Row], Prompt]:
+        """(prompt, endings)."""
+        prompt, endings, listed = dataset.find_choices(row, columns, where)
+        if listed:
+            return lambda row: (dataset.cell(row, prompt), row[endings[0]])
+        return lambda row: (dataset.cell(row, prompt), [dataset.cell(row, c) for c in endings])
+
+    @classmethod
+    def from_examples(
+        cls,
+        examples: Examples,
+        config: EncoderConfig,
+        *,
+        window: WindowConfig | None = None,
+        metric: str | None = None,
+    ) -> Self:
+        """Nothing depends on the examples."""
+        return cls(window=window or WindowConfig.for_model(config), metric=pick_metric("choose", metric, cls.metrics))
+
+    def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Prompt]) -> Features:
+        """One sequence per ending. Longformer's global tokens are those of the ending."""
+        if any(isinstance(endings, str) or len(endings) < 1 for _, endings in inputs):
+            raise EverybertError("choose needs a list of one ending or more for each prompt")
+        window = replace(self.window, long="cut")
+        prompts = tokenizer.ids_batch([prompt for prompt, _ in inputs], specials=False)
+        endings = iter(tokenizer.ids_batch([e for _, es in inputs for e in es], specials=False))
+        examples, cut = [], np.zeros(len(inputs), dtype=np.int64)
+        for i, ((_, options), a) in enumerate(zip(inputs, prompts)):
+            sequences = []
+            for b in (next(endings) for _ in options):
+                [(part_a, part_b, _)], lost = cover_pair(a, b, tokenizer.pair_special, window)
+                cut[i] += lost
+                ids, segments = tokenizer.build(part_a, part_b)
+                sequences.append(Encoded(ids, segments, range(len(part_a) + tokenizer.pair_special - 1, len(ids))))
+            examples.append(sequences)
+        return lay(examples, config, window.size, cut)
 
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
-        """One sequence an ending; answer_E is the number of the right one."""
-        features = choice_features(tokenizer, config, examples.inputs, self.reading)
-        return features.labelled(answer_E=np.asarray(examples.targets, dtype=np.int64))
-
-    def share(self, features: Features, which: np.ndarray) -> float:
-        """The questions' number."""
-        return float(len(which))
+        """Sequences, with label_E: the number of the right ending."""
+        right = np.asarray(examples.targets, dtype=np.int64)
+        return self.encode(tokenizer, config, examples.inputs).with_targets(label_E=right)
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
-        """Cross-entropy among each question's endings."""
-        counts = batch.extra["counts"]
-        logits_B = head_logits(network, batch, self.head)[: sum(counts), 0]
-        return choice_loss(logits_B, counts, batch.extra["answer_E"])
+        """Cross-entropy among the endings of each prompt."""
+        targets = targets_of(batch)
+        assert targets.label_E is not None
+        logits_B = self.logits(network, batch)[: sum(targets.counts), 0]
+        return choice_loss(logits_B, targets.counts, targets.label_E)
 
-    def evaluate(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
-        """accuracy."""
-        guess = np.array([p.argmax() for p in self.scores(network, features)])
-        return {"accuracy": float((guess == np.asarray(examples.targets)).mean())}
+    def _probabilities(self, outputs: list[np.ndarray], features: Features) -> list[np.ndarray]:
+        """For each prompt, the probabilities of its endings."""
+        return [metrics.softmax(part) for part in np.split(np.concatenate(outputs), features.first_E1[1:-1])]
 
-    def scores(self, network: Network, features: Features, budget: int = BUDGET) -> list[np.ndarray]:
-        """For each question, the probabilities of its endings."""
-        out = run(network, features, lambda batch: head_logits(network, batch, self.head), budget)
-        logits = np.concatenate(out)
-        return [metrics.softmax(part) for part in np.split(logits, features.first_E1[1:-1])]
-
-    def tuned(self, network: Network, features: Features, examples: Examples) -> Choose:
-        """As it is."""
-        return self
-
-    def state(self) -> dict[str, Any]:
-        """What the model folder keeps."""
-        return {"task": self.name, "window": self.reading.state()}
-
-
-def choice_features(
-    tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[tuple[str, Sequence[str]]], reading: Reading
-) -> Features:
-    """(prompt, endings) → one sequence an ending. Longformer's global tokens are those of the ending."""
-    cutting = replace(reading, long="cut")
-    prompts = tokenizer.ids_batch([prompt for prompt, _ in inputs], specials=False)
-    endings = iter(tokenizer.ids_batch([e for _, es in inputs for e in es], specials=False))
-    examples, cut = [], np.zeros(len(inputs), dtype=np.int64)
-    for i, ((_, options), a) in enumerate(zip(inputs, prompts)):
-        sequences = []
-        for b in (next(endings) for _ in options):
-            [(part_a, part_b, _)], lost = cover(a, b, tokenizer.pair_special, cutting)
-            cut[i] += lost
-            ids, segments = tokenizer.build(part_a, part_b)
-            sequences.append(Encoded(ids, segments, range(len(part_a) + tokenizer.pair_special - 1, len(ids))))
-        examples.append(sequences)
-    features = lay(examples, config, cutting)
-    return replace(features, cut_E=cut if cut.any() else None)
-
-
-def read(source: Source, columns: Mapping[str, str] | None = None, skip_bad: bool = False) -> Examples:
-    """SWAG's own columns (startphrase, ending0 …, label), or a prompt, a list of endings, and the right number."""
-    chosen = columns or {}
-    table = read_rows(source, ("prompt", "endings", "label"), skip_bad)
-    first, where = table.rows[0], table.where
-    prompt = col.find(first, "text", PROMPTS, chosen, where)
-    label = col.find(first, "label", ("label", "answer", "gold", "target"), chosen, where)
-    listed = col.find(first, "endings", ("endings", "choices", "options"), chosen, where)
-    numbered = sorted((c for c in first if re.fullmatch(r"(ending|choice|option)_?\d+", str(c))), key=_number)
-    if prompt is None or label is None or not (listed or numbered):
-        raise EverybertError(
-            f"{where}: multiple choice needs a prompt, endings (a list, or ending0, ending1 …) and a label; "
-            f"it has {', '.join(map(str, first))}"
-        )
-    bad = Bad(where, skip_bad, table.bad)
-    inputs: list[Any] = []
-    targets: list[int] = []
-    for i, row in enumerate(table.rows):
-        options = row.get(listed) if listed else [row.get(c) for c in numbered]
-        if not isinstance(row.get(prompt), str) or not row[prompt].strip():
-            bad(i, f"the prompt in column {prompt!r} is empty or not text")
-        elif not isinstance(options, list | tuple) or len(options) < 2:
-            bad(i, "fewer than two endings")
-        elif any(not isinstance(o, str) or not o.strip() for o in options):
-            bad(i, "an ending is empty or not text")
-        elif not (name := col.label_name(row.get(label)) or "").isdigit() or int(name) >= len(options):
-            bad(i, f"the label {row.get(label)!r} is not the number of an ending (0 … {len(options) - 1})")
-        else:
-            inputs.append((row[prompt], list(options)))
-            targets.append(int(name))
-    if not inputs:
-        raise EverybertError(f"{where} has no usable row; {bad.found[0]}")
-    shown = repr(listed) if listed else f"{numbered[0]} … {numbered[-1]}"
-    note = f"{where}: prompt read from {prompt!r}, endings from {shown}, label from {label!r}"
-    return Examples(inputs, targets, where, (*table.notes, *bad.notes(), note), tuple(bad.found))
-
-
-def _number(name: str) -> int:
-    return int(re.sub(r"\D", "", name))
-
-
-def begin(
-    examples: Examples, config: EncoderConfig, *, reading: Reading | None = None, metric: str | None = None
-) -> Choose:
-    """Nothing is learnt from the examples beforehand."""
-    if metric not in (None, "accuracy"):
-        raise EverybertError(f"choose is judged by accuracy, not {metric!r}")
-    return Choose(reading or Reading.of(config))
-
-
-def of(state: Mapping[str, Any], config: EncoderConfig) -> Choose:
-    """From what `state` gave."""
-    return Choose(Reading.from_state(state.get("window"), config))
-
-
-def predict(
-    network: Network,
-    tokenizer: Tokenizer,
-    task: Choose,
-    questions: Sequence[tuple[str, Sequence[str]]],
-    budget: int = BUDGET,
-) -> Iterator[Choice]:
-    """The best ending of each (prompt, endings)."""
-    for start in range(0, len(questions), CHUNK):
-        part = questions[start : start + CHUNK]
-        if any(isinstance(options, str) or len(options) < 1 for _, options in part):
-            raise EverybertError("choose needs a list of one ending or more for each prompt")
-        features = choice_features(tokenizer, network.config, part, task.reading)
-        cuts = features.cut_E if features.cut_E is not None else np.zeros(len(part), dtype=int)
-        for (_, options), p, cut in zip(part, task.scores(network, features, budget), cuts):
+    def decode(self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Prompt]) -> Iterator[Choice]:
+        """The best ending of each prompt."""
+        cut = np.zeros(len(inputs), dtype=int) if features.cut is None else features.cut
+        for (_, endings), p, lost in zip(inputs, self._probabilities(outputs, features), cut):
             best = int(p.argmax())
-            yield Choice(best, options[best], float(p[best]), tuple(p.tolist()), int(cut))
+            yield Choice(best, endings[best], float(p[best]), tuple(p.tolist()), int(lost))
+
+    def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
+        """accuracy."""
+        guess = [p.argmax() for p in self._probabilities(self.run(network, features), features)]
+        return {"accuracy": float((np.array(guess) == np.asarray(examples.targets)).mean())}

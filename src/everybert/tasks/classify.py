@@ -1,4 +1,8 @@
-"""Text and pair classification, one label or several (multi-label): p = softmax(W·h + b), or σ for several.
+"""Labels and numbers for texts and pairs, by the sequence classifier's head.
+
+classify: p = softmax(W·h + b), or σ for several labels per text (multi-label). regress: one output, trained on targets
+in units of their standard deviation, so that any scale of numbers learns alike; `finish` then moves scale and shift
+into the head, and the saved model predicts in the units of the data.
 
 Legend: B sequences, E examples, C labels.
 """
@@ -6,33 +10,42 @@ Legend: B sequences, E examples, C labels.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
-from everybert.model.features import head_logits
 from everybert.model.heads import Network, label_loss
 from everybert.model.ragged import Ragged
-from everybert.tasks import columns as col
-from everybert.tasks import metrics
-from everybert.tasks.features import BUDGET, Features, Reading, combine, constant, gather, run, text_features
-from everybert.tasks.records import Examples, Source, text_examples
-from everybert.tasks.taught import taught_loss
+from everybert.tasks import dataset, metrics
+from everybert.tasks.dataset import Chosen, Examples, Row, Source
+from everybert.tasks.task import (
+    Features,
+    Task,
+    WindowConfig,
+    combine,
+    constant,
+    label_weights,
+    pick_metric,
+    targets_of,
+    text_features,
+)
 from everybert.text.tokenizer import Tokenizer
 
-CHUNK = 1024
-"""Texts that are tokenized and predicted at a time: memory stays flat however many there are."""
+TEACHER_WEIGHT, TEACHER_TEMPERATURE = 0.8, 2.0
+"""α and T of `teacher_loss`."""
 Text = str | tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of a text."""
+    """The labels of a text."""
 
     label: str
     """The most probable label."""
@@ -43,203 +56,287 @@ class Prediction:
     labels: tuple[str, ...] = ()
     """Multi-label: all labels whose probability reaches the threshold."""
     cut: int = 0
-    """Tokens that were left out because truncation was asked for."""
+    """Tokens that were cut off, if truncation was asked for."""
 
 
-@dataclass(frozen=True)
-class Classify:
-    """How texts are classified."""
+@dataclass(frozen=True, kw_only=True)
+class TextTask(Task):
+    """One output per text or pair: the weighted mean of the logits of its windows."""
 
-    labels: tuple[str, ...]
-    reading: Reading
+    head = "classify"
+
+    @classmethod
+    def input_reader(cls, row: Row, columns: Chosen, where: str) -> Callable[[Row], Text]:
+        """Texts, or pairs if there are two text columns."""
+        texts = dataset.find_texts(row, columns, where)
+        if len(texts) == 1:
+            return lambda row: dataset.cell(row, texts[0])
+        return lambda row: (dataset.cell(row, texts[0]), dataset.cell(row, texts[1]))
+
+    def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Text]) -> Features:
+        """Windows of each text or pair."""
+        texts = [t if isinstance(t, str) else (t[0], t[1]) for t in inputs]
+        return text_features(tokenizer, config, texts, self.window)
+
+    def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
+        """Sequences, with label_E."""
+        return self.encode(tokenizer, config, examples.inputs).with_targets(label_E=self.gold(examples))
+
+    def gold(self, examples: Examples) -> np.ndarray:
+        """The targets of training."""
+        raise NotImplementedError
+
+    def example_logits(self, network: Network, features: Features) -> np.ndarray:
+        """(E, C)."""
+        return features.combine(self.run(network, features))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classify(TextTask):
+    """One label per text, or several."""
+
     multi: bool = False
-    """Whether a text may bear several labels, or none."""
+    """Whether a text may have several labels, or none."""
     weights: tuple[float, ...] | None = None
     """What an example of each label counts in the loss."""
-    metric: str = "accuracy"
     temperature: float = 1.0
     """Logits are divided by it: 1 until calibrated (Guo et al. 2017)."""
     threshold: float = 0.5
-    """Multi-label: the probability from which a label is given."""
+    """Multi-label: the probability from which a label is predicted."""
     calibrate: bool = False
     """Whether to fit the temperature on the held-out data after training."""
 
     name = "classify"
-    head = "classify"
+    metrics = ("accuracy", "f1", "f1_macro", "f1_micro", "matthews")
+    labelled = True
+    saved = {"labels": tuple, "multi": bool, "temperature": float, "threshold": float}
+
+    @classmethod
+    def read(
+        cls, source: Source, columns: Chosen = None, skip_bad: bool = False, multi: bool | None = None
+    ) -> Examples:
+        """Texts or pairs with their labels. Multi-label if labels are lists, or `multi` is set ("a|b" is split)."""
+        examples = dataset.read_labelled(source, dataset.LABELS, columns, skip_bad)
+        lists = any(isinstance(t, list | tuple | set) for t in examples.targets)
+        if not (lists if multi is None else multi):
+            return examples
+        where = examples.where
+        return replace(
+            examples,
+            targets=[dataset.split_labels(t, f"{where}, row {i + 1}") for i, t in enumerate(examples.targets)],
+        )
+
+    @classmethod
+    def from_examples(
+        cls,
+        examples: Examples,
+        config: EncoderConfig,
+        *,
+        window: WindowConfig | None = None,
+        labels: Sequence[str] | None = None,
+        class_weights: str | Sequence[float] | None = None,
+        metric: str | None = None,
+        calibrate: bool = False,
+    ) -> Self:
+        """The label order and the class weights come from the training examples."""
+        multi = isinstance(examples.targets[0], tuple)
+        where, targets = examples.where, examples.targets
+        counts = Counter([n for t in targets for n in t] if multi else dataset.name_labels(targets, where))
+        if multi and not counts:
+            raise EverybertError(f"{where}: no row has a label; check the label column")
+        if not multi:
+            dataset.check_labels(counts, len(targets), where)
+        order = tuple(labels) if labels is not None else tuple(dataset.order_labels(counts))
+        known = ("f1", "accuracy", "f1_macro", "f1_micro") if multi else cls.metrics
+        dataset.label_ids(sorted(counts), order, where)
+        return cls(
+            window=window or WindowConfig.for_model(config),
+            labels=order,
+            metric=pick_metric("classify", metric, known),
+            multi=multi,
+            weights=label_weights(class_weights, order, counts, len(examples), multi),
+            calibrate=calibrate,
+        )
+
+    def read_options(self) -> dict[str, Any]:
+        """Whether labels are split."""
+        return {"multi": self.multi}
 
     @property
-    def outputs(self) -> int:
-        """One for each label."""
-        return len(self.labels)
-
-    @property
-    def problem(self) -> str:
-        """label_loss's word for it."""
-        return "multi" if self.multi else "single"
-
-    def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
-        """Sequences, and label_E: (E) label numbers, or (E, C) zeros and ones."""
-        features = text_features(tokenizer, config, examples.inputs, self.reading)
-        return features.labelled(label_E=self.gold(examples))
+    def problem_type(self) -> str:
+        """As `transformers` calls it."""
+        return "multi_label_classification" if self.multi else "single_label_classification"
 
     def gold(self, examples: Examples) -> np.ndarray:
         """(E) label numbers, or (E, C) zeros and ones; labels unknown to the model are an error that lists them."""
         if not self.multi:
-            names = col.name_labels(examples.targets, examples.where)
-            return np.asarray(col.label_ids(names, self.labels, examples.where), dtype=np.int64)
+            names = dataset.name_labels(examples.targets, examples.where)
+            return np.asarray(dataset.label_ids(names, self.labels, examples.where), dtype=np.int64)
         gold = np.zeros((len(examples), len(self.labels)), dtype=np.float32)
         for i, names in enumerate(examples.targets):
-            gold[i, col.label_ids(names, self.labels, examples.where)] = 1.0
+            gold[i, dataset.label_ids(names, self.labels, examples.where)] = 1.0
         return gold
 
     def share(self, features: Features, which: np.ndarray) -> float:
-        """The examples' number, or the sum of their labels' weights."""
+        """The number of examples, or the sum of their labels' weights."""
         if self.multi or self.weights is None:
             return float(len(which))
-        return float(np.asarray(self.weights)[features.labels["label_E"][which]].sum())
+        return float(np.asarray(self.weights)[features.targets["label_E"][which]].sum())
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
-        """Cross-entropy of each example's combined logits, and nearness to the teacher's where there is one."""
-        logits_EC = combine(head_logits(network, batch, self.head), batch)
+        """Cross-entropy of each example's combined logits, and the distance to a teacher's if there is one."""
+        targets = targets_of(batch)
+        assert targets.label_E is not None
+        logits_EC = combine(self.logits(network, batch), targets)
         weight_C = None if self.weights is None else constant(self.weights, logits_EC.device)
-        plain = label_loss(logits_EC, batch.extra["label_E"], self.problem, weight_C)
-        return taught_loss(logits_EC, batch, plain, self.problem, weight_C)
+        problem = "multi" if self.multi else "single"
+        loss = label_loss(logits_EC, targets.label_E, problem, weight_C)
+        return teacher_loss(logits_EC, targets.teacher_E, targets.label_E, loss, problem, weight_C)
 
-    def logits(self, network: Network, features: Features, budget: int = BUDGET) -> np.ndarray:
-        """(E, C)."""
-        return gather(run(network, features, lambda batch: head_logits(network, batch, self.head), budget), features)
+    def learns_from(self, teacher: Task) -> bool:
+        """A teacher has the same labels in the same order."""
+        return isinstance(teacher, Classify) and (teacher.labels, teacher.multi) == (self.labels, self.multi)
 
     def probabilities(self, logits_EC: np.ndarray) -> np.ndarray:
         """(E, C), after the temperature."""
         scaled = logits_EC / self.temperature
         return metrics.sigmoid(scaled) if self.multi else metrics.softmax(scaled)
 
-    def evaluate(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
-        """accuracy, f1, f1_macro, f1_micro; with one label a text, matthews and the calibration error ece too."""
-        gold = features.labels["label_E"]
-        p_EC = self.probabilities(self.logits(network, features))
+    def decode(self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Text]) -> Iterator[Prediction]:
+        """One prediction per text or pair."""
+        cut = np.zeros(len(inputs), dtype=int) if features.cut is None else features.cut
+        for p_C, lost in zip(self.probabilities(features.combine(outputs)), cut):
+            best = int(p_C.argmax())
+            yield Prediction(
+                label=self.labels[best],
+                score=float(p_C[best]),
+                scores={label: float(p) for label, p in zip(self.labels, p_C)},
+                labels=tuple(n for n, p in zip(self.labels, p_C) if p >= self.threshold) if self.multi else (),
+                cut=int(lost),
+            )
+
+    def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
+        """accuracy, f1, f1_macro, f1_micro; with one label per text, matthews and the calibration error ece too."""
+        gold = features.targets["label_E"]
+        p_EC = self.probabilities(self.example_logits(network, features))
         if self.multi:
             return metrics.multilabel_scores(gold, p_EC >= self.threshold)
         guess = p_EC.argmax(1)
         ece = metrics.calibration_error(p_EC.max(1), guess == gold)
         return {**metrics.classification_scores(gold, guess, len(self.labels)), "ece": ece}
 
-    def confusion(self, network: Network, features: Features) -> np.ndarray:
-        """(C, C) counts, row the true label."""
-        guess = self.logits(network, features).argmax(1)
-        return metrics.confusion(features.labels["label_E"], guess, len(self.labels))
+    def confusion(self, network: Network, features: Features) -> np.ndarray | None:
+        """(C, C) counts, row the true label; None for multi-label."""
+        if self.multi:
+            return None
+        guess = self.example_logits(network, features).argmax(1)
+        return metrics.confusion(features.targets["label_E"], guess, len(self.labels))
 
-    def tuned(self, network: Network, features: Features, examples: Examples) -> Classify:
-        """With the temperature fitted, where calibration was asked for."""
+    def tuned(self, network: Network, features: Features, examples: Examples) -> Self:
+        """With the temperature fitted, if calibration was asked for."""
         if not self.calibrate or self.multi:
             return self
-        return replace(
-            self,
-            temperature=metrics.fit_temperature(self.logits(network, features), features.labels["label_E"]),
+        logits_EC = self.example_logits(network, features)
+        return replace(self, temperature=metrics.fit_temperature(logits_EC, features.targets["label_E"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regress(TextTask):
+    """One number per text: output · scale + shift."""
+
+    scale: float = 1.0
+    shift: float = 0.0
+
+    name = "regress"
+    metrics = ("spearman", "pearson")
+    saved = {"scale": float, "shift": float}
+    outputs = 1
+    problem_type = "regression"
+
+    @classmethod
+    def read(cls, source: Source, columns: Chosen = None, skip_bad: bool = False) -> Examples:
+        """Texts or pairs with a finite number each."""
+        return dataset.read_labelled(source, dataset.SCORES, columns, skip_bad, dataset.number_target)
+
+    @classmethod
+    def from_examples(
+        cls,
+        examples: Examples,
+        config: EncoderConfig,
+        *,
+        window: WindowConfig | None = None,
+        metric: str | None = None,
+        standardise: bool = True,
+    ) -> Self:
+        """Scale and shift come from the training targets."""
+        targets = np.asarray(examples.targets, dtype=float)
+        if np.ptp(targets) == 0:
+            raise EverybertError(f"{examples.where}: every target is {targets[0]:g}; there is nothing to learn")
+        return cls(
+            window=window or WindowConfig.for_model(config),
+            metric=pick_metric("regress", metric, cls.metrics),
+            scale=float(targets.std()) if standardise else 1.0,
+            shift=float(targets.mean()) if standardise else 0.0,
         )
 
-    def state(self) -> dict[str, Any]:
-        """What the model folder keeps; the labels are in config.json too."""
-        return {
-            "task": self.name,
-            "labels": list(self.labels),
-            "multi": self.multi,
-            "window": self.reading.state(),
-            "temperature": self.temperature,
-            "threshold": self.threshold,
-        }
+    def gold(self, examples: Examples) -> np.ndarray:
+        """(E) targets in the units of training."""
+        return ((np.asarray(examples.targets, dtype=np.float64) - self.shift) / self.scale).astype(np.float32)
+
+    def loss(self, network: Network, batch: Ragged) -> Tensor:
+        """Mean squared error, and the distance to a teacher's values if there is one."""
+        targets = targets_of(batch)
+        assert targets.label_E is not None
+        logits_E1 = combine(self.logits(network, batch), targets)
+        loss = label_loss(logits_E1, targets.label_E, "regression")
+        teacher_E = None if targets.teacher_E is None else (targets.teacher_E - self.shift) / self.scale
+        return teacher_loss(logits_E1, teacher_E, targets.label_E, loss, "regression")
+
+    def learns_from(self, teacher: Task) -> bool:
+        """A teacher is a regression too."""
+        return isinstance(teacher, Regress)
+
+    def decode(self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Text]) -> Iterator[float]:
+        """One number per text or pair."""
+        yield from (features.combine(outputs)[:, 0] * self.scale + self.shift).tolist()
+
+    def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
+        """pearson, spearman, mse, mae, in the units of the data."""
+        guess = self.example_logits(network, features)[:, 0] * self.scale + self.shift
+        return metrics.regression_scores(np.asarray(examples.targets), guess)
+
+    def finish(self, network: Network) -> Self:
+        """Move scale and shift into the head's output layer."""
+        output = network.heads[self.head].output
+        assert isinstance(output, nn.Linear)
+        with torch.no_grad():
+            output.weight.mul_(self.scale)
+            output.bias.mul_(self.scale).add_(self.shift)
+        return replace(self, scale=1.0, shift=0.0)
 
 
-def read(
-    source: Source, columns: Mapping[str, str] | None = None, skip_bad: bool = False, multi: bool | None = None
-) -> Examples:
-    """Texts or pairs with their labels. Multi-label where labels are lists, or `multi` says so ("a|b" is split)."""
-    examples = text_examples(source, col.LABELS, columns, skip_bad)
-    lists = any(isinstance(t, list | tuple | set) for t in examples.targets)
-    if not (lists if multi is None else multi):
-        return examples
-    return replace(examples, targets=[_split_labels(t, i, examples.where) for i, t in enumerate(examples.targets)])
+def teacher_loss(
+    logits_EC: Tensor,
+    teacher_EC: Tensor | None,
+    label_E: Tensor,
+    loss: Tensor,
+    problem: str,
+    weight_C: Tensor | None = None,
+) -> Tensor:
+    """(1 − α) · loss + α · T² · KL(teacher ‖ student) at temperature T (Hinton et al. 2015); `loss` without a teacher.
 
-
-def _split_labels(value: Any, row: int, where: str) -> tuple[str, ...]:
-    """("a", "b") of ["a", "b"], "a|b" or "a;b"; () of an empty list or text."""
-    if isinstance(value, str):
-        value = [part for part in value.replace(";", "|").split("|") if part.strip()]
-    elif not isinstance(value, list | tuple | set):
-        value = [value]
-    names = [col.label_name(v) for v in value]
-    if any(not name for name in names):
-        raise EverybertError(f"{where}, row {row + 1}: one of the labels is missing ({value!r}); fill it in")
-    return tuple(str(name) for name in names)
-
-
-def begin(
-    examples: Examples,
-    config: EncoderConfig,
-    *,
-    reading: Reading | None = None,
-    labels: Sequence[str] | None = None,
-    class_weights: str | Sequence[float] | None = None,
-    metric: str | None = None,
-    calibrate: bool = False,
-) -> Classify:
-    """Settle the label order and the weights by the training examples.
-
-    class_weights "balanced" counts a label by rows / (labels · rows with it), as scikit-learn does; for multi-label
-    a positive counts by negatives / positives.
+    For a regression the second term is the squared distance, for several labels their cross-entropies. Examples are
+    weighted by their label's weight, as in `loss`.
     """
-    multi = isinstance(examples.targets[0], tuple)
-    names = [n for t in examples.targets for n in t] if multi else col.name_labels(examples.targets, examples.where)
-    counts = Counter(names)
-    if multi and not counts:
-        raise EverybertError(f"{examples.where}: no row has a label; check the label column")
-    if not multi:
-        col.check_labels(counts, len(names), examples.where)
-    order = tuple(labels) if labels is not None else tuple(col.order_labels(counts))
-    col.label_ids(sorted(counts), order, examples.where)
-    weights: tuple[float, ...] | None = None
-    if class_weights == "balanced":
-        rows = len(examples)
-        if multi:
-            weights = tuple((rows - counts[n]) / max(counts[n], 1) for n in order)
-        else:
-            weights = tuple(rows / (len(order) * max(counts[n], 1)) for n in order)
-    elif class_weights is not None:
-        weights = tuple(float(w) for w in class_weights)
-        if len(weights) != len(order) or min(weights) <= 0:
-            raise EverybertError(f"class_weights needs one positive number for each of {', '.join(order)}")
-    known = ("accuracy", "f1", "f1_macro", "f1_micro") + (() if multi else ("matthews",))
-    chosen = metric or ("f1" if multi else "accuracy")
-    if chosen not in known:
-        raise EverybertError(f"classify is judged by one of {', '.join(known)}, not {chosen!r}")
-    return Classify(order, reading or Reading.of(config), multi, weights, chosen, calibrate=calibrate)
-
-
-def of(state: Mapping[str, Any], config: EncoderConfig) -> Classify:
-    """From what `state` gave, or from a folder's labels alone."""
-    return Classify(
-        labels=tuple(state["labels"]),
-        reading=Reading.from_state(state.get("window"), config),
-        multi=bool(state.get("multi", False)),
-        temperature=float(state.get("temperature", 1.0)),
-        threshold=float(state.get("threshold", 0.5)),
-    )
-
-
-def predict(
-    network: Network, tokenizer: Tokenizer, task: Classify, texts: Sequence[Text], budget: int = BUDGET
-) -> Iterator[Prediction]:
-    """One prediction a text or pair, in order, chunk after chunk."""
-    for start in range(0, len(texts), CHUNK):
-        part = [t if isinstance(t, str) else (t[0], t[1]) for t in texts[start : start + CHUNK]]
-        features = text_features(tokenizer, network.config, part, task.reading)
-        cuts = features.cut_E if features.cut_E is not None else np.zeros(len(part), dtype=int)
-        for p_C, cut in zip(task.probabilities(task.logits(network, features, budget)), cuts):
-            best = int(p_C.argmax())
-            yield Prediction(
-                label=task.labels[best],
-                score=float(p_C[best]),
-                scores={label: float(p) for label, p in zip(task.labels, p_C)},
-                labels=tuple(n for n, p in zip(task.labels, p_C) if p >= task.threshold) if task.multi else (),
-                cut=int(cut),
-            )
+    if teacher_EC is None:
+        return loss
+    mine_EC, theirs_EC, t = logits_EC.float(), teacher_EC.float(), TEACHER_TEMPERATURE
+    if problem == "regression":
+        near = F.mse_loss(mine_EC, theirs_EC)
+    elif problem == "multi":
+        near = F.binary_cross_entropy_with_logits(mine_EC, torch.sigmoid(theirs_EC), pos_weight=weight_C)
+    else:
+        near_E = t**2 * F.kl_div(F.log_softmax(mine_EC / t, -1), F.softmax(theirs_EC / t, -1), reduction="none").sum(-1)
+        weight_E = torch.ones_like(near_E) if weight_C is None else weight_C[label_E]
+        near = (near_E * weight_E).sum() / weight_E.sum()
+    return (1 - TEACHER_WEIGHT) * loss + TEACHER_WEIGHT * near

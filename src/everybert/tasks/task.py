@@ -1,53 +1,514 @@
-"""What every task has in common, so that one fine-tuning loop serves them all."""
+"""What all tasks share: inputs → sequences → batches → loss, or predictions and scores; and the saved settings.
+
+A `Task` is a frozen dataclass. An input becomes one sequence, or several windows if it is longer than the model's
+window. Training reads batches of examples; prediction runs all sequences through the engine and decodes its outputs.
+
+Legend: N tokens of all sequences, S sequences, E examples; in a batch: T tokens, B sequences, E examples, C labels.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
+from everybert.model.engine import Inputs, ahead, run_head
+from everybert.model.features import head_logits
 from everybert.model.heads import Network
-from everybert.model.ragged import Ragged
-from everybert.tasks.features import Features
-from everybert.tasks.records import Examples
+from everybert.model.ragged import Ragged, Targets
+from everybert.tasks.dataset import Chosen, Examples, Row, Source
 from everybert.text.tokenizer import Tokenizer
+from everybert.text.windows import Window, windows
+
+MOST_WINDOWS = 16
+"""Windows of one example that a training step reads, spread evenly; prediction reads all."""
 
 
-class Task(Protocol):
-    """A task's settings (labels, window, thresholds) and what is done with them. All are frozen dataclasses."""
+# ── sequences ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def name(self) -> str:
-        """classify, regress, tag, answer, choose or embed."""
 
-    @property
-    def head(self) -> str | None:
-        """The network's head it trains; None for the encoder alone."""
+@dataclass(frozen=True)
+class WindowConfig:
+    """How texts longer than the model's window are read."""
+
+    size: int
+    """Tokens of a sequence, special tokens included."""
+    overlap: int
+    """Tokens that neighbouring windows share at least."""
+    long: str = "window"
+    """"window": cover the whole text; "cut": truncate it, the longer text of a pair first."""
+
+    @classmethod
+    def for_model(
+        cls, config: EncoderConfig, size: int | None = None, overlap: int | None = None, long: str = "window"
+    ) -> WindowConfig:
+        """By default the model's own window, a quarter of it overlapping, at most 128 tokens."""
+        size = min(size or config.max_positions, config.max_positions)
+        if size < 8:
+            raise EverybertError(f"a window of {size} tokens leaves no room for text; take 8 or more")
+        if long not in ("window", "cut"):
+            raise EverybertError(f"long texts are read by window or cut, not {long!r}")
+        return cls(size, min(128, size // 4) if overlap is None else overlap, long)
+
+    def state(self) -> dict[str, Any]:
+        """JSON values for the model folder."""
+        return {"size": self.size, "overlap": self.overlap, "long": self.long}
+
+    def cover(self, n: int, room: int) -> tuple[list[Window], int]:
+        """Windows of at most `room` tokens over a text of n tokens, and how many tokens were cut."""
+        if self.long == "cut" and n > room:
+            return [Window(0, room, 0, room)], n - room
+        return windows(n, room, min(self.overlap, room - 1)), 0
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One sequence for the encoder."""
+
+    ids: list[int]
+    segments: list[int] | None = None
+    globals: Sequence[int] = ()
+    """Longformer's global tokens."""
+    weight: float = 1.0
+    """Its share of the example: windows are weighted by the tokens they own."""
+
+
+@dataclass(frozen=True)
+class TaskTargets(Targets):
+    """What the loss of a task reads besides the tokens; each task uses some of the fields."""
+
+    counts: tuple[int, ...]
+    """How many sequences each example has."""
+    share: Tensor | None = None
+    """0-d: the part of the step's mean that this batch stands for."""
+    example_B: Tensor | None = None
+    weight_B: Tensor | None = None
+    """The example of each sequence and its weight there; None if each example is one sequence."""
+    label_E: Tensor | None = None
+    """The target of each example: a class, (E, C) classes, a number, the right choice."""
+    tag_T: Tensor | None = None
+    """The class of each token; −100 where there is none."""
+    start_B: Tensor | None = None
+    end_B: Tensor | None = None
+    """The first and last token of the answer in each sequence; −1 where there is none."""
+    teacher_E: Tensor | None = None
+    """(E, C) logits of a teacher."""
+    features_B: Tensor | None = None
+    features_T: Tensor | None = None
+    """Mode frozen: what the head reads, computed once."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """The sequences of inputs or examples, in order, as the engine and training read them."""
+
+    ids: list[list[int]]
+    segments: list[list[int]] | None
+    globals: list[list[int]] | None
+    """Longformer's global tokens."""
+    example_S: np.ndarray
+    """The number of each sequence's example, ascending."""
+    weight_S: np.ndarray
+    size: int
+    """The window: no sequence is longer."""
+    targets: dict[str, Any] = field(default_factory=dict)
+    """Fields of TaskTargets: an array with a row per example (_E) or sequence (_B), an array per sequence (_T)."""
+    cut: np.ndarray | None = None
+    """Tokens cut off each input; None if none were."""
+    most: int | None = None
+    """Sequences of an example that a training batch takes, spread evenly; None takes all."""
+    back: list[Any] = field(default_factory=list)
+    """Per input, what leads from tokens back to the text; its form is the task's own."""
+
+    def __len__(self) -> int:
+        return len(self.first_E1) - 1
+
+    @cached_property
+    def first_E1(self) -> np.ndarray:
+        """Where each example's sequences begin, and their end."""
+        return np.searchsorted(self.example_S, np.arange(self.example_S[-1] + 2))
+
+    @cached_property
+    def lengths_S(self) -> np.ndarray:
+        """Tokens of each sequence."""
+        return np.array([len(ids) for ids in self.ids])
+
+    @cached_property
+    def lengths_E(self) -> np.ndarray:
+        """Tokens of each example, all its sequences together."""
+        return np.add.reduceat(self.lengths_S, self.first_E1[:-1])
+
+    def with_targets(self, **targets: Any) -> Features:
+        """The same sequences with more targets."""
+        return replace(self, targets=self.targets | targets)
+
+    def combine(self, outputs: Sequence[np.ndarray]) -> np.ndarray:
+        """(E, C): the weighted mean over the sequences of each example, as `combine` has it in training."""
+        total = np.zeros((len(self), *outputs[0].shape), dtype=np.float64)
+        np.add.at(total, self.example_S, np.stack(outputs) * self.weight_S.reshape(-1, *[1] * outputs[0].ndim))
+        return total
+
+
+def lay(
+    examples: Iterable[Sequence[Encoded]],
+    config: EncoderConfig,
+    size: int,
+    cut: Sequence[int] | np.ndarray = (),
+    back: list[Any] | None = None,
+) -> Features:
+    """The features of examples, each a list of sequences. `cut` counts the tokens cut off each input."""
+    flat = [(number, one) for number, sequences in enumerate(examples) for one in sequences]
+    if not flat:
+        raise EverybertError("there is nothing to read: no text was given")
+    marked = config.global_attention and any(one.globals for _, one in flat)
+    return Features(
+        ids=[one.ids for _, one in flat],
+        segments=[one.segments or [0] * len(one.ids) for _, one in flat] if config.segments > 1 else None,
+        globals=[list(one.globals) for _, one in flat] if marked else None,
+        example_S=np.asarray([number for number, _ in flat], dtype=np.int64),
+        weight_S=np.asarray([one.weight for _, one in flat], dtype=np.float32),
+        size=size,
+        cut=np.asarray(cut, dtype=np.int64) if any(cut) else None,
+        back=back or [],
+    )
+
+
+def text_features(
+    tokenizer: Tokenizer,
+    config: EncoderConfig,
+    texts: Sequence[str | tuple[str, str]],
+    window: WindowConfig,
+    mark_first: bool = True,
+) -> Features:
+    """Texts and pairs of any length. `mark_first` makes [CLS] global for Longformer."""
+    first = tokenizer.ids_batch([t if isinstance(t, str) else t[0] for t in texts], specials=False)
+    second = iter(tokenizer.ids_batch([t[1] for t in texts if not isinstance(t, str)], specials=False))
+    examples, cut = [], []
+    for text, a in zip(texts, first):
+        b = None if isinstance(text, str) else next(second)
+        parts, lost = cover_pair(a, b, tokenizer.single_special if b is None else tokenizer.pair_special, window)
+        cut.append(lost)
+        total = sum(weight for *_, weight in parts)
+        marks = (0,) if mark_first else ()
+        examples.append([Encoded(*tokenizer.build(x, y), marks, weight / total) for x, y, weight in parts])
+    return replace(lay(examples, config, window.size, cut), most=MOST_WINDOWS)
+
+
+def cover_pair(
+    a: list[int], b: list[int] | None, special: int, window: WindowConfig
+) -> tuple[list[tuple[list[int], list[int] | None, float]], int]:
+    """The windows of a text or pair, each with its weight; and how many ids were cut off.
+
+    A pair that is too long shares the room: the shorter text gets what it needs up to half, and each window of one
+    is combined with each window of the other, with weight own(a) · own(b).
+    """
+    room = window.size - special
+    if len(a) + len(b or ()) <= room:
+        return [(a, b, 1.0)], 0
+    if b is None:
+        spans, cut = window.cover(len(a), room)
+        return [(a[w.start : w.stop], None, float(w.own_stop - w.own_start)) for w in spans], cut
+    room_a, room_b = longest_first(len(a), len(b), room)
+    if window.long == "cut":
+        return [(a[:room_a], b[:room_b], 1.0)], len(a) + len(b) - room_a - room_b
+    spans_a, spans_b = (
+        windows(len(ids), max(part, 1), min(window.overlap, max(part, 1) // 2))
+        for ids, part in ((a, room_a), (b, room_b))
+    )
+    return [
+        (a[u.start : u.stop], b[v.start : v.stop], float(max(u.own_stop - u.own_start, 1) * (v.own_stop - v.own_start)))
+        for u in spans_a
+        for v in spans_b
+    ], 0
+
+
+def longest_first(a: int, b: int, room: int) -> tuple[int, int]:
+    """How many tokens of each text stay if the longer is cut until both are equal, then both; as in `tokenizers`."""
+    if a + b <= room:
+        return a, b
+    short = min(a, b, room // 2)
+    return (room - short, short) if a > b else (short, room - short)
+
+
+# ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def batch(
+    features: Features, which: np.ndarray, *, fill: int | None = None, pad_id: int = 0, share: float = 1.0
+) -> Ragged:
+    """The examples numbered `which` as one ragged batch with TaskTargets, on the host.
+
+    `fill` rounds the number of tokens up to a multiple of it by one last sequence of padding, which belongs to no
+    example: recorded and compiled code then sees few shapes.
+    """
+    which = np.asarray(which)
+    which = which[np.argsort(features.lengths_E[which], kind="stable")]  # equal lengths together: fewer copies
+    at_B, counts_E = _sequences(features, which)
+
+    def pick(values: list[list[int]] | None) -> list[list[int]] | None:
+        return None if values is None else [values[i] for i in at_B]
+
+    ids, segments, marks = pick(features.ids) or [], pick(features.segments), pick(features.globals)
+    targets: dict[str, np.ndarray] = {}
+    for name, values in features.targets.items():
+        rows = (
+            np.concatenate([values[i] for i in at_B]) if name[-1] == "T" else values[which if name[-1] == "E" else at_B]
+        )
+        targets[name] = rows
+    if len(at_B) > len(which):
+        weight, example_B = features.weight_S[at_B], np.repeat(np.arange(len(which)), counts_E)
+        targets["weight_B"] = (weight / np.bincount(example_B, weight)[example_B]).astype(np.float32)
+        targets["example_B"] = example_B
+    if fill is not None:
+        gap = fill - sum(map(len, ids)) % fill
+        ids.append([pad_id] * gap)
+        if segments is not None:
+            segments.append([0] * gap)
+        if marks is not None:
+            marks.append([])
+        for name in features.targets:  # −100 and −1 mark no label and no position
+            if name[-1] != "E":
+                targets[name] = _pad(targets[name], gap, -100) if name[-1] == "T" else _pad(targets[name], 1, -1)
+    ragged = Ragged.of(ids, segments, marks)
+    return replace(
+        ragged,
+        max_length=ragged.max_length if fill is None else max(features.size, fill),
+        targets=TaskTargets(
+            counts=tuple(counts_E.tolist()),
+            share=torch.tensor(share),
+            **{name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in targets.items()},
+        ),
+    )
+
+
+def _sequences(features: Features, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sequences of the examples, and how many each has."""
+    first, last = features.first_E1[which], features.first_E1[which + 1]
+    counts = last - first
+    if (counts == 1).all():
+        return first, counts
+    most = features.most
+    picked = [
+        np.arange(a, b) if most is None or b - a <= most else a + (np.arange(most) * (b - a)) // most
+        for a, b in zip(first, last)
+    ]
+    return np.concatenate(picked), np.array([len(p) for p in picked])
+
+
+def _pad(x: np.ndarray, count: int, value: int) -> np.ndarray:
+    return np.concatenate((x, np.full((count, *x.shape[1:]), value, dtype=x.dtype)))
+
+
+def targets_of(batch: Ragged) -> TaskTargets:
+    """The batch's targets, which must be a task's."""
+    assert isinstance(batch.targets, TaskTargets)
+    return batch.targets
+
+
+def combine(logits_BC: Tensor, targets: TaskTargets) -> Tensor:
+    """(B, C) of sequences → (E, C) of examples: the weighted mean over the windows of each example."""
+    if targets.example_B is None or targets.weight_B is None:
+        return logits_BC[: len(targets.counts)]
+    share_BC = logits_BC[: len(targets.example_B)].float() * targets.weight_B[:, None]
+    return share_BC.new_zeros(len(targets.counts), logits_BC.shape[1]).index_add(0, targets.example_B, share_BC)
+
+
+@lru_cache(maxsize=256)
+def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """A small tensor made once: a step recorded as a CUDA graph may not copy from the host."""
+    return torch.tensor(values, device=device)
+
+
+# ── the base class ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """The settings of a task (labels, window, thresholds) and what is done with them."""
+
+    window: WindowConfig
+    labels: tuple[str, ...] = ()
+    """The names of the classes in the order of the head's outputs; empty for tasks without classes."""
+    metric: str = ""
+    """The score, higher being better, that chooses the best epoch."""
+
+    name: ClassVar[str]
+    head: ClassVar[str | None]
+    """The head of the network that is trained; None for the encoder alone."""
+    metrics: ClassVar[tuple[str, ...]]
+    """The scores that may choose the best epoch; the first is the default."""
+    window_size: ClassVar[int | None] = None
+    """The window of a folder from elsewhere; None is the model's."""
+    labelled: ClassVar[bool] = False
+    """Whether the head has one output per label."""
+    saved: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    """The further fields that a model folder keeps, and how each is made from its JSON value."""
+    chunk: ClassVar[int] = 1024
+    """Inputs that are tokenized and predicted at a time: memory stays flat however many there are."""
+    batch_loss: ClassVar[bool] = False
+    """Whether the loss of an example depends on the other examples of its batch."""
+
+    # Data and settings.
+
+    @classmethod
+    @abstractmethod
+    def read(cls, source: Source, columns: Chosen = None, skip_bad: bool = False) -> Examples:
+        """Examples from what the user has. Further parameters of a subclass are options of the task."""
+
+    @classmethod
+    @abstractmethod
+    def input_reader(cls, row: Row, columns: Chosen, where: str) -> Callable[[Row], Any]:
+        """A function from rows without targets to inputs; columns are found in the first row."""
+
+    @classmethod
+    @abstractmethod
+    def from_examples(cls, examples: Examples, config: EncoderConfig, *, window: WindowConfig | None = None) -> Self:
+        """The settings for training on these examples. Further parameters of a subclass are options of the task."""
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], config: EncoderConfig) -> Self:
+        """From the values that `state` returned; fields that are missing keep their defaults."""
+        window = WindowConfig.for_model(config, **(state.get("window") or {"size": cls.window_size}))
+        known = {name: make(state[name]) for name, make in cls.saved.items() if name in state}
+        return cls(window=window, metric=cls.metrics[0], **known)
+
+    def state(self) -> dict[str, Any]:
+        """JSON values for the model folder."""
+
+        def plain(value: Any) -> Any:
+            return list(value) if isinstance(value, tuple) else value.state() if hasattr(value, "state") else value
+
+        own = {name: plain(getattr(self, name)) for name in self.saved}
+        return {"task": self.name, "window": self.window.state(), **own}
+
+    def read_options(self) -> dict[str, Any]:
+        """Options of `read` under which further data is read as the training data was."""
+        return {}
 
     @property
     def outputs(self) -> int | None:
-        """How many outputs the head has; None where the head fixes them."""
+        """The number of outputs of the head."""
+        return len(self.labels) or None
 
     @property
-    def metric(self) -> str:
-        """The score, higher being better, that chooses the best epoch."""
+    def problem_type(self) -> str | None:
+        """The name that config.json has for the loss of a sequence classifier."""
+        return None
 
+    # From inputs to sequences.
+
+    @abstractmethod
+    def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Any]) -> Features:
+        """The sequences of inputs."""
+
+    @abstractmethod
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
-        """The examples as sequences with their targets."""
+        """The sequences of examples, with targets."""
 
     def share(self, features: Features, which: np.ndarray) -> float:
-        """How much these examples count in the mean over a step: losses of parts add up by it."""
+        """How much these examples count in the mean over a step; the losses of parts are weighted by it."""
+        return float(len(which))
 
+    # Training.
+
+    def logits(self, network: Network, batch: Ragged) -> Tensor:
+        """(B, C) or (T, C) of the task's head."""
+        assert self.head is not None
+        targets = targets_of(batch)
+        known = targets.features_B if targets.features_B is not None else targets.features_T
+        if known is None:
+            return head_logits(network, batch, self.head)
+        weight = next(network.heads[self.head].parameters())
+        return network.heads[self.head](known.to(weight.dtype))
+
+    @abstractmethod
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """The mean loss of a batch."""
 
-    def evaluate(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
+    def learns_from(self, teacher: Task) -> bool:
+        """Whether a model for the task `teacher` can teach this one."""
+        raise EverybertError(f"{self.name} does not learn from a teacher; classify and regress do")
+
+    def finish(self, network: Network) -> Self:
+        """The task as it is saved; may change the head's weights once, after training."""
+        return self
+
+    # Prediction.
+
+    @torch.inference_mode()
+    def run(self, network: Network, features: Features, budget: int | None = None) -> list[np.ndarray]:
+        """The head's output for each sequence: (C,) or (n, C)."""
+        assert self.head is not None
+        known = features.targets.get("features_B", features.targets.get("features_T"))
+        if known is None:
+            return run_head(network, Inputs(features.ids, features.segments, features.globals), self.head, budget)
+        head, training = network.heads[self.head].eval(), network.training
+        like = next(head.parameters())
+        whole = "features_B" in features.targets
+        flat = torch.from_numpy(known if whole else np.concatenate(known))
+        out = head(flat.to(like.device, like.dtype)).float().cpu().numpy()
+        head.train(training)
+        return list(out) if whole else np.split(out, features.lengths_S.cumsum()[:-1])
+
+    @abstractmethod
+    def decode(self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Any]) -> Iterable[Any]:
+        """One prediction per input. Further parameters of a subclass are options of `predict`."""
+
+    def predict(
+        self, network: Network, tokenizer: Tokenizer, inputs: Sequence[Any], budget: int | None = None, **options: Any
+    ) -> Iterator[Any]:
+        """One prediction per input, in order; one chunk is tokenized while the one before is computed."""
+        chunks = [inputs[i : i + self.chunk] for i in range(0, len(inputs), self.chunk)]
+        made = ahead(lambda chunk: (chunk, self.encode(tokenizer, network.config, chunk)), chunks)
+        for chunk, features in made:
+            yield from self.decode(self.run(network, features, budget), features, chunk, **options)
+
+    @abstractmethod
+    def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """Scores of the network's predictions."""
 
-    def tuned(self, network: Network, features: Features, examples: Examples) -> Task:
-        """The task with what is set on held-out data after training (thresholds, temperature)."""
+    def confusion(self, network: Network, features: Features) -> np.ndarray | None:
+        """(C, C) counts, row the true label; None for tasks without one label per example."""
+        return None
 
-    def state(self) -> dict[str, Any]:
-        """The settings as JSON keeps them in the model folder."""
+    def tuned(self, network: Network, features: Features, examples: Examples) -> Self:
+        """The task with the values that are fitted on held-out data after training (thresholds, temperature)."""
+        return self
+
+    def write_files(self, folder: Path, config: EncoderConfig) -> None:  # noqa: B027
+        """Write further files of a model folder; most tasks have none."""
+
+
+def pick_metric(task: str, chosen: str | None, known: Sequence[str]) -> str:
+    """The chosen metric, which must be one of the known ones; by default the first."""
+    if chosen is not None and chosen not in known:
+        raise EverybertError(f"{task} is judged by one of {', '.join(known)}, not {chosen!r}")
+    return chosen or known[0]
+
+
+def label_weights(
+    given: str | Sequence[float] | None, order: Sequence[str], counts: Mapping[str, int], rows: int, multi: bool = False
+) -> tuple[float, ...] | None:
+    """What an example of each label counts in the loss.
+
+    "balanced" is rows / (labels · rows with it), as in scikit-learn; for multi-label negatives / positives.
+    """
+    if given is None:
+        return None
+    if given == "balanced":
+        if multi:
+            return tuple((rows - counts[n]) / max(counts[n], 1) for n in order)
+        return tuple(rows / (len(order) * max(counts[n], 1)) for n in order)
+    weights = tuple(float(w) for w in given)
+    if len(weights) != len(order) or min(weights) <= 0:
+        raise EverybertError(f"class_weights needs one positive number for each of {', '.join(order)}")
+    return weights

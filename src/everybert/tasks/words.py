@@ -1,14 +1,21 @@
-"""Words of raw text, split as the tagger's training data was: what is trained is what is predicted.
+"""Words of raw text, and the schemes in which entities are written as one tag per word.
 
-A tagger labels words, and CoNLL files come as words: "U.S.", "don't" or "do" + "n't", "10-year" or "10" + "-" +
-"year", as their makers chose. A tagger that meets other words than it was trained on labels pieces it never saw
-labelled. So the split is learnt from the training words, kept in the model folder, and used on raw text:
+CoNLL files come as words: "U.S.", "don't" or "do" + "n't", "10-year" or "10" + "-" + "year", as their makers chose. A
+tagger that reads other words than it was trained on sees pieces that were never labelled. So the split is learnt from
+the training words, saved in the model folder, and applied to raw text:
 
 1. White space separates. Each Chinese or Japanese character (Han, kana) is a word.
-2. Punctuation at either end of a stretch is split off, one word a mark, or a run of one mark ("...").
-3. Marks that the training words have inside ("-" in "10-year") stay inside; the others split there. Addresses
+2. Punctuation at either end of a stretch is split off, one word per mark, or per run of one mark ("...").
+3. Marks that occur inside training words ("-" in "10-year") stay inside; the others split there. Addresses
    (https://…, a@b.org) stay whole.
 4. Endings that were words of their own ("'s", "n't") are split off; words seen whole ("U.S.", ":)") stay whole.
+
+| scheme | an entity of three words, of one word                            |
+|--------|------------------------------------------------------------------|
+| IOB1   | I-X I-X I-X, I-X; B-X only after another X (CoNLL-2003)          |
+| BIO    | B-X I-X I-X, B-X                                                 |
+| BIOES  | B-X I-X E-X, S-X (BILOU writes L for E and U for S)              |
+| plain  | any label per word (parts of speech): no entities                |
 """
 
 from __future__ import annotations
@@ -20,8 +27,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from everybert.errors import EverybertError
+
 KEPT = 4096
-"""How many of the odd words seen in training are kept."""
+"""The most words that are stored as "seen whole"."""
 APOSTROPHES = "'’"
 IDEOGRAPH = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff])")
 ABBREVIATION = re.compile(r"(?:[^\W\d_]\.){2,}")
@@ -29,7 +38,7 @@ ADDRESS = re.compile(r"(?:https?://|www\.)\S*\w/?|[\w.+-]+@[\w-]+(?:\.\w+)+")
 
 
 class Word(NamedTuple):
-    """text[start:end] of the text it was found in."""
+    """A word and its place: text[start:end]."""
 
     text: str
     start: int
@@ -38,16 +47,16 @@ class Word(NamedTuple):
 
 @dataclass(frozen=True)
 class Splitter:
-    """How words are found in raw text. The default is for text whose training words are not known."""
+    """How raw text is split into words. The default serves models whose training words are unknown."""
 
     inside: str = ".,'’-_/&@:+"
-    """Punctuation that may stand inside a word."""
+    """Punctuation allowed inside a word."""
     digits: str = ".,:/-"
-    """Punctuation that may stand between two digits."""
+    """Punctuation allowed between two digits."""
     endings: tuple[str, ...] = ()
     """Endings that are words of their own, lower case, longest first."""
     whole: frozenset[str] = frozenset()
-    """Words that stay whole although the rules would split them, lower case."""
+    """Words that the rules would split but that stay whole, lower case."""
 
     def split(self, text: str) -> list[Word]:
         """The words of a text with their places."""
@@ -60,10 +69,10 @@ class Splitter:
         return [Word(text[a:b], a, b) for a, b in cuts]
 
     def _cut(self, text: str, left: int, right: int) -> list[tuple[int, int]]:
-        """The places of the words in a stretch without white space: peeled from both ends, then cut inside."""
+        """The words of a stretch without white space: marks are split off at both ends, then inside."""
         longest = max(map(len, self.whole), default=0)
         found: list[tuple[int, int]] = []
-        work = [(left, right)]  # what is still to be cut, the leftmost on top
+        work = [(left, right)]  # still to be cut, the leftmost last
         while work:
             a, b = work.pop()
             if b - a == 1 or self._stands(text, a, b):
@@ -83,7 +92,7 @@ class Splitter:
         return found
 
     def _inner(self, text: str, a: int, b: int) -> tuple[int, int]:
-        """The first thing to cut out of text[a:b], which begins with no mark; (a, b) when it is one word."""
+        """The first part to split off text[a:b], which does not begin with a mark; (a, b) if it is one word."""
         if is_mark(text[b - 1]):
             mark, start = text[b - 1], b - 1
             while text[start - 1] == mark:
@@ -100,7 +109,7 @@ class Splitter:
         return a, b
 
     def _stands(self, text: str, a: int, b: int) -> bool:
-        """Whether a stretch with marks is one word: seen so, an abbreviation (U.S.), an address."""
+        """Whether a stretch with marks is one word: seen whole in training, an abbreviation (U.S.), or an address."""
         if b - a > 2048:
             return False
         word = text[a:b]
@@ -109,7 +118,7 @@ class Splitter:
         return seen or bool(ABBREVIATION.fullmatch(word) or ADDRESS.fullmatch(word))
 
     def state(self) -> dict:
-        """As JSON keeps it."""
+        """JSON values for the model folder."""
         return {
             "inside": self.inside,
             "digits": self.digits,
@@ -118,8 +127,8 @@ class Splitter:
         }
 
     @classmethod
-    def of(cls, state: dict) -> Splitter:
-        """From what `state` gave."""
+    def from_state(cls, state: dict) -> Splitter:
+        """From the values that `state` returned."""
         return cls(state["inside"], state["digits"], tuple(state["endings"]), frozenset(state["whole"]))
 
 
@@ -137,11 +146,11 @@ def _run(text: str, a: int, b: int) -> int:
 
 
 def learn_splitter(sentences: Iterable[Sequence[str]]) -> Splitter:
-    """The splitter under which raw text falls into words like these.
+    """The splitter that splits raw text into words like these.
 
-    A mark stays inside words where it stands inside more training words than it is a word between two others
-    (counted apart between digits); a word that begins with an apostrophe, and "n't", is an ending; words seen twice
-    or more, and more often than apart, that this would still split are kept whole.
+    A mark stays inside words if more training words contain it than have it as a word of its own between two others
+    (counted separately between digits). Words that begin with an apostrophe, and "n't", are endings. Words seen at
+    least twice, and more often than split, are kept whole.
     """
     inside, alone, endings, whole = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     digits, alone_digits, joined = Counter[str](), Counter[str](), Counter[str]()
@@ -173,3 +182,82 @@ def learn_splitter(sentences: Iterable[Sequence[str]]) -> Splitter:
     )
     odd = [w for w, times in whole.most_common() if times > max(1, joined[w]) and len(plain.split(w)) > 1]
     return replace(plain, whole=frozenset(odd[:KEPT]))
+
+
+# ── tag schemes ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Entity(NamedTuple):
+    """Words [start, stop) have this label."""
+
+    label: str
+    start: int
+    stop: int
+
+
+def split_tag(tag: str) -> tuple[str, str]:
+    """("B", "PER") of "B-PER"; ("O", "") of "O". BILOU's L and U become E and S."""
+    prefix, _, label = tag.partition("-")
+    return {"L": "E", "U": "S"}.get(prefix, prefix), label
+
+
+def has_prefixes(tags: Iterable[str]) -> bool:
+    """Whether these tags mark entities: each is O or has a scheme's prefix, and some are not O."""
+    kinds = set(tags)
+    marked = [t for t in kinds if t != "O"]
+    return bool(marked) and all(len(t) > 2 and t[1] == "-" and t[0] in "BIESLU" for t in marked)
+
+
+def find_scheme(sentences: Iterable[Sequence[str]]) -> str:
+    """The scheme these sentences are written in: IOB1, BIO, BIOES or plain."""
+    sentences = list(sentences)
+    tags = {t for s in sentences for t in s}
+    if not has_prefixes(tags):
+        return "plain"
+    if any(t[0] in "ESLU" for t in tags if t != "O"):
+        return "BIOES"
+    loose_i = stray_b = False  # an I- that begins an entity; a B- that IOB1 would not write
+    for sentence in sentences:
+        before = ("O", "")
+        for tag in map(split_tag, sentence):
+            same = before[0] != "O" and before[1] == tag[1]
+            loose_i |= tag[0] == "I" and not same
+            stray_b |= tag[0] == "B" and not same
+            before = tag
+    return "IOB1" if loose_i and not stray_b else "BIO"
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """The entities of one sentence as conlleval (and seqeval by default) reads them.
+
+    Lenient: a change of label begins a new entity, and so does an I- or E- after O, E- or S-.
+    """
+    found: list[Entity] = []
+    start, before = 0, ("O", "")
+    for i, tag in enumerate([*map(split_tag, tags), ("O", "")]):
+        changed = before[1] != tag[1]
+        if before[0] != "O" and (before[0] in "ES" or tag[0] in "BSO" or changed):
+            found.append(Entity(before[1], start, i))
+        if tag[0] != "O" and (tag[0] in "BS" or before[0] in "ESO" or changed):
+            start = i
+        before = tag
+    return found
+
+
+def write_tags(spans: Iterable[Entity], n: int, scheme: str = "BIO") -> list[str]:
+    """Entities as tags of n words. They must not overlap."""
+    if scheme not in ("BIO", "BIOES"):
+        raise EverybertError(f"tags are written in BIO or BIOES, not {scheme}")
+    tags = ["O"] * n
+    for label, start, stop in spans:
+        if not 0 <= start < stop <= n or any(t != "O" for t in tags[start:stop]):
+            raise EverybertError(f"the entity {label} at words {start}–{stop} overlaps another, or lies outside")
+        tags[start:stop] = [f"B-{label}", *[f"I-{label}"] * (stop - start - 1)]
+        if scheme == "BIOES":
+            tags[stop - 1] = f"E-{label}" if stop - start > 1 else f"S-{label}"
+    return tags
+
+
+def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
+    """The same entities as well-formed BIO or BIOES tags, whatever scheme they were in."""
+    return write_tags(entities(tags), len(tags), scheme)

@@ -1,7 +1,13 @@
-"""One fine-tuning run: a task on a pre-trained encoder, trained in full, in part, by adapters, or as features.
+"""One fine-tuning run: a task on a pre-trained encoder, in one of four modes.
 
-Shuffling is keyed by (seed, epoch) and dropout by (seed, step), so a run is a pure function of its settings. The step
-is one function of tensors, `loss(network, batch)`; batches are `batch_size` examples, ragged, without padding.
+| mode   | trained                                         | saved                          |
+|--------|-------------------------------------------------|--------------------------------|
+| full   | all weights                                     | a model folder                 |
+| top:K  | the last K layers, the pooler and the head      | a model folder                 |
+| lora   | an adapter and the head                         | the adapter's folder (PEFT)    |
+| frozen | the head, on features that are computed once    | a model folder                 |
+
+Shuffling is keyed by (seed, epoch) and dropout by (seed, step), so a run is a pure function of its settings.
 """
 
 from __future__ import annotations
@@ -9,12 +15,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from everybert.corpus.masking import make_key, permutation
 from everybert.corpus.packs import Position
@@ -22,47 +29,50 @@ from everybert.errors import EverybertError
 from everybert.model.adapters import AdapterSet, LoraConfig
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import initialise
-from everybert.model.features import SEQUENCE_HEADS, FeatureConfig, FeatureHead, add_feature_head, read_features
+from everybert.model.features import SEQUENCE_HEADS, FeatureConfig, FeatureHead, add_feature_head
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
-from everybert.store.adapters import load_adapter, read_adapter
-from everybert.tasks.features import Features, batch, run
-from everybert.tasks.records import Examples
-from everybert.tasks.task import Task
+from everybert.store.adapters import load_adapter, read_adapter, save_adapter, save_feature_head
+from everybert.store.huggingface import read_config, save_network
+from everybert.tasks.dataset import Examples
+from everybert.tasks.task import Features, Task, batch, targets_of
+from everybert.text.tokenizer import Tokenizer
 from everybert.training.checkpoint import Progress
 from everybert.training.data import Item, Place, Step
 from everybert.training.distributed import World
-from everybert.training.keeper import History, Keeper
+from everybert.training.logs import Logs
 from everybert.training.loop import Job, train
 from everybert.training.optim import Optimizer, OptimizerConfig
 from everybert.training.recipe import RunSettings
 from everybert.training.step import Compute
 
 ADAPTER = "default"
-"""What a freshly trained adapter is called until it is given a name."""
+"""The name of a freshly trained adapter."""
 ALONE = World()
-Kept = dict[tuple[str, str, str | None], tuple[Features, Features]]
-"""Frozen features of the training and the dev set, by the layers, the pooling and the teacher that they are of."""
 USUAL_SIZE = 0.07
 """Published encoders' weights (W₁, root mean square) are no larger; those of a long run with Muon may be."""
 FILL = 256
-"""On CUDA the tokens of a batch are rounded up to a multiple of this."""
+"""On CUDA the tokens of a batch are rounded up to a multiple of this, so that recordings see few shapes."""
+DTYPES = {
+    **{"bfloat16": torch.bfloat16, "bf16": torch.bfloat16},
+    **{"float32": torch.float32, "fp32": torch.float32},
+}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to fine-tune. None means: what suits the mode and the model's size."""
+    """How to fine-tune. None means: by mode and size of the model."""
 
     mode: str = "full"
     """full; top:K (the last K layers and the head); frozen (features computed once, head alone); lora."""
     epochs: int | None = None
-    """Times that the training examples are seen: 3 by default, 30 for frozen, whose epochs cost little."""
+    """Passes over the training examples: 3 by default, 30 for frozen, whose epochs cost little."""
     lr: float | None = None
     """The highest learning rate."""
     batch_size: int = 32
-    """Examples a step."""
+    """Examples per step."""
     accumulate: int = 1
-    """Parts that a step's batch is computed in: less memory, the same step."""
+    """Parts in which a step's batch is computed: less memory, the same step."""
     warmup: float = 0.1
     """The share of the steps in which the learning rate rises from 0; then it falls linearly to 0."""
     weight_decay: float = 0.01
@@ -74,11 +84,11 @@ class Settings:
     reinit: int = 0
     """Top layers that start from fresh weights, and the pooler with them (Zhang et al. 2021)."""
     new_pooler: bool = False
-    """The pooler alone starts anew: one trained for next sentences may be saturated. An adapter then brings its own."""
+    """Only the pooler starts from fresh weights: one trained for next sentences may be saturated."""
     patience: int | None = None
-    """Stop after so many epochs without a better score; None: train them all. The best is kept either way."""
+    """Stop after so many epochs without a better score; None: train them all. The best epoch is kept either way."""
     evaluations: int = 1
-    """How often an epoch is scored on the dev set; the weights with the best score are kept."""
+    """How often per epoch the dev set is scored; the weights with the best score are kept."""
     features: str = "last"
     """frozen: the last layer, the sum or the concat of the last four."""
     pool: str = "mean"
@@ -86,13 +96,13 @@ class Settings:
     lora: LoraConfig = field(default_factory=LoraConfig)
     """lora: size and place of the adapter."""
     teacher: str | None = None
-    """A model fine-tuned for the same labels, whose answers are learnt beside them (classify, regress)."""
+    """A model fine-tuned for the same labels, whose predictions are learnt beside them (classify, regress)."""
     start: str | None = None
-    """lora: an adapter's folder to go on from, trained on the same base for the same labels."""
+    """lora: the folder of an adapter to continue from, trained on the same base for the same labels."""
     device: str | None = None
-    """None: CUDA where there is one."""
+    """None: CUDA if there is a GPU."""
     dtype: str | None = None
-    """None: bfloat16 on CUDA, float32 elsewhere."""
+    """bfloat16 (bf16) or float32 (fp32); None: bfloat16 on CUDA, float32 elsewhere."""
     compile: bool = False
     """torch.compile the step."""
     log_every: int = 10
@@ -101,58 +111,243 @@ class Settings:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"full|frozen|lora|top:[1-9]\d*", self.mode):
             raise EverybertError(f"mode is full, top:K, frozen or lora, not {self.mode!r}")
-        for name in ("rounds", "batch_size", "accumulate", "evaluations", "log_every"):
-            if getattr(self, name) < 1:
-                name, value = "epochs" if name == "rounds" else name, getattr(self, name)
+        counted = {"epochs": self.rounds} | {
+            name: getattr(self, name) for name in ("batch_size", "accumulate", "evaluations", "log_every")
+        }
+        for name, value in counted.items():
+            if value < 1:
                 raise EverybertError(f"{name} must be at least 1, not {value}")
         if self.lr is not None and not 0 < self.lr < 1:
             raise EverybertError(f"lr must lie between 0 and 1, not {self.lr}")
         if not 0 <= self.warmup < 1 or not 0 < self.layer_decay <= 1:
             raise EverybertError("warmup lies in [0, 1) and layer_decay in (0, 1]")
+        if self.dtype in ("float16", "fp16", "half"):
+            raise EverybertError("float16 needs loss scaling, which fine-tuning has not; use bfloat16 or float32")
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise EverybertError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if self.start is not None and self.mode != "lora":
-            raise EverybertError("start is an adapter to go on from, which mode lora alone does")
-        if self.mode == "lora" and (self.reinit or (self.start and self.new_pooler)):
-            wrong = (
-                "new_pooler: the adapter to go on from has its pooler" if self.start else "reinit: use full or top:K"
-            )
-            raise EverybertError(f"an adapter holds no layers of the trunk, so mode lora takes no {wrong}")
+            raise EverybertError("start is an adapter to continue from, which only mode lora does")
+        if self.mode == "lora" and self.reinit:
+            raise EverybertError("an adapter has no encoder layers, so mode lora takes no reinit: use full or top:K")
+        if self.start is not None and self.new_pooler:
+            raise EverybertError("the adapter to continue from has its pooler, so mode lora takes no new_pooler here")
 
     @property
     def rounds(self) -> int:
         """How many epochs are trained."""
-        return (30 if self.mode == "frozen" else 3) if self.epochs is None else self.epochs
+        return self.epochs if self.epochs is not None else 30 if self.mode == "frozen" else 3
 
-    def rate(self, network: Network) -> float:
-        """The highest learning rate: the one given, else by mode; smaller encoders take larger steps.
+    def torch_dtype(self, device: torch.device) -> torch.dtype:
+        """The dtype that computes."""
+        return DTYPES[self.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
+
+
+# ── modes ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class FullMode:
+    """Train all weights, or (top:K) the last K layers, the pooler and the head."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.top = int(settings.mode[4:]) if settings.mode.startswith("top:") else None
+
+    def peak(self, network: Network) -> float:
+        """The default learning rate: smaller encoders take larger steps.
 
         AdamW moves a weight by about the rate, whatever its size: larger weights need a larger rate to move as far.
         """
-        if self.lr is not None:
-            return self.lr
-        if self.mode == "frozen":
-            return 2e-3
         width = network.config.hidden_size
-        if self.mode == "lora":  # B·A begins at 0 on weights of any size
-            return 1e-3 if width <= 512 else 5e-4
         rate = 1e-4 if width <= 512 else 5e-5 if width < 768 else 3e-5
-        return rate * max(1.0, weight_size(network) / USUAL_SIZE)
+        weights = [w for name, w in network.encoder.named_parameters() if name.endswith("feed_forward.input.weight")]
+        size = float(torch.stack([w.detach().float().square().mean() for w in weights]).mean().sqrt())
+        return rate * max(1.0, size / USUAL_SIZE)
+
+    def rates(self, config: EncoderConfig) -> Callable[[str], float]:
+        """The learning rate of a parameter as a multiple of the highest one: by its layer, 0 if it is frozen."""
+        if self.top is not None and self.top > config.layers:
+            raise EverybertError(f"{self.settings.mode} asks for more than the model's {config.layers} layers")
+
+        def rate(name: str) -> float:
+            layer = re.match(r"encoder\.layers\.(\d+)\.", name)
+            if layer:
+                below = config.layers - int(layer[1])
+            else:
+                below = config.layers + 1 if name.startswith("encoder.embeddings.") else 0
+            return 0.0 if self.top is not None and below > self.top else self.settings.layer_decay**below
+
+        return rate
+
+    def prepare(self, network: Network, task: Task, fresh_pooler: bool) -> None:
+        """Freeze and add parts of the network. `fresh_pooler` says that the pooler is new."""
+        rate = self.rates(network.config)
+        for name, parameter in network.named_parameters():
+            if rate(name) == 0.0:  # before the half-precision copy is made, so that it computes no gradient either
+                parameter.requires_grad_(False)
+        if network.pooler is not None and (task.head is None or not network.reads_pooler(task.head)):
+            network.pooler.requires_grad_(False)  # nothing reads it
+
+    def features(self, network: Network, task: Task, features: Features) -> Features:
+        """What is computed once from the sequences of a data set."""
+        return features
+
+    def save(self, network: Network, task: Task, tokenizer: Tokenizer, base: Path, folder: Path) -> None:
+        """Write what was trained."""
+        self.save_model(network, task, tokenizer, base, folder, {})
+
+    def save_model(
+        self, network: Network, task: Task, tokenizer: Tokenizer, base: Path, folder: Path, extras: dict[str, Any]
+    ) -> None:
+        """Write a model folder."""
+        save_network(
+            network,
+            folder,
+            tokenizer=tokenizer,
+            labels=list(task.labels) if task.labels and str(task.head) in network.heads else None,
+            problem_type=task.problem_type,
+            extras={"task": task.state(), **extras},
+            raw_config=read_config(base)[1],
+        )
+        task.write_files(folder, network.config)
+
+
+class FrozenMode(FullMode):
+    """Train the head alone, on features of the frozen encoder that are computed once (Devlin et al. 2019, §5.3)."""
+
+    def peak(self, network: Network) -> float:
+        """The default learning rate."""
+        return 2e-3
+
+    def rates(self, config: EncoderConfig) -> Callable[[str], float]:
+        """All the same: frozen parameters have no gradient."""
+        return lambda name: 1.0
+
+    def prepare(self, network: Network, task: Task, fresh_pooler: bool) -> None:
+        """Freeze the network and put a feature-based head on it."""
+        if task.head is None or task.outputs is None:
+            raise EverybertError(f"{task.name} trains the encoder, which cannot be frozen; use full, top:K or lora")
+        network.requires_grad_(False)
+        config = FeatureConfig(self.settings.features, self.settings.pool)  # type: ignore[arg-type]
+        add_feature_head(network, task.head, task.outputs, config)
+
+    def features(self, network: Network, task: Task, features: Features) -> Features:
+        """With what the head reads, in half precision."""
+        head = network.heads[str(task.head)]
+        output, head.output = head.output, nn.Identity()  # the engine then returns the features themselves
+        try:
+            found = [x.astype(np.float16) for x in task.run(network, features)]
+        finally:
+            head.output = output
+        if task.head in SEQUENCE_HEADS:
+            return features.with_targets(features_B=np.stack(found))
+        return features.with_targets(features_T=found)
+
+    def save(self, network: Network, task: Task, tokenizer: Tokenizer, base: Path, folder: Path) -> None:
+        """A model folder; a head that `transformers` has not is written to a file of its own."""
+        name = str(task.head)
+        head = network.heads[name]
+        assert isinstance(head, FeatureHead)
+        own = head.features.layers == "last" and name not in SEQUENCE_HEADS and network.config.family != "modernbert"
+        if own:  # the family's own head after all
+            network.add_head(name, head.output.out_features)
+            network.heads[name].output.load_state_dict(head.output.state_dict())  # type: ignore[union-attr]
+            self.save_model(network, task, tokenizer, base, folder, {})
+            return
+        described = {"name": name, **save_feature_head(head, folder)}
+        del network.heads[name]
+        self.save_model(network, task, tokenizer, base, folder, {"feature_head": described})
+        network.heads[name] = head
+
+
+class LoraMode(FullMode):
+    """Train an adapter and the head."""
+
+    adapters: AdapterSet
+
+    def peak(self, network: Network) -> float:
+        """The default learning rate; B·A begins at 0 on weights of any size."""
+        return 1e-3 if network.config.hidden_size <= 512 else 5e-4
+
+    def rates(self, config: EncoderConfig) -> Callable[[str], float]:
+        """All the same: frozen parameters have no gradient."""
+        return lambda name: 1.0
+
+    def prepare(self, network: Network, task: Task, fresh_pooler: bool) -> None:
+        """Freeze the network and put an adapter on it."""
+        network.requires_grad_(False)
+        heads = {task.head: network.heads[task.head]} if task.head else {}
+        self.adapters = AdapterSet(network)
+        if self.settings.start is not None:
+            self._continue(task, heads, self.settings.start)
+        else:
+            own = fresh_pooler or (self.settings.new_pooler and reads_pooler(network, task))
+            self.adapters.add(ADAPTER, self.settings.lora, heads, network.pooler if own else None)
+        self.adapters.use(ADAPTER)
+        entry = self.adapters.entries[ADAPTER]
+        for part in [*entry.heads.values(), *([entry.pooler] if entry.pooler is not None else [])]:
+            part.requires_grad_(True)
+
+    def _continue(self, task: Task, heads: dict[str, nn.Module], start: str) -> None:
+        """Load an adapter, which must have the task's head for the same labels."""
+        file = read_adapter(start)
+        load_adapter(self.adapters, ADAPTER, file)
+        known = (file.extras.get("task") or {}).get("labels")
+        same = known is None or not task.labels or list(known) == list(task.labels)
+        found = self.adapters.entries[ADAPTER].heads if same else {}
+        shapes = [
+            {(n, k): v.shape for n, m in part.items() for k, v in m.state_dict().items()} for part in (heads, found)
+        ]
+        if shapes[0] != shapes[1]:
+            raise EverybertError(f"{start} is an adapter for another task or other labels; start without it")
+
+    def save(self, network: Network, task: Task, tokenizer: Tokenizer, base: Path, folder: Path) -> None:
+        """The adapter's folder."""
+        save_adapter(self.adapters, ADAPTER, folder, base=str(base), extras={"task": task.state()})
+
+
+MODES = {"full": FullMode, "top": FullMode, "frozen": FrozenMode, "lora": LoraMode}
+
+
+def reads_pooler(network: Network, task: Task) -> bool:
+    """Whether the task's head reads the pooler."""
+    return task.head is not None and network.reads_pooler(task.head)
+
+
+def renew(network: Network, task: Task, settings: Settings) -> None:
+    """Initialise the layers and the pooler that start from fresh weights."""
+    config = network.config
+    if config.layer_groups is not None and (
+        settings.mode.startswith("top:") or settings.reinit or settings.layer_decay != 1.0
+    ):
+        raise EverybertError("this model's layers share their weights: top:K, reinit and layer_decay do not apply")
+    if settings.reinit > config.layers:
+        raise EverybertError(f"reinit {settings.reinit} is more than the model's {config.layers} layers")
+    for layer in list(network.encoder.layers)[config.layers - settings.reinit :] if settings.reinit else []:
+        initialise(layer, config)
+    pooler = settings.reinit or (settings.new_pooler and reads_pooler(network, task))
+    if pooler and network.pooler is not None:
+        initialise(network.pooler, config)
+
+
+# ── a run ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass
 class Run:
-    """One run's outcome. `network` has the best epoch's weights."""
+    """The outcome of one run."""
 
     seed: int
     scores: dict[str, float]
     epoch: int
     """The epoch that was kept."""
     history: list[dict[str, Any]]
-    """What was logged: losses by step, scores by epoch."""
-    network: Network
+    """Losses by step, scores by epoch."""
+    network: Network | None
+    """With the weights of the best epoch; None if another seed's run was better."""
     task: Task
-    adapters: AdapterSet | None = None
+    mode: FullMode
     finished: bool = True
-    """False where it was interrupted: the best so far was kept."""
+    """False if it was interrupted: the best epoch so far was kept."""
     seconds: float = 0.0
     lr: float = 0.0
     """The highest learning rate."""
@@ -175,34 +370,36 @@ def tune(
     seed: int = 0,
     fresh_pooler: bool = False,
     quiet: bool = False,
-    kept: Kept | None = None,
+    cache: dict[Any, tuple[Features, Features]] | None = None,
 ) -> Run:
-    """Train one network on one task; the network must have the task's head, freshly initialised where it is new.
+    """Train one network, which has the task's head.
 
-    `kept` holds what frozen features were computed by runs before this one, on the same data and base.
-    Under `torchrun` the ranks share each step's examples, and all end with the first rank's best weights.
+    `cache` holds what earlier runs on the same data and base computed for mode frozen. Under `torchrun` the ranks
+    share each step's examples, and all end with the best weights of the first rank.
     """
     world = World.join()
-    if world.size > 1 and task.name == "embed":
-        raise EverybertError("embed compares all texts of a batch, which ranks would cut up: run it in one process")
+    if world.size > 1 and task.batch_loss:
+        raise EverybertError(f"{task.name} compares all texts of a batch, which ranks would split: run one process")
     device = world.device(settings.device)
-    dtype = getattr(torch, settings.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
+    dtype, mode = settings.torch_dtype(device), MODES[settings.mode.partition(":")[0]](settings)
     network.to(device)
-    peak = settings.rate(network)
-    adapters = prepare(network, task, settings, fresh_pooler)
-    if settings.mode == "frozen":
-        of = (settings.features, settings.pool, settings.teacher)
-        kept = {} if kept is None or settings.reinit else kept  # renewed layers differ from seed to seed
-        if of not in kept:
-            kept[of] = (_cached(network, task, train_features), _cached(network, task, dev_features))
-        train_features, dev_features = kept[of]
+    peak = settings.lr if settings.lr is not None else mode.peak(network)
+    renew(network, task, settings)
+    mode.prepare(network, task, fresh_pooler)
+    cache = {} if cache is None or settings.reinit else cache  # renewed layers differ from seed to seed
+    key = (settings.mode, settings.features, settings.pool, settings.teacher)
+    if key not in cache:
+        both = [mode.features(network, task, features) for features in (train_features, dev_features)]
+        cache[key] = (both[0], both[1])
+    train_features, dev_features = cache[key]
+
     graphs = device.type == "cuda" and dtype != torch.float32 and not settings.compile
     compute = Compute(network, _loss(task), device, dtype, settings.compile, graphs)
     config = OptimizerConfig(eps=1e-8, weight_decay=settings.weight_decay, clip=settings.clip)
-    optimizer = Optimizer(compute.master, config, layer_rates(network.config, settings))
+    optimizer = Optimizer(compute.master, config, mode.rates(network.config))
     each = math.ceil(len(train_features) / settings.batch_size)
     progress = Progress(total=each * settings.rounds)
-    keeper = Keeper(task, compute, dev_features, dev, each, settings.patience)
+    best = BestWeights(task, compute, dev_features, dev, each, settings.patience)
     job = Job(
         compute=compute,
         optimizer=optimizer,
@@ -217,146 +414,32 @@ def tune(
             spike=0.0,
             tensorboard=False,
         ),
-        evaluate=keeper.evaluate,
+        evaluate=best.evaluate,
         seed=seed,
         memory_hint="lower batch_size, or raise accumulate",
+        guard_hint="lower lr, or raise warmup",
         world=world,
     )
     history = History(quiet or not world.first)
     with history:
         finished = train(job, progress, history)
-    keeper.restore(world)
+    best.restore(world)
     task = task.tuned(compute.network, dev_features, dev)
-    scores = task.evaluate(compute.network, dev_features, dev)
+    scores = task.score(compute.network, dev_features, dev)
     scores = dict(zip(scores, world.agree(*scores.values())))
     return Run(
         seed=seed,
         scores=scores,
-        epoch=keeper.epoch,
+        epoch=best.epoch,
         history=history.rows,
         network=compute.master.eval(),
         task=task,
-        adapters=adapters,
+        mode=mode,
         finished=finished,
         seconds=progress.seconds,
         lr=peak,
         trained=sum(p.numel() for p in optimizer.parameters),
     )
-
-
-# ── the parts that are trained ───────────────────────────────────────────────────────────────────────────────
-
-
-def weight_size(network: Network) -> float:
-    """Root mean square of the layers' W₁."""
-    weights = [w for name, w in network.encoder.named_parameters() if name.endswith("feed_forward.input.weight")]
-    return float(torch.stack([w.detach().float().square().mean() for w in weights]).mean().sqrt())
-
-
-def prepare(network: Network, task: Task, settings: Settings, fresh_pooler: bool) -> AdapterSet | None:
-    """Freeze what the mode freezes, renew the layers to renew, put on what the mode needs."""
-    config = network.config
-    shared = config.layer_groups is not None
-    if shared and (settings.mode.startswith("top:") or settings.reinit or settings.layer_decay != 1.0):
-        raise EverybertError("this model's layers share their weights: top:K, reinit and layer_decay do not apply")
-    if settings.reinit > config.layers:
-        raise EverybertError(f"reinit {settings.reinit} is more than the model's {config.layers} layers")
-    for layer in list(network.encoder.layers)[config.layers - settings.reinit :] if settings.reinit else []:
-        initialise(layer, config)
-    renew = settings.new_pooler and task.head is not None and network.reads_pooler(task.head)
-    if (settings.reinit or renew) and network.pooler is not None:
-        initialise(network.pooler, config)
-    if settings.mode == "frozen":
-        if task.head is None:
-            raise EverybertError("embed trains the encoder itself, so it cannot be frozen; use full, top:K or lora")
-        network.requires_grad_(False)
-        outputs = task.outputs or {"answer": 2, "choose": 1}[task.head]
-        features = FeatureConfig(settings.features, settings.pool)  # type: ignore[arg-type]
-        add_feature_head(network, task.head, outputs, features)
-        return None
-    if settings.mode == "lora":
-        network.requires_grad_(False)
-        heads = {task.head: network.heads[task.head]} if task.head else {}
-        adapters = AdapterSet(network)
-        if settings.start is not None:
-            file = read_adapter(settings.start)
-            load_adapter(adapters, ADAPTER, file)
-            said, labels = (file.extras.get("task") or {}).get("labels"), getattr(task, "labels", None)
-            same = said is None or labels is None or list(said) == list(labels)
-            _check_heads(heads, adapters.entries[ADAPTER].heads if same else {}, settings.start)
-        else:
-            adapters.add(ADAPTER, settings.lora, heads, network.pooler if fresh_pooler or renew else None)
-        adapters.use(ADAPTER)
-        entry = adapters.entries[ADAPTER]
-        for part in [*entry.heads.values(), *([entry.pooler] if entry.pooler is not None else [])]:
-            part.requires_grad_(True)
-        return adapters
-    rate = layer_rates(config, settings)
-    for name, parameter in network.named_parameters():
-        if rate(name) == 0.0:  # before the copy that computes is made, so that no gradient goes below
-            parameter.requires_grad_(False)
-    if network.pooler is not None and (task.head is None or not network.reads_pooler(task.head)):
-        network.pooler.requires_grad_(False)  # nothing reads it
-    return None
-
-
-def _check_heads(wanted: dict[str, torch.nn.Module], found: dict[str, torch.nn.Module], folder: str) -> None:
-    """An adapter that training goes on from must have the task's head, for as many labels."""
-    shapes = [
-        {(n, k): v.shape for n, m in heads.items() for k, v in m.state_dict().items()} for heads in (wanted, found)
-    ]
-    if shapes[0] != shapes[1]:
-        raise EverybertError(f"{folder} is an adapter for another task or other labels; start without it")
-
-
-def layer_rates(config: EncoderConfig, settings: Settings) -> Callable[[str], float]:
-    """A parameter's learning rate as a multiple of the highest one: by its layer, 0 where the mode freezes it."""
-    top = int(settings.mode[4:]) if settings.mode.startswith("top:") else None
-    if top is not None and top > config.layers:
-        raise EverybertError(f"{settings.mode} asks for more than the model's {config.layers} layers")
-
-    def rate(name: str) -> float:
-        if settings.mode in ("frozen", "lora"):
-            return 1.0  # what is frozen there asks for no gradient
-        found = re.match(r"encoder\.layers\.(\d+)\.", name)
-        if found:
-            below = config.layers - int(found[1])
-        elif name.startswith("encoder.embeddings."):
-            below = config.layers + 1
-        else:
-            below = 0
-        if top is not None and below > top:
-            return 0.0
-        return settings.layer_decay**below
-
-    return rate
-
-
-def _cached(network: Network, task: Task, features: Features) -> Features:
-    """The features with what the head reads computed once, in half precision."""
-    assert task.head is not None
-    name = task.head
-    out = run(network, features, lambda ragged: read_features(network, ragged, name))
-    pooled = name in SEQUENCE_HEADS
-    values = (np.stack(out) if pooled else np.concatenate(out)).astype(np.float16)
-    return replace(features, labels={**features.labels, f"features_{'B' if pooled else 'T'}": values})
-
-
-def plain_head(network: Network, name: str) -> bool:
-    """Turn a feature-based head that is one of the family's own after all into that; whether it is one now."""
-    head = network.heads[name]
-    if not isinstance(head, FeatureHead):
-        return True
-    if head.features.layers != "last" or name in SEQUENCE_HEADS or network.config.family == "modernbert":
-        return False
-    network.add_head(name, head.output.out_features)
-    output = network.heads[name].output
-    assert isinstance(output, torch.nn.Linear)
-    output.load_state_dict(head.output.state_dict())
-    return True
-
-
-# ── batches, rates, and the best epoch ───────────────────────────────────────────────────────────────────────
 
 
 def steps(
@@ -369,7 +452,7 @@ def steps(
     start: int = 0,
     world: World = ALONE,
 ) -> Iterator[Step]:
-    """The batches of every step from `start`: `batch_size` examples in the epoch's own order, in `accumulate` parts
+    """The batches of every step from `start`: `batch_size` examples in the order of the epoch, in `accumulate` parts
     on each rank.
     """
     size = settings.batch_size
@@ -383,32 +466,73 @@ def steps(
             items = []
             parts = np.array_split(which, min(settings.accumulate * world.size, len(which)))
             for number, part in list(enumerate(parts))[world.rank :: world.size]:
-                ragged = batch(features, part, fill=fill, pad_id=pad_id)
-                share = torch.tensor(task.share(features, part) / total if total else 0.0)
-                ragged = replace(ragged, extra=ragged.extra | {"share": share})
-                items.append(
-                    Item(
-                        ragged.to(device),
-                        number,
-                        Position(epoch, 0, 0),
-                        len(ragged.tokens_T),
-                        (1.0, 0.0),
-                    )
-                )
+                share = task.share(features, part) / total if total else 0.0
+                ragged = batch(features, part, fill=fill, pad_id=pad_id, share=share)
+                real = len(ragged.tokens_T) - (ragged.lengths[-1] if fill else 0)
+                items.append(Item(ragged.to(device), number, Position(epoch, 0, 0), real, (1.0, 0.0)))
             yield Step(items, Place())
 
 
 def _loss(task: Task) -> Callable[[Network, Ragged], tuple[Tensor, Tensor]]:
     def loss(network: Network, ragged: Ragged) -> tuple[Tensor, Tensor]:
-        value = task.loss(network, ragged) * ragged.extra["share"]
+        share = targets_of(ragged).share
+        assert share is not None
+        value = task.loss(network, ragged) * share
         return value, value.detach()[None]
 
     return loss
 
 
 def linear(step: int, warmup: float, total: int) -> float:
-    """The learning rate as a share of its peak: up from 0 in the warm-up, then down to 0, as `transformers` has it."""
+    """The learning rate as a share of its peak: up from 0 in the warm-up, then down to 0, as in `transformers`."""
     warm = round(warmup * total)
     if step < warm:
         return step / warm
     return max(0.0, (total - step) / max(1, total - warm))
+
+
+class History(Logs):
+    """Logs that are kept in memory."""
+
+    def __init__(self, quiet: bool) -> None:
+        super().__init__(None, quiet=quiet)
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Keep the row."""
+        self.rows.append({"step": step, **values})
+
+
+class BestWeights:
+    """Scores the dev set every epoch, or more often, and keeps the weights with the best score."""
+
+    def __init__(
+        self, task: Task, compute: Compute, features: Features, dev: Examples, each: int, patience: int | None
+    ) -> None:
+        self.task, self.compute, self.features, self.dev, self.each = task, compute, features, dev, each
+        self.patience = patience
+        self.best: float | None = None
+        self.epoch = self.step = 0
+        self.weights: dict[str, Tensor] = {}
+
+    def evaluate(self, progress: Progress) -> tuple[float, dict[str, float]]:
+        """(−score, scores); ends the run when patience is over."""
+        scores = self.task.score(self.compute.network, self.features, self.dev)
+        score, epoch = scores[self.task.metric], math.ceil(progress.step / self.each)
+        if self.best is None or score > self.best:
+            self.best, self.epoch, self.step = score, epoch, progress.step
+            trained = self.compute.master.named_parameters()
+            self.weights = {name: p.detach().clone() for name, p in trained if p.requires_grad}
+        elif self.patience is not None and progress.step - self.step >= self.patience * self.each:
+            progress.total = progress.step
+        return -score, scores
+
+    @torch.no_grad()
+    def restore(self, world: World) -> None:
+        """Load the best weights, on every rank; the last ones stay if no epoch was finished."""
+        for name, parameter in self.compute.master.named_parameters():
+            if name in self.weights:
+                parameter.copy_(self.weights[name])
+        world.share([p for p in self.compute.master.parameters() if p.requires_grad])
+        self.epoch = int(world.agree(self.epoch)[0])
+        self.compute.refresh()

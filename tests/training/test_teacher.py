@@ -13,11 +13,10 @@ from torch.nn import functional as F
 import everybert
 from everybert.errors import EverybertError
 from everybert.model.heads import label_loss
-from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network
-from everybert.tasks.taught import TAUGHT, TEMPERATURE, WEIGHT, taught_loss
+from everybert.tasks.classify import TEACHER_TEMPERATURE, TEACHER_WEIGHT, teacher_loss
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.finetune import finetune, listen, prepare_data
+from everybert.training.finetune import finetune, prepare_data, teach
 
 FAST = {"lr": 3e-3, "epochs": 4, "batch_size": 16, "device": "cpu", "quiet": True}
 
@@ -47,24 +46,20 @@ def teacher(base, tmp_path_factory):
 def test_the_loss_is_what_the_papers_write():
     torch.manual_seed(0)
     mine, theirs, labels = torch.randn(5, 3), torch.randn(5, 3), torch.tensor([0, 2, 1, 1, 0])
-    batch = Ragged.of([[1, 2]] * 5)
-    plain = label_loss(mine, labels, "single")
-    assert taught_loss(mine, batch, plain, "single") is plain
-    batch.extra[TAUGHT] = theirs
-    p, q = (mine / TEMPERATURE).softmax(-1), (theirs / TEMPERATURE).softmax(-1)
-    near = TEMPERATURE**2 * (q * (q / p).log()).sum(-1).mean()
-    torch.testing.assert_close(taught_loss(mine, batch, plain, "single"), (1 - WEIGHT) * plain + WEIGHT * near)
-    weight, each = torch.tensor([1.0, 3.0, 0.5]), TEMPERATURE**2 * (q * (q / p).log()).sum(-1)
-    batch.extra.update({TAUGHT: theirs, "label_E": labels})
-    near = (weight[labels] * each).sum() / weight[labels].sum()
-    found = taught_loss(mine, batch, plain, "single", weight)
-    torch.testing.assert_close(found, (1 - WEIGHT) * plain + WEIGHT * near)
-    near = -(theirs.sigmoid() * F.logsigmoid(mine) + (1 - theirs.sigmoid()) * F.logsigmoid(-mine)).mean()
-    found = taught_loss(mine, batch, plain, "multi")
-    torch.testing.assert_close(found, (1 - WEIGHT) * plain + WEIGHT * near)
-    batch.extra[TAUGHT] = theirs[:, :1]
-    found = taught_loss(mine[:, :1], batch, plain, "regression")
-    torch.testing.assert_close(found, (1 - WEIGHT) * plain + WEIGHT * F.mse_loss(mine[:, :1], theirs[:, :1]))
+    plain, t, a = label_loss(mine, labels, "single"), TEACHER_TEMPERATURE, TEACHER_WEIGHT
+    assert teacher_loss(mine, None, labels, plain, "single") is plain
+    p, q = (mine / t).softmax(-1), (theirs / t).softmax(-1)
+    each = t**2 * (q * (q / p).log()).sum(-1)
+    weight = torch.tensor([1.0, 3.0, 0.5])
+    several = -(theirs.sigmoid() * F.logsigmoid(mine) + (1 - theirs.sigmoid()) * F.logsigmoid(-mine)).mean()
+    for near, problem, weight_C, size in [
+        (each.mean(), "single", None, 3),
+        ((weight[labels] * each).sum() / weight[labels].sum(), "single", weight, 3),
+        (several, "multi", None, 3),
+        (F.mse_loss(mine[:, :1], theirs[:, :1]), "regression", None, 1),
+    ]:
+        found = teacher_loss(mine[:, :size], theirs[:, :size], labels, plain, problem, weight_C)
+        torch.testing.assert_close(found, (1 - a) * plain + a * near)
 
 
 def test_a_student_follows_its_teacher_where_labels_are_noise(base, teacher):
@@ -78,12 +73,12 @@ def test_a_student_follows_its_teacher_where_labels_are_noise(base, teacher):
 
 def test_the_teachers_words_are_its_own_logits_and_computed_once(base, teacher, monkeypatch):
     data = prepare_data("classify", base, Tokenizer.load(base), rows(4, 20, mood), rows(5, 8, mood))
-    features = listen(data, teacher)
+    features = teach(data, teacher)
     network = load_network(teacher, heads={"classify": 2}).network.eval()
-    expected = data.task.logits(network, data.train)
-    np.testing.assert_allclose(features.labels[TAUGHT], expected, atol=1e-5)
-    monkeypatch.setattr("everybert.training.finetune.teach", lambda *a: pytest.fail("it was asked before"))
-    assert listen(data, teacher) is features
+    expected = data.task.example_logits(network, data.train)
+    np.testing.assert_allclose(features.targets["teacher_E"], expected, atol=1e-5)
+    monkeypatch.setattr("everybert.training.finetune.load_network", lambda *a: pytest.fail("it was asked before"))
+    assert teach(data, teacher) is features
 
 
 def test_frozen_features_of_one_teacher_are_not_anothers(base, teacher, tmp_path):
@@ -109,15 +104,15 @@ def test_a_teacher_reads_pairs_in_its_own_way(base, tmp_path):
     plain = tiny.save(tmp_path / "plain", **{**config, "type_vocab_size": 1})
     data = prepare_data("classify", plain, Tokenizer.load(plain), pairs, pairs[:8])
     own = prepare_data("classify", base, Tokenizer.load(base), pairs, pairs[:8])
-    assert data.train.segments_N is None or not data.train.segments_N.any()
-    said, wanted = (listen(d, str(tmp_path / "t")).labels[TAUGHT] for d in (data, own))
+    assert data.train.segments is None
+    said, wanted = (teach(d, str(tmp_path / "t")).targets["teacher_E"] for d in (data, own))
     np.testing.assert_allclose(said, wanted, atol=1e-6)
 
 
 def test_a_head_on_frozen_features_can_teach(base, tmp_path):
     finetune(base, "classify", rows(0, 64, mood), rows(1, 16, mood), tmp_path / "t", mode="frozen", **FAST)
     data = prepare_data("classify", base, Tokenizer.load(base), rows(4, 20, mood), rows(5, 8, mood))
-    said = listen(data, str(tmp_path / "t")).labels[TAUGHT].argmax(1)
+    said = teach(data, str(tmp_path / "t")).targets["teacher_E"].argmax(1)
     model = everybert.load(str(tmp_path / "t"))
     assert [data.task.labels[i] for i in said] == [p.label for p in model.classify([t for t, _ in rows(4, 20, mood)])]
 
@@ -129,9 +124,10 @@ def test_a_regression_is_taught_in_the_units_of_training(base, tmp_path):
     train = rows(0, 128, stars)
     tuned = finetune(base, "regress", train, rows(1, 32, stars), tmp_path / "t", **(FAST | {"epochs": 8}))
     data = prepare_data("regress", base, Tokenizer.load(base), train, rows(1, 32, stars))
-    said = listen(data, str(tuned.folder)).labels[TAUGHT][:, 0]
-    assert np.corrcoef(said, data.train.labels["label_E"])[0, 1] > 0.9
-    assert abs(said.mean() - data.train.labels["label_E"].mean()) < 0.2
+    said = teach(data, str(tuned.folder)).targets["teacher_E"][:, 0]
+    in_units = (said - data.task.shift) / data.task.scale
+    assert np.corrcoef(said, data.train.targets["label_E"])[0, 1] > 0.9
+    assert abs(in_units.mean() - data.train.targets["label_E"].mean()) < 0.2
 
 
 def test_teachers_that_cannot_teach(base, teacher, tmp_path):

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everybert.errors import EverybertError
-from everybert.model.features import head_logits
 from everybert.store.huggingface import load_network
-from everybert.tasks import features as ft
-from everybert.tasks.features import Reading
+from everybert.tasks import Classify
+from everybert.tasks import task as ft
+from everybert.tasks.task import WindowConfig
 from everybert.text.tokenizer import Tokenizer
 
 
@@ -36,9 +36,9 @@ def test_longest_first_is_the_tokenizers_crates(a, b, room):
 
 @given(a=st.integers(0, 300), b=st.one_of(st.none(), st.integers(0, 300)), size=st.integers(16, 64))
 def test_windows_cover_a_text_and_every_pair_of_tokens_once(a, b, size):
-    reading = Reading(size, size // 4)
+    reading = WindowConfig(size, size // 4)
     first, second = list(range(a)), None if b is None else list(range(1000, 1000 + b))
-    parts, cut = ft.cover(first, second, 3, reading)
+    parts, cut = ft.cover_pair(first, second, 3, reading)
     assert cut == 0
     assert all(len(x) + len(y or ()) <= size - 3 for x, y, _ in parts)
     assert {i for x, _, _ in parts for i in x} == set(first)
@@ -51,18 +51,18 @@ def test_windows_cover_a_text_and_every_pair_of_tokens_once(a, b, size):
 def test_cut_says_how_much(bert):
     network, tokenizer = bert
     texts = ["good " * 10, ("good " * 50, "bad " * 60)]
-    made = ft.text_features(tokenizer, network.config, texts, Reading(32, 8, "cut"))
-    assert made.cut_E.tolist() == [0, 110 - 29]
+    made = ft.text_features(tokenizer, network.config, texts, WindowConfig(32, 8, "cut"))
+    assert made.cut.tolist() == [0, 110 - 29]
     assert made.lengths_S.tolist() == [12, 32]
-    whole = ft.text_features(tokenizer, network.config, texts, Reading(32, 8))
-    assert whole.cut_E is None and len(whole.lengths_S) > 2
+    whole = ft.text_features(tokenizer, network.config, texts, WindowConfig(32, 8))
+    assert whole.cut is None and len(whole.lengths_S) > 2
 
 
 def test_a_window_that_is_too_small_is_refused(bert):
     with pytest.raises(EverybertError, match="8 or more"):
-        Reading.of(bert[0].config, 4)
+        WindowConfig.for_model(bert[0].config, 4)
     with pytest.raises(EverybertError, match="window or cut"):
-        Reading.of(bert[0].config, long="drop")
+        WindowConfig.for_model(bert[0].config, long="drop")
 
 
 def texts(seed, count=9):
@@ -74,49 +74,44 @@ def texts(seed, count=9):
 @given(seed=st.integers(0, 1000), fill=st.sampled_from([None, 16, 64]))
 def test_training_combines_windows_as_prediction_does(bert, seed, fill):
     network, tokenizer = bert
-    made = ft.text_features(tokenizer, network.config, texts(seed), Reading(40, 8))
-    which = np.random.default_rng(seed).permutation(len(made))[:6]
-    ragged = ft.batch(made.labelled(label_E=np.arange(len(made))), which, fill=fill)
+    task = Classify(window=WindowConfig(40, 8), labels=("a", "b", "c"))
+    made = task.encode(tokenizer, network.config, texts(seed))
+    made = made.with_targets(label_E=np.arange(len(made)))
+    ragged = ft.batch(made, np.array([5, 0, 3, 8]), fill=fill)
     with torch.no_grad():
-        trained = ft.combine(head_logits(network, ragged, "classify"), ragged)
-    predicted = ft.gather(ft.run(network, made, lambda b: head_logits(network, b, "classify"), 100), made)
-    np.testing.assert_allclose(trained.numpy(), predicted[ragged.extra["label_E"].numpy()], atol=2e-5)
+        trained = ft.combine(task.logits(network, ragged), ragged.targets)
+    predicted = made.combine(task.run(network, made, 100))
+    np.testing.assert_allclose(trained.numpy(), predicted[ragged.targets.label_E.numpy()], atol=2e-5)
     if fill:
         assert len(ragged.tokens_T) % fill == 0
 
 
 def test_prediction_is_the_same_in_any_batch(bert):
     network, tokenizer = bert
-    made = ft.text_features(tokenizer, network.config, texts(3, 20), Reading(64, 16))
-    read = lambda b: head_logits(network, b, "classify")  # noqa: E731
-    one, many = (ft.gather(ft.run(network, made, read, budget), made) for budget in (1, 4096))
+    task = Classify(window=WindowConfig(64, 16), labels=("a", "b", "c"))
+    made = task.encode(tokenizer, network.config, texts(3, 20))
+    one, many = (made.combine(task.run(network, made, budget)) for budget in (1, 4096))
     np.testing.assert_allclose(one, many, atol=1e-5)
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 120))
-def test_plans_hold_every_sequence_within_the_budget(lengths, budget):
-    lengths = np.array(lengths)
-    parts = list(ft.plan(lengths, budget))
-    assert sorted(np.concatenate(parts)) == list(range(len(lengths)))
-    assert all(lengths[p].sum() <= budget or len(p) == 1 for p in parts)
 
 
 def test_a_training_batch_takes_a_few_windows_of_a_very_long_text(bert):
     network, tokenizer = bert
-    made = ft.text_features(tokenizer, network.config, ["good " * 3000, "bad"], Reading(64, 16))
+    made = ft.text_features(tokenizer, network.config, ["good " * 3000, "bad"], WindowConfig(64, 16))
     ragged = ft.batch(made, np.array([0, 1]))
-    assert ragged.extra["counts"] == (1, ft.MOST_WINDOWS)
-    shares = torch.zeros(2).index_add(0, ragged.extra["example_B"], ragged.extra["weight_B"])
+    assert ragged.targets.counts == (1, ft.MOST_WINDOWS)
+    shares = torch.zeros(2).index_add(0, ragged.targets.example_B, ragged.targets.weight_B)
     assert shares.tolist() == pytest.approx([1, 1])
 
 
 def test_labels_follow_their_examples_sequences_and_tokens(bert):
     network, tokenizer = bert
-    made = ft.text_features(tokenizer, network.config, texts(5), Reading(40, 8))
+    made = ft.text_features(tokenizer, network.config, texts(5), WindowConfig(40, 8))
     sequences = len(made.lengths_S)
-    made = made.labelled(a_E=np.arange(len(made)), b_B=np.arange(sequences), c_T=made.tokens_N.astype(np.int64))
+    tokens = [np.asarray(ids) for ids in made.ids]
+    made = made.with_targets(label_E=np.arange(len(made)), start_B=np.arange(sequences), tag_T=tokens)
     ragged = ft.batch(made, np.array([4, 1, 7]), fill=64)
-    assert (ragged.extra["c_T"][ragged.extra["c_T"] != -100] == ragged.tokens_T[ragged.extra["c_T"] != -100]).all()
-    assert ragged.extra["b_B"][-1] == -1
-    owners = made.example_S[ragged.extra["b_B"][:-1].numpy()]
-    assert list(dict.fromkeys(owners)) == ragged.extra["a_E"].tolist()
+    real = ragged.targets.tag_T != -100
+    assert (ragged.targets.tag_T[real] == ragged.tokens_T[real]).all()
+    assert ragged.targets.start_B[-1] == -1
+    owners = made.example_S[ragged.targets.start_B[:-1].numpy()]
+    assert list(dict.fromkeys(owners)) == ragged.targets.label_E.tolist()

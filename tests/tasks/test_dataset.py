@@ -9,8 +9,7 @@ import pytest
 
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
-from everybert.tasks import answer, choose, classify, embed, regress, tag
-from everybert.tasks import columns as col
+from everybert.tasks import AnswerQuestions, Choose, Classify, Embed, Regress, Tag, dataset
 
 CONFIG = EncoderConfig(layers=2, hidden_size=32, heads=2, intermediate_size=48)
 
@@ -35,7 +34,7 @@ def test_files_frames_dictionaries_and_tuples_agree(tmp_path):
     ]
     pd.DataFrame(rows, columns=["text", "label"]).to_parquet(tmp_path / "a.parquet")
     for source in [*sources, tmp_path / "a.parquet"]:
-        examples = classify.read(source)
+        examples = Classify.read(source)
         assert (examples.inputs, examples.targets) == (["a good day", "a bad day"], ["yes", "no"])
 
 
@@ -58,22 +57,22 @@ def test_files_frames_dictionaries_and_tuples_agree(tmp_path):
     ],
 )  # fmt: skip
 def test_glues_own_files(tmp_path, name, lines, inputs, targets):
-    examples = classify.read(write(tmp_path / "train.tsv", *lines))
+    examples = Classify.read(write(tmp_path / "train.tsv", *lines))
     assert (examples.inputs, examples.targets) == (inputs, targets)
     assert any("guessed" in note for note in examples.notes)
 
 
 def test_stsb_scores(tmp_path):
-    examples = regress.read(write(tmp_path / "a.tsv", "sentence1\tsentence2\tscore", "a\tb\t3.800"))
+    examples = Regress.read(write(tmp_path / "a.tsv", "sentence1\tsentence2\tscore", "a\tb\t3.800"))
     assert (examples.inputs, examples.targets) == ([("a", "b")], [3.8])
 
 
 def test_columns_by_name(tmp_path):
     path = write(tmp_path / "a.csv", "id,body,stars,text", "1,right,5,wrong")
-    examples = classify.read(path, {"text": "body", "label": "stars"})
+    examples = Classify.read(path, {"text": "body", "label": "stars"})
     assert (examples.inputs, examples.targets) == (["right"], ["5"])
     with pytest.raises(EverybertError, match="no column 'bodi' for the text; it has id, body"):
-        classify.read(path, {"text": "bodi", "label": "stars"})
+        Classify.read(path, {"text": "bodi", "label": "stars"})
 
 
 def test_swag(tmp_path):
@@ -82,18 +81,18 @@ def test_swag(tmp_path):
         ",video-id,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label",
         "0,v,A man sits. He,A man sits.,He,gold,eats.,flies.,is.,sings.,2",
     )
-    examples = choose.read(path)
+    examples = Choose.read(path)
     assert examples.inputs == [("A man sits. He", ["eats.", "flies.", "is.", "sings."])]
     assert examples.targets == [2]
-    assert choose.read([("who", ["a", "b"], 1)]).targets == [1]
+    assert Choose.read([("who", ["a", "b"], 1)]).targets == [1]
 
 
 def test_multi_label():
-    examples = classify.read([{"text": "x y", "labels": ["a", "b"]}, {"text": "z", "labels": []}])
-    task = classify.begin(examples, CONFIG)
+    examples = Classify.read([{"text": "x y", "labels": ["a", "b"]}, {"text": "z", "labels": []}])
+    task = Classify.from_examples(examples, CONFIG)
     assert task.multi and task.labels == ("a", "b")
     assert task.gold(examples).tolist() == [[1, 1], [0, 0]]
-    split = classify.read([("x", "a|b"), ("y", "b;c")], multi=True)
+    split = Classify.read([("x", "a|b"), ("y", "b;c")], multi=True)
     assert split.targets == [("a", "b"), ("b", "c")]
 
 
@@ -101,11 +100,11 @@ def test_multi_label():
 
 
 def test_label_order():
-    assert col.order_labels(["10", "9", "-1"]) == ["-1", "9", "10"]
-    assert col.order_labels(["b", "a", "10"]) == ["10", "a", "b"]
-    assert classify.begin(classify.read([("x", True), ("y", False)]), CONFIG).labels == ("False", "True")
-    assert classify.begin(classify.read([("x", 1.0), ("y", 0)]), CONFIG).labels == ("0", "1")
-    given = classify.begin(classify.read([("x", "b"), ("y", "a")]), CONFIG, labels=["b", "a", "c"])
+    assert dataset.order_labels(["10", "9", "-1"]) == ["-1", "9", "10"]
+    assert dataset.order_labels(["b", "a", "10"]) == ["10", "a", "b"]
+    assert Classify.from_examples(Classify.read([("x", True), ("y", False)]), CONFIG).labels == ("False", "True")
+    assert Classify.from_examples(Classify.read([("x", 1.0), ("y", 0)]), CONFIG).labels == ("0", "1")
+    given = Classify.from_examples(Classify.read([("x", "b"), ("y", "a")]), CONFIG, labels=["b", "a", "c"])
     assert given.labels == ("b", "a", "c")
 
 
@@ -113,7 +112,7 @@ def test_balanced_weights_are_scikit_learns():
     from sklearn.utils.class_weight import compute_class_weight
 
     names = ["a"] * 6 + ["b"] * 3 + ["c"]
-    task = classify.begin(classify.read([("x", n) for n in names]), CONFIG, class_weights="balanced")
+    task = Classify.from_examples(Classify.read([("x", n) for n in names]), CONFIG, class_weights="balanced")
     assert task.weights == pytest.approx(compute_class_weight("balanced", classes=np.array(["a", "b", "c"]), y=names))
 
 
@@ -121,9 +120,9 @@ def test_balanced_weights_are_scikit_learns():
 
 
 def test_unseen_labels_are_listed():
-    task = classify.begin(classify.read([("x", "a"), ("y", "b")]), CONFIG)
+    task = Classify.from_examples(Classify.read([("x", "a"), ("y", "b")]), CONFIG)
     with pytest.raises(EverybertError, match="training data has not: 'c', 'd'; known are 'a', 'b'"):
-        task.gold(classify.read([("x", "d"), ("y", "c"), ("z", "a")]))
+        task.gold(Classify.read([("x", "d"), ("y", "c"), ("z", "a")]))
 
 
 @pytest.mark.parametrize(
@@ -144,25 +143,25 @@ def test_unseen_labels_are_listed():
 )
 def test_bad_classification_rows(rows, message):
     with pytest.raises(EverybertError, match=message):
-        classify.begin(classify.read(rows), CONFIG)
+        Classify.from_examples(Classify.read(rows), CONFIG)
 
 
 def test_missing_columns(tmp_path):
     with pytest.raises(EverybertError, match="no column for the label"):
-        classify.read(write(tmp_path / "a.csv", "text,other", "x,y"))
+        Classify.read(write(tmp_path / "a.csv", "text,other", "x,y"))
     with pytest.raises(EverybertError, match="which column is the text"):
-        classify.read(write(tmp_path / "b.csv", "foo,bar,label", "x,y,1"))
+        Classify.read(write(tmp_path / "b.csv", "foo,bar,label", "x,y,1"))
     with pytest.raises(EverybertError, match="no records"):
-        classify.read(write(tmp_path / "c.csv", "text,label"))
+        Classify.read(write(tmp_path / "c.csv", "text,label"))
     with pytest.raises(EverybertError, match="does not exist"):
-        classify.read(tmp_path / "none.csv")
+        Classify.read(tmp_path / "none.csv")
 
 
 def test_a_broken_line_is_named_or_skipped(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"text": "x", "label": 1}', '{"text": "y"', '{"text": "z", "label": 0}')
     with pytest.raises(EverybertError, match=r"a\.jsonl:2"):
-        classify.read(path)
-    examples = classify.read(path, skip_bad=True)
+        Classify.read(path)
+    examples = Classify.read(path, skip_bad=True)
     assert examples.inputs == ["x", "z"]
     assert len(examples.bad) == 1 and any("1 bad rows" in n and ":2" in n for n in examples.notes)
 
@@ -170,21 +169,21 @@ def test_a_broken_line_is_named_or_skipped(tmp_path):
 def test_bad_numbers():
     for value in (math.nan, math.inf, "high", None):
         with pytest.raises(EverybertError, match="row 2: the target"):
-            regress.read([("x", 1.0), ("y", value)])
-    kept = regress.read([("x", 1.0), ("y", math.nan), ("z", 2)], skip_bad=True)
+            Regress.read([("x", 1.0), ("y", value)])
+    kept = Regress.read([("x", 1.0), ("y", math.nan), ("z", 2)], skip_bad=True)
     assert kept.targets == [1.0, 2.0] and len(kept.bad) == 1
     with pytest.raises(EverybertError, match="every target is 1"):
-        regress.begin(regress.read([("x", 1), ("y", 1)]), CONFIG)
+        Regress.from_examples(Regress.read([("x", 1), ("y", 1)]), CONFIG)
 
 
 def test_tags_and_words_of_unequal_number(tmp_path):
     with pytest.raises(EverybertError, match="row 2: 2 words but 1 tags"):
-        tag.read([(["a"], ["O"]), (["a", "b"], ["O"])])
+        Tag.read([(["a"], ["O"]), (["a", "b"], ["O"])])
     path = write(tmp_path / "a.conll", "John B-PER", "lives O", "", "here", "")
     with pytest.raises(EverybertError, match=r"a\.conll:4"):
-        tag.read(path)
+        Tag.read(path)
     with pytest.raises(EverybertError, match="has no column 'ner'"):
-        tag.read(write(tmp_path / "a.conllu", "1\tx\tx\tX\t_\t_\t0\troot\t_\t_"), {"label": "ner"})
+        Tag.read(write(tmp_path / "a.conllu", "1\tx\tx\tX\t_\t_\t0\troot\t_\t_"), {"label": "ner"})
 
 
 @pytest.mark.parametrize(
@@ -198,8 +197,8 @@ def test_tags_and_words_of_unequal_number(tmp_path):
 )
 def test_misplaced_answers(answers, message):
     with pytest.raises(EverybertError, match=message):
-        answer.read([("where?", "John is in Paris", answers)])
-    kept = answer.read([("where?", "John is in Paris", answers), ("who?", "John is", "John")], skip_bad=True)
+        AnswerQuestions.read([("where?", "John is in Paris", answers)])
+    kept = AnswerQuestions.read([("where?", "John is in Paris", answers), ("who?", "John is", "John")], skip_bad=True)
     assert len(kept) == 1 and len(kept.bad) == 1
     assert kept.targets == [(("John", 0),)]
 
@@ -216,9 +215,9 @@ def test_squad_files_and_records_agree(tmp_path):
          "answers": {"text": ["Paris"], "answer_start": [11]}},
         {"id": "q2", "question": "why?", "context": "John is in Paris", "answers": {"text": [], "answer_start": []}},
     ]  # fmt: skip
-    from_file, from_records = answer.read(path), answer.read(records)
+    from_file, from_records = AnswerQuestions.read(path), AnswerQuestions.read(records)
     assert from_file.inputs == from_records.inputs and from_file.targets == from_records.targets
-    assert answer.begin(from_file, CONFIG).no_answer
+    assert AnswerQuestions.from_examples(from_file, CONFIG).no_answer
 
 
 def test_bad_choices():
@@ -229,23 +228,23 @@ def test_bad_choices():
         (("", ["a", "b"], 0), "the prompt"),
     ]:
         with pytest.raises(EverybertError, match=message):
-            choose.read([row])
+            Choose.read([row])
 
 
 def test_embedding_examples():
-    assert embed.read([("a", "b")]).inputs == [("a", "b")]
-    assert embed.read([("a", "b", "c")]).inputs == [("a", "b", "c")]
-    scored = embed.read([("a", "b", 0.5)])
+    assert Embed.read([("a", "b")]).inputs == [("a", "b")]
+    assert Embed.read([("a", "b", "c")]).inputs == [("a", "b", "c")]
+    scored = Embed.read([("a", "b", 0.5)])
     assert (scored.inputs, scored.targets) == ([("a", "b")], [0.5])
     with pytest.raises(EverybertError, match="needs tuples"):
-        embed.read([("a",)])
+        Embed.read([("a",)])
     with pytest.raises(EverybertError, match="is not a number"):
-        embed.read([("a", "b", 0.5), ("a", "b", math.nan)])
+        Embed.read([("a", "b", 0.5), ("a", "b", math.nan)])
 
 
 def test_options_that_do_nothing_are_refused():
-    examples = classify.read([("x", "a"), ("y", "b")])
+    examples = Classify.read([("x", "a"), ("y", "b")])
     with pytest.raises(EverybertError, match="judged by one of"):
-        classify.begin(examples, CONFIG, metric="bleu")
+        Classify.from_examples(examples, CONFIG, metric="bleu")
     with pytest.raises(EverybertError, match="class_weights"):
-        classify.begin(examples, CONFIG, class_weights=[1.0])
+        Classify.from_examples(examples, CONFIG, class_weights=[1.0])
