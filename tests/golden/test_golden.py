@@ -22,10 +22,6 @@ CLOSE = 1e-6 if SAME else 1e-4
 SLOW = {"pretraining_kinds", "finetuning_options", "finetuning_modes"}
 PROSE = {"message", "notes", "words", "advice", "remedy", "examples", "target", "title", "titles", "equation"}
 ON_PURPOSE = {
-    "finetuning_options/tag cut": "--long cut was ignored by tag: long texts were read in windows",
-    "finetuning_options/answer cut": "--long cut was ignored by answer: long texts were read in windows",
-    "finetuning_options/unknown option": 'the error sent the reader to "the task\'s options", which are nowhere',
-    "finetuning_options/never finite": "the guard advised fine-tuners to change a recipe's [schedule]",
     "faults/finetune regress --model bert-mlm --train sts.tsv --calibrate --out out/x": "the same error",
     "faults/finetune classify --model bert-mlm --train train.tsv --scheme BIO --out out/x": "it ended in a traceback",
     "commands/corpus cloze names.txt --out out/cloze.jsonl --count 5": "the command is a recipe now, and says which",
