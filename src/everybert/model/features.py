@@ -90,14 +90,10 @@ def read_features(network: Network, batch: Ragged, name: str) -> Tensor:
 
 
 def head_logits(network: Network, batch: Ragged, name: str) -> Tensor:
-    """Encoder and head together: (B, C) for whole sequences, (T, C) for tokens, whatever kind of head it is.
-
-    Features that were computed before travel in the batch as features_B or features_T.
-    """
+    """Encoder and head together: (B, C) for whole sequences, (T, C) for tokens, whatever kind of head it is."""
     head = network.heads[name] if name in network.heads else None
     if isinstance(head, FeatureHead):
-        known = batch.extra.get("features_B", batch.extra.get("features_T"))
-        return head(read_features(network, batch, name) if known is None else known.to(head.output.weight.dtype))
+        return head(read_features(network, batch, name))
     x_TH = network.encoder(batch)
     if name in SEQUENCE_HEADS:
         return network.sequence_logits(x_TH, batch, name)

@@ -124,8 +124,7 @@ def on_device(device: torch.device) -> AbstractContextManager:
 def _shape(batch: Ragged) -> tuple[Any, ...]:
     """What two batches must share for one recording to serve both: shapes, types, and every value on the host."""
     tensors = tuple((name, tuple(x.shape), x.dtype) for name, x in batch.tensors().items())
-    constants = tuple((name, x) for name, x in sorted(batch.extra.items()) if not isinstance(x, Tensor))
-    return batch.max_length, tensors, constants if batch.targets is None else batch.targets.constants()
+    return batch.max_length, tensors, () if batch.targets is None else batch.targets.constants()
 
 
 # ── batches of few shapes ────────────────────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ Legend: T tokens in the batch, B sequences, H hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, Self
@@ -62,8 +62,6 @@ class Ragged:
     """Embeddings to read in place of the token table's rows, for gradients with respect to them; usually None."""
     targets: Targets | None = None
     """What the batch's loss needs besides the tokens."""
-    extra: dict = field(default_factory=dict, compare=False)
-    """Labels and the like that travel with the batch; `to` moves its tensors too."""
 
     attend: ClassVar[Callable[..., Tensor] | None] = None
     """How attention is computed; None chooses a backend (attention.py). ONNX export's padded batch has its own."""
@@ -192,14 +190,13 @@ class Ragged:
         """Every tensor of the batch by name, targets included."""
         own = {name: getattr(self, name) for name in TENSORS}
         more = {} if self.targets is None else self.targets.tensors()
-        return {name: x for name, x in {**own, **more, **self.extra}.items() if isinstance(x, Tensor)}
+        return {name: x for name, x in {**own, **more}.items() if isinstance(x, Tensor)}
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Ragged:
         """The same batch with `fn` applied to each tensor, targets included."""
         own = {name: fn(x) for name in TENSORS if (x := getattr(self, name)) is not None}
         targets = None if self.targets is None else self.targets.map(fn)
-        extra = {name: fn(x) if isinstance(x, Tensor) else x for name, x in self.extra.items()}
-        return replace(self, **own, targets=targets, extra=extra)
+        return replace(self, **own, targets=targets)
 
     def to(self, device: torch.device | str | None) -> Ragged:
         """The same batch on another device. To a CUDA device the copies run while the host goes on."""

@@ -129,8 +129,8 @@ def steady(batch: Ragged) -> Ragged:
     "maybe": a size that happens to equal another one (256 sequences at hidden size 256) is compiled as a constant,
     and compiled again when it changes.
     """
-    for value in (batch.targets.tensors() if batch.targets else batch.extra).values():
-        if isinstance(value, Tensor) and value.dim():
+    for value in batch.targets.tensors().values() if batch.targets else ():
+        if value.dim():
             torch._dynamo.maybe_mark_dynamic(value, 0)
     torch._dynamo.maybe_mark_dynamic(batch.offsets_B1, 0)
     return replace(batch, lengths=())
