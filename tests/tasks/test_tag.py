@@ -277,3 +277,11 @@ def test_viterbi_is_the_best_allowed_path(labels, n, seed):
 def test_viterbi_of_nothing_and_of_the_impossible():
     assert len(viterbi(np.zeros((0, 3)), ["O", "B-A", "I-A"])) == 0
     assert list(viterbi(np.zeros((1, 1)), ["I-A"])) == [0]
+
+
+def test_a_cut_text_is_tagged_up_to_the_window(bert, caplog):
+    loaded, tokenizer, _ = bert
+    task = task_for(bert, window=WindowConfig(12, 3, "cut"), scheme="plain")
+    (spans, short) = task.predict(loaded.network, tokenizer, ["cat " * 50, "cat"])
+    assert len(spans) == 10 and len(short) == 1
+    assert "40 tokens beyond the window were cut off" in caplog.text

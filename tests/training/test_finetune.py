@@ -15,12 +15,13 @@ import everybert
 from everybert.errors import EverybertError
 from everybert.model.adapters import AdapterSet
 from everybert.model.heads import Network
+from everybert.model.ragged import Ragged
 from everybert.store.adapters import load_adapter, load_feature_head, read_adapter
 from everybert.store.huggingface import load_network
 from everybert.tasks import Classify, load_task
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.finetune import finetune
-from everybert.training.tuning import BestWeights, FrozenMode, FullMode, LoraMode, Settings
+from everybert.training.finetune import finetune, prepare_data
+from everybert.training.tuning import BestWeights, FrozenMode, FullMode, LoraMode, Settings, steps
 
 FAST = {"lr": 3e-3, "epochs": 8, "batch_size": 16, "device": "cpu", "quiet": True}
 
@@ -486,3 +487,54 @@ def test_larger_weights_take_larger_steps():
             layer.feed_forward.input.weight.normal_(std=0.14)
     assert FullMode(Settings()).peak(network) == pytest.approx(2 * usual, rel=0.1)
     assert LoraMode(Settings(mode="lora")).peak(network) == lora
+
+
+# ── faults that were fixed ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_half_precision_is_bfloat16_by_any_name_and_float16_is_refused():
+    for name, dtype in [("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16), ("fp32", torch.float32)]:
+        assert Settings(dtype=name).torch_dtype(torch.device("cpu")) == dtype
+    for name in ("float16", "fp16"):
+        with pytest.raises(EverybertError, match="float16 needs loss scaling"):
+            Settings(dtype=name)
+    with pytest.raises(EverybertError, match="dtype is one of bfloat16, bf16, float32, fp32, not 'int8'"):
+        Settings(dtype="int8")
+
+
+def test_training_computes_in_bf16(base):
+    tuned = finetune(base, "classify", sentiment(0, 32), sentiment(1, 16), **(FAST | {"epochs": 1, "dtype": "bf16"}))
+    assert tuned.runs[0].network.pooler.dense.weight.dtype == torch.float32  # the master weights
+
+
+def test_a_type_error_inside_a_task_is_not_blamed_on_its_options(base, monkeypatch):
+    monkeypatch.setattr("everybert.tasks.dataset.order_labels", lambda names: len(3))
+    with pytest.raises(TypeError, match="has no len"):
+        finetune(base, "classify", sentiment(0, 16), sentiment(1, 16), **FAST)
+
+
+def test_the_guard_names_the_settings_of_fine_tuning(base):
+    how = FAST | {"lr": 0.999, "clip": None, "weight_decay": 1e30, "epochs": 30, "warmup": 0.0, "log_every": 1}
+    with pytest.raises(EverybertError, match="lower lr, or raise warmup"):
+        finetune(base, "classify", sentiment(0, 32), sentiment(1, 16), **how)
+
+
+def test_speed_counts_real_tokens(base, monkeypatch):
+    data = prepare_data("classify", base, Tokenizer.load(base), sentiment(0, 8), sentiment(1, 8))
+    monkeypatch.setattr(Ragged, "to", lambda self, device: self)
+    made = next(steps(data.task, data.train, Settings(batch_size=8), 0, torch.device("cuda"), 0))
+    (item,) = made.items
+    assert item.tokens == data.train.lengths_S.sum() < len(item.batch.tokens_T)
+
+
+@pytest.mark.parametrize("task", ["tag", "answer"])
+def test_cut_is_done_by_every_task(base, task):
+    """The windows of a long text were read although `long` was cut."""
+    words = ["john", *["film"] * 150, "paris"]
+    rows = {
+        "tag": [(words, ["B-PER", *["O"] * 150, "B-LOC"])] * 4,
+        "answer": [("who ?", " ".join(words), "john")] * 4,
+    }[task]
+    tuned = finetune(base, task, rows, rows, long="cut", **(FAST | {"epochs": 1}))
+    assert any("lie beyond the window and were cut" in note for note in tuned.notes)
+    assert tuned.task.state()["window"]["long"] == "cut"
