@@ -8,6 +8,7 @@ import everybert
 from everybert.errors import EverybertError
 from everybert.evaluation import likelihood
 from everybert.evaluation.likelihood import likelihoods
+from everybert.inference import model as inference
 
 TEXTS = ["the cats was liked .", "john smith lives in paris", "a", "xyzzyq the dog", "the film was good and " * 9]
 
@@ -33,7 +34,7 @@ def test_word_variant_masks_the_rest_of_the_word_to_the_right(model, monkeypatch
     encoding = model.tokenizer.encode("the xyq dog")  # x ##y ##q: three pieces of one word
     assert encoding.words == [None, 0, 1, 1, 1, 2, None]
     calls = []
-    monkeypatch.setattr(likelihood, "token_log_probs", lambda network, *rest: calls.append(rest) or [np.zeros(5)])
+    monkeypatch.setattr(inference, "token_log_probs", lambda network, *rest: calls.append(rest) or [np.zeros(5)])
     likelihoods(model, ["the xyq dog"], "word")
     (((ids,), (positions,), mask, (ends,)),) = calls
     assert list(ids) == encoding.ids and mask == model.tokenizer.mask_id

@@ -16,6 +16,7 @@ from everybert.inference.model import Model, load
 from everybert.model import engine
 from everybert.model.engine import in_order
 from everybert.model.ragged import Ragged
+from everybert.store.sentence_transformers import Dense, Pooling, write_pooling
 
 WORDS = [
     *("river", "mountain", "engine", "whisper", "theorem", "bread", "quickly", "violet", "because", "seven"),
@@ -72,7 +73,7 @@ def test_500_sentences_equal_sentence_transformers(minilm: Model, minilm_folder:
 
 
 def test_a_long_text_is_the_mean_of_all_its_tokens(minilm: Model):
-    from everybert.inference.masks import pieces_of
+    from everybert.inference.model import pieces_of
 
     text = " ".join(sentences(80)[20:])
     encoding = minilm.tokenizer.encode(text)
@@ -251,3 +252,16 @@ def test_vectors_on_the_device_are_those_of_the_cpu(bert: Model, bert_folder):
         for _ in range(3):  # run, recorded, replayed
             found = torch.from_numpy(device.embedded(texts, long=long).vectors)
             assert torch.cosine_similarity(found, wanted).min() > 0.999
+
+
+def test_no_texts_give_no_vectors_of_the_right_width(tmp_path, bert: Model, bert_folder):
+    """A Dense layer (LaBSE) or several poolings change the width."""
+    assert bert.embed([]).shape == (0, 48)
+    for name, pooling in {
+        "dense": Pooling(dense=(Dense(torch.ones(5, 48), None),)),
+        "two": Pooling(modes=("cls", "mean")),
+    }.items():
+        shutil.copytree(bert_folder, tmp_path / name)
+        write_pooling(tmp_path / name, pooling, 48)
+        model = load(tmp_path / name, device="cpu")
+        assert model.embed([]).shape == (0, model.embed(["a dog"]).shape[1])

@@ -14,10 +14,10 @@ from tiny_models import EVERY, saved
 import everybert
 from everybert.errors import EverybertError
 from everybert.inference import export as module
-from everybert.inference.embedding import Dense, Pooling, write_pooling
 from everybert.inference.export import Exported, Graph, Session, export_hf, export_onnx
 from everybert.inference.quantise import quantise
 from everybert.model.ragged import Ragged
+from everybert.store.sentence_transformers import Dense, Pooling, write_pooling
 
 TASKS = {
     "Model": "hidden",

@@ -9,7 +9,8 @@ import torch
 
 import everybert
 from everybert.errors import EverybertError
-from everybert.inference.model import Model, load
+from everybert.inference.model import Model, load, pieces_of
+from everybert.model.ragged import Ragged
 
 TEXT = "The dog [MASK] in the garden, and [MASK] minds."
 
@@ -95,7 +96,7 @@ def test_a_long_text_is_read_whole_in_windows(bert: Model):
     text = " ".join(["the dog plays in the garden ."] * 12)
     result = bert.tokens(text)
     assert len(result) == len(bert.tokenizer.encode(text)) == 86 > bert.window == 32
-    pieces = bert._pieces(text, None)[1]
+    pieces = pieces_of(bert.tokenizer.encode(text), bert.window)
     for piece in pieces:
         (alone,) = bert.hidden([piece.ids])
         own = alone[piece.own].numpy()
@@ -107,7 +108,8 @@ def test_a_blank_in_a_long_text_is_seen_in_the_window_that_owns_it(bert: Model):
     words[6] = "the dog [MASK] in the garden ."
     text = " ".join(words)
     (blank,) = bert.fill(text, top=3)
-    encoding, pieces = bert._pieces(text, None)
+    encoding = bert.tokenizer.encode(text)
+    pieces = pieces_of(encoding, bert.window)
     at = encoding.ids.index(bert.tokenizer.mask_id)
     (piece,) = [p for p in pieces if p.owns(at)]
     (x,) = bert.hidden([piece.ids])
@@ -195,3 +197,24 @@ def test_everybert_load_is_lazy_and_exact(bert_folder: Path):
     assert model.embed(["the dog"]).dtype == np.float32
     with pytest.raises(EverybertError, match="float32"):
         everybert.load(bert_folder, dtype="int4")
+
+
+def test_pairs_are_filled_as_texts_are(bert: Model):
+    """One path: the masks of a pair, beside those of a text, in one batch; both texts of the pair count."""
+    first, second = "the dog [MASK] in the garden", "nobody [MASK]"
+    both = bert.fill_batch([first, (first, second)], top=3)
+    alone = [bert.fill(first, top=3), bert.fill(first, 3, second)]
+    assert [[[c.id for c in mask] for mask in masks] for masks in both] == [
+        [[c.id for c in m] for m in x] for x in alone
+    ]
+    assert len(both[1]) == 2
+    encoding = bert.tokenizer.encode(first, second)
+    with torch.inference_mode():
+        batch = Ragged.of([encoding.ids], [encoding.segments])
+        logits = bert.network.mlm_logits(bert.network.encoder(batch))
+    at = encoding.ids.index(bert.tokenizer.mask_id)
+    best = logits[at].softmax(-1)[: bert.tokenizer.size].topk(3)
+    assert [c.id for c in both[1][0]] == best.indices.tolist()
+    np.testing.assert_allclose([c.score for c in both[1][0]], best.values, atol=1e-6)
+    with pytest.raises(EverybertError, match=r"the pair has 4\d tokens, the model reads 32"):
+        bert.fill("dog " * 38, pair=second)

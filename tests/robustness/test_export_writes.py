@@ -12,9 +12,9 @@ from places import Place, beginning, network, sweep, weights
 
 from everybert.files import is_complete, read_json, verify_folder
 from everybert.inference import export as exporting
-from everybert.inference.embedding import Pooling
 from everybert.inference.model import Model, load
 from everybert.inference.quantise import quantise
+from everybert.store.sentence_transformers import Pooling
 from everybert.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_waiting_for_the_disk")

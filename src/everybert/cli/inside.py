@@ -48,11 +48,10 @@ def explain(
     device: Device = None,
 ) -> None:
     """Every step of the forward pass, from text to prediction: the equation, in words, and the numbers."""
-    from everybert.inference.looking import trace as run
     from everybert.inside.steps import needed, part_value, story
 
     loaded = load(model, device)
-    trace = run(loaded, text, pair, keep=needed(layer))
+    trace = loaded.trace(text, pair, keep=needed(layer))
     steps = story(trace, layer, head)
     if as_json:
         found: list[dict[str, Any]] = []

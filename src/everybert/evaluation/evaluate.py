@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from everybert.inference.model import Model, load
-from everybert.inference.task_use import chosen, settle, using
 from everybert.tasks import task_class
 from everybert.tasks.dataset import Source
 from everybert.tasks.metrics import ratios
@@ -60,11 +59,11 @@ def evaluate(
     """
     kind = task_class(task)
     model = model if isinstance(model, Model) else load(model)
-    if adapter is None and chosen(model, task) is not None:
+    if adapter is None and model.adapter_for(task) is not None:
         first = kind.read(data, columns, True).inputs[0]
-        adapter = chosen(model, task, pair=not isinstance(first, str))
-    with using(model, adapter):
-        settled: Task = settle(model, task)
+        adapter = model.adapter_for(task, pair=not isinstance(first, str))
+    with model.using(adapter):
+        settled: Task = model.task(task)
         examples = kind.read(data, columns, skip_bad, **settled.read_options())
         features = settled.features(model.tokenizer, model.config, examples)
         scores = settled.score(model.network, features, examples)

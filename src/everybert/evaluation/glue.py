@@ -15,7 +15,6 @@ from everybert.errors import EverybertError
 from everybert.evaluation.evaluate import evaluate
 from everybert.files import atomic_file, is_complete, read_json, write_json
 from everybert.inference.model import Model, load
-from everybert.inference.task_use import iterate
 from everybert.store.hub import resolve
 from everybert.store.huggingface import read_extras
 from everybert.tasks import task_class
@@ -269,7 +268,7 @@ def predictions(model: Model, task: GlueTask, file: Path, order: Sequence[str] |
     """A test file's predictions as GLUE writes them: labels by its names, STS-B within 0 … 5."""
     rows = read_rows(file, ("text", "label")).rows
     pick = task_class(task.task).input_reader(rows[0], None, str(file))
-    found = iterate(model, task.task, [pick(row) for row in rows])
+    found = model.predict(task.task, [pick(row) for row in rows])
     if task.task == "regress":
         return [f"{min(max(value, 0.0), 5.0):.3f}" for value in found]
     theirs = dict(zip(order, task.labels[0])) if order else {}

@@ -12,9 +12,7 @@ from typing import Literal
 import numpy as np
 
 from everybert.errors import EverybertError
-from everybert.inference.masks import mask_id, pieces_of
-from everybert.inference.model import Model
-from everybert.model.likelihood import token_log_probs
+from everybert.inference.model import Model, pseudo_likelihoods
 
 Variant = Literal["token", "word"]
 CHUNK = 1024
@@ -30,23 +28,10 @@ def likelihoods(
     """The pseudo-log-likelihood of each text, (texts,) float64. `progress` is called with the number done."""
     if variant not in ("token", "word"):
         raise EverybertError(f"pseudo-log-likelihoods mask by token or word, not {variant!r}")
-    mask, total = mask_id(model.tokenizer), np.zeros(len(texts))
+    total: list[float] = []
     for start in range(0, len(texts), CHUNK):
-        part = texts[start : start + CHUNK]
-        rows: list[tuple[int, Sequence[int], list[int], list[int]]] = []  # text, ids, positions, ends
-        for number, encoding in enumerate(model.tokenizer.encode_batch(part), start):
-            for piece in pieces_of(encoding, model.window):
-                at = range(piece.at, piece.at + piece.stop - piece.start)
-                own = [i for i in at if not encoding.special[i]]  # a long text is scored in windows
-                ends = [piece.index(_end(encoding.words, i, at.stop) if variant == "word" else i + 1) for i in own]
-                rows.append((number, piece.ids, [piece.index(i) for i in own], ends))
-        values = token_log_probs(model.network, *zip(*[row[1:3] for row in rows]), mask, [row[3] for row in rows])
-        for row, found in zip(rows, values):
-            total[row[0]] += found.sum()
-        progress(start + len(part))
-    return total
-
-
-def _end(words: Sequence[int | None], token: int, stop: int) -> int:
-    """The index after the last piece, before `stop`, of a token's word."""
-    return next((i for i in range(token, stop) if words[i] != words[token]), stop)
+        encodings = model.tokenizer.encode_batch(texts[start : start + CHUNK])
+        found = pseudo_likelihoods(model.network, model.tokenizer, encodings, model.window, variant == "word")
+        total += [float(values.sum()) for values in found]
+        progress(len(total))
+    return np.array(total)

@@ -16,7 +16,6 @@ import numpy as np
 from everybert.errors import EverybertError
 from everybert.files import read_json
 from everybert.inference.model import Model
-from everybert.inference.task_use import chosen, settle, using
 from everybert.tasks.answer import AnswerQuestions, best_over
 from everybert.text.readers import read_squad
 
@@ -54,14 +53,14 @@ def answer_all(
     model: Model, questions: Sequence[Mapping[str, Any]], progress: Callable[[int], None] = lambda done: None
 ) -> tuple[dict[str, str], dict[str, float]]:
     """(predictions, how much no answer's score exceeds the best span's) by the questions' ids."""
-    with using(model, chosen(model, "answer")):
+    with model.using(model.adapter_for("answer")):
         return _answer_all(model, questions, progress)
 
 
 def _answer_all(
     model: Model, questions: Sequence[Mapping[str, Any]], progress: Callable[[int], None]
 ) -> tuple[dict[str, str], dict[str, float]]:
-    task: AnswerQuestions = settle(model, "answer")
+    task: AnswerQuestions = model.task("answer")
     answers: dict[str, str] = {}
     gaps: dict[str, float] = {}
     for start in range(0, len(questions), task.chunk):

@@ -80,11 +80,11 @@ def describe_preset(name: str, config: EncoderConfig) -> dict[str, Any]:
 
 def describe_folder(folder: Path) -> dict[str, Any]:
     """A folder as plain data, from its config.json and the headers of its weights."""
-    from everybert.inference.bundle import read_bundle
-    from everybert.inference.embedding import read_pooling
+    from everybert.inference.adapters import read_bundle
     from everybert.inference.model import has_tokenizer
     from everybert.store import layouts
     from everybert.store.huggingface import read_config, read_extras
+    from everybert.store.sentence_transformers import read_pooling
     from everybert.store.weights import is_quantised, open_weights
     from everybert.text.tokenizer import Tokenizer
 

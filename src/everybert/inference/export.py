@@ -25,13 +25,13 @@ from torch.nn import functional as F
 
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder, read_json, write_json
-from everybert.inference import embedding, task_use
-from everybert.inference.model import Model, _dtype, load
+from everybert.inference.model import Model, load, pick_dtype
 from everybert.model.features import FeatureHead, head_logits
 from everybert.model.heads import Network
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, load_network, read_extras, save_network
+from everybert.store.sentence_transformers import write_pooling
 from everybert.store.weights import SAFE
 
 FILE = "model.onnx"
@@ -96,7 +96,7 @@ def opened(name: str | Path, adapter: str | None = None, task: str | None = None
     `adapter` is one of the folder's adapters or a folder. By default, it is the folder's adapter for the task, if any.
     """
     model = load(name, device="cpu", dtype="float32")
-    adapter = adapter or (task_use.chosen(model, task) if task else None)
+    adapter = adapter or (model.adapter_for(task) if task else None)
     if adapter is not None:
         model.use(adapter if adapter in model.bundle.folders else model.add_adapter(adapter))
     if model.adapters is not None and model.adapters.on.active is not None:
@@ -111,7 +111,7 @@ def natural_task(model: Model) -> str:
     head = HEADS.get(str(task))
     if head is not None and head in heads:
         return str(task)
-    if model._plain_pooling.published or task == "embed":
+    if model.known_pooling.published or task == "embed":
         return "embed"
     if "classify" in heads:
         return "regress" if model.problem_type == "regression" else "classify"
@@ -129,8 +129,8 @@ def _refuse_existing(out: str | Path) -> Path:
 
 def _write(model: Model, folder: Path) -> None:
     """The files of a model folder, including weights."""
-    pooling = model._plain_pooling
-    with task_use.saving(model, folder) as extras:
+    pooling = model.known_pooling
+    with model.saving(folder) as extras:
         save_network(
             model.network,
             folder,
@@ -141,7 +141,7 @@ def _write(model: Model, folder: Path) -> None:
             raw_config=model.raw_config,
         )
     if pooling.published:
-        embedding.write_pooling(folder, pooling, model.config.hidden_size)
+        write_pooling(folder, pooling, model.config.hidden_size)
 
 
 # ── ONNX ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -221,7 +221,7 @@ class Graph(nn.Module):
         super().__init__()
         self.network: Network = model.network
         self.task, self.config = task, model.config
-        self.pooling = model.pooling if task == "embed" else model._plain_pooling
+        self.pooling = model.pooling if task == "embed" else model.known_pooling
         if task not in HEADS:
             raise EverybertError(f"there is no task {task!r} to export; choose one of {', '.join(HEADS)}")
         head, heads = HEADS[task], self.network.heads
@@ -255,10 +255,7 @@ class Graph(nn.Module):
 
     def sentence(self, x_TH: Tensor, batch: Ragged) -> Tensor:
         """(B, out): one vector per sequence, as the folder's sentence-transformers files define it."""
-        vectors = torch.cat([pool(x_TH, batch, mode) for mode in self.pooling.modes], dim=-1)
-        for layer in self.pooling.dense:
-            vectors = layer(vectors)
-        return F.normalize(vectors, dim=-1) if self.pooling.normalize else vectors
+        return self.pooling.finish(torch.cat([pool(x_TH, batch, mode) for mode in self.pooling.modes], dim=-1))
 
     def forward(
         self,
@@ -552,7 +549,7 @@ def export_hf(name: str | Path, out: str | Path, *, adapter: str | None = None, 
     model = opened(name, adapter)
     raw = model.raw_config or {}
     named = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
-    model.network.to(_dtype(dtype or (named if named in ("float32", "bfloat16", "float16") else "float32")))
+    model.network.to(pick_dtype(dtype or (named if named in ("float32", "bfloat16", "float16") else "float32")))
     own = [name for name, head in model.network.heads.items() if isinstance(head, FeatureHead)]
     notes = [f"transformers has no such {head} head: it is in files of everybert's own" for head in own]
     notes += [] if model._tokenizer else [NO_TOKENIZER]

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everybert.errors import EverybertError
-from everybert.inference.task_use import iterate, settle, using
 from everybert.tasks import TASKS
 from everybert.text.readers import RECORD_KINDS, ReadReport, kind, lines, read_records
 
@@ -72,8 +71,8 @@ def predict_file(
     rows = read_rows(source, skip_bad, report)
     first = next(rows)
     pick = TASKS[task].input_reader(first, columns, str(source))
-    with using(model, adapter):
-        multi = bool(getattr(settle(model, task), "multi", False))
+    with model.using(adapter):
+        multi = bool(getattr(model.task(task), "multi", False))
     if fresh:
         out.unlink(missing_ok=True)
     done = 0
@@ -86,7 +85,7 @@ def predict_file(
                 if skip:
                     writer.check(chunk[skip - 1], done + skip, source)
                 todo = chunk[skip:]
-                found = iterate(model, task, [pick(row) for row in todo], adapter)
+                found = model.predict(task, [pick(row) for row in todo], adapter)
                 writer.write([_joined(row, described(task, r, scores, multi), source) for row, r in zip(todo, found)])
                 done += len(chunk)
                 progress(done)

@@ -1,14 +1,16 @@
-"""The Model users hold: a network, its tokenizer, and what they can do together.
+"""The Model that users hold: a network, its tokenizer, and everything that the two can do together.
 
-Legend: L layers, A heads, H hidden, n tokens of one sequence.
+Legend: L layers, A heads, H hidden, n tokens of one sequence, M masked positions, V vocabulary.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,29 +20,125 @@ from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder
-from everybert.inference import embedding, looking, masks, task_use
-from everybert.inference.bundle import Bundle, read_bundle
-from everybert.inference.results import Candidate, Score, TokenVectors
+from everybert.inference import embedding
+from everybert.inference.adapters import Adapters, Bundle, base_of, read_bundle
+from everybert.inside import attribution as attributing
 from everybert.inside.attention import Attention
+from everybert.inside.attention import attention as read_attention
 from everybert.inside.attribution import Attribution
 from everybert.inside.neighbours import Neighbours
+from everybert.inside.neighbours import neighbours as find_neighbours
 from everybert.inside.trace import Trace
+from everybert.inside.trace import trace as read_trace
+from everybert.model.adapters import AdapterSet
 from everybert.model.config import EncoderConfig
 from everybert.model.device import pick_device
-from everybert.model.engine import Inputs, encode
+from everybert.model.engine import Inputs, encode, masked_logits, run_head
+from everybert.model.features import FeatureHead
 from everybert.model.heads import Network
 from everybert.model.int8 import to_int8
+from everybert.model.likelihood import token_log_probs
+from everybert.model.pooling import check_mode
 from everybert.model.ragged import Ragged
-from everybert.store.adapters import encoder_digest, is_adapter
+from everybert.store.adapters import (
+    encoder_digest,
+    is_adapter,
+    load_adapter,
+    load_feature_head,
+    read_adapter,
+    save_feature_head,
+)
 from everybert.store.hub import resolve
 from everybert.store.huggingface import Report, load_network, save_network
+from everybert.store.sentence_transformers import Pooling, read_pooling, write_pooling
+from everybert.tasks import load_task
+from everybert.tasks.answer import Answer
 from everybert.tasks.choose import Choice
 from everybert.tasks.classify import Prediction, Text
-from everybert.tasks.tag import Words
+from everybert.tasks.tag import Span, Words
+from everybert.tasks.task import Task
 from everybert.text.tokenizer import Encoding, Tokenizer
-from everybert.text.windows import Piece
+from everybert.text.windows import Piece, cover
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MOST_SCORED = 4096
+"""Tokens of a text that `score` takes: each costs a pass through the encoder."""
+
+
+# ── results ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A token for a masked position."""
+
+    token: str
+    """As text; a token that continues a word keeps WordPiece's ##."""
+    score: float
+    """Its probability, among the whole vocabulary."""
+    id: int = -1
+    """Its id in the vocabulary."""
+
+
+@dataclass(frozen=True)
+class TokenVectors:
+    """The tokens of a text, special tokens included, with one vector for each."""
+
+    tokens: list[str]
+    """As the vocabulary spells them."""
+    offsets: list[tuple[int, int]]
+    """Start and end in the text, in characters; (0, 0) for special tokens."""
+    vectors: np.ndarray
+    """float32 (n, H)."""
+    ids: list[int]
+    """Token ids."""
+    segments: list[int]
+    """0 in the first text and 1 in the second, if the model has segments."""
+    layer: int
+    """The layer whose output the vectors are; 0 is the embeddings."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """How well the model predicts one token of a text."""
+
+    token: str
+    score: float
+    """ln P(token | all other tokens)."""
+    start: int
+    end: int
+    """Where the token is in the text, in characters."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The pseudo-log-probability of a text (Salazar et al. 2020): Σ ln P(token | the others)."""
+
+    total: float
+    tokens: list[TokenScore]
+
+    @property
+    def perplexity(self) -> float:
+        """exp(−total / n): how many equally likely tokens the model hesitates between."""
+        return float(np.exp(-self.total / max(len(self.tokens), 1)))
+
+
+@dataclass(frozen=True)
+class AnswerTokens:
+    """The tokens of a context, with the probability that an answer begins or ends at each."""
+
+    tokens: list[str]
+    offsets: list[tuple[int, int]]
+    start: np.ndarray
+    end: np.ndarray
+    """float (n) each; what is missing to a sum of 1 is the probability that there is no answer."""
+
+
+# ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def load(
@@ -53,21 +151,19 @@ def load(
 ) -> Model:
     """Load a model: a bundled name, a folder, or a hub id (`org/name`).
 
-    `device` None takes a GPU where there is one. `dtype` None keeps the file's (on the CPU always float32); "int8"
-    computes in int8, on the CPU. An adapter's folder loads the model it was trained on, and switches to the adapter.
+    `device` None takes a GPU if there is one. `dtype` None keeps the file's (on the CPU always float32); "int8"
+    computes in int8, on the CPU. The folder of an adapter loads the model it was trained on and switches to it.
     """
     folder = resolve(name, revision, allow_pickle)
     if is_adapter(folder):
-        model = load(task_use.base_of(folder), device, dtype, allow_pickle=allow_pickle)
+        model = load(base_of(folder), device, dtype, allow_pickle=allow_pickle)
         model.use(model.add_adapter(folder))
         return model
     int8 = dtype in ("int8", torch.int8)
     if int8 and device is not None and not str(device).startswith("cpu"):
         raise EverybertError(f"int8 is computed on the CPU, not on {device}; give device=cpu, or another dtype")
-    device = pick_device(device, gpu=not int8)
-    found = load_network(
-        folder, device=device, dtype=torch.float32 if int8 else _dtype(dtype), allow_pickle=allow_pickle
-    )
+    dtype = torch.float32 if int8 else pick_dtype(dtype)
+    found = load_network(folder, device=pick_device(device, gpu=not int8), dtype=dtype, allow_pickle=allow_pickle)
     if int8:
         found.network.digest = encoder_digest(found.network)
         to_int8(found.network.encoder)
@@ -81,17 +177,28 @@ def load(
         report=found.report,
         folder=folder,
     )
-    task_use.open_feature_head(model, folder)
+    if isinstance(head := model.extras.get("feature_head"), Mapping):
+        load_feature_head(model.network, head["name"], folder, dict(head))
     return model
 
 
+def pick_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A torch type by name."""
+    if isinstance(dtype, str) and dtype not in DTYPES:
+        raise EverybertError(f"there is no dtype {dtype!r} here; choose one of {', '.join(DTYPES)}, int8")
+    return DTYPES[dtype] if isinstance(dtype, str) else dtype
+
+
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer of any kind."""
+    """Whether a folder has a tokenizer of any kind."""
     return any((folder / file).is_file() for file in TOKENIZER_FILES)
 
 
 class Model:
-    """An encoder with its tokenizer. Made by `everybert.load`, or from a network of your own."""
+    """An encoder with its heads and its tokenizer. Made by `everybert.load`, or from a network of your own.
+
+    Threads may share a model as long as none of them switches its adapter.
+    """
 
     def __init__(
         self,
@@ -110,14 +217,12 @@ class Model:
         self.problem_type = problem_type
         self.raw_config = raw_config
         self.extras = extras or {}
+        """The contents of everybert.json."""
         self.report = report or Report()
-        """What the folder did not have, and what was not used of it."""
+        """Weights that the folder did not have, and those that were not used."""
         self.folder = folder
         self.bundle = read_bundle(folder, self.extras) if folder is not None else Bundle()
-        """Adapters that came with the folder: put on the trunk when they are first asked for."""
-        self.adapters: task_use.Adapters | None = None
-        self.views: dict[str | None, Model] = {}
-        """Where a model may not be switched, because many threads use it: itself under each of its adapters."""
+        self.adapters: Adapters | None = None
         self._tokenizer = tokenizer
 
     def __repr__(self) -> str:
@@ -137,28 +242,71 @@ class Model:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The folder's tokenizer; a folder without one takes only ids, through `hidden`."""
+        """The folder's tokenizer. A folder without one takes only ids, through `hidden`."""
         if self._tokenizer is None:
             raise EverybertError("this model has no tokenizer; put one in its folder, or give ids to hidden()")
         return self._tokenizer
 
     @property
     def window(self) -> int:
-        """The longest sequence the model reads at once, special tokens included."""
+        """The longest sequence that the model reads at once, special tokens included."""
         longest = self._tokenizer.max_length if self._tokenizer is not None else None
         return min(self.config.max_positions, longest or self.config.max_positions)
 
-    # ── blanks ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── masked tokens ────────────────────────────────────────────────────────────────────────────────────────
 
     def fill(self, text: str, top: int = 5, pair: str | None = None) -> list[list[Candidate]]:
-        """For each [MASK] of the text, or of a pair, its `top` most probable tokens."""
-        if pair is not None:
-            return looking.fill_pair(self, text, pair, top)
-        return masks.fill(self.network, self.tokenizer, text, top, self.window)
+        """For each [MASK] of a text or pair, its `top` most probable tokens."""
+        return self.fill_batch([text if pair is None else (text, pair)], top)[0]
+
+    def fill_batch(self, texts: Sequence[Text], top: int = 5) -> list[list[list[Candidate]]]:
+        """For each text or pair and each [MASK] in it, the most probable tokens; the texts share batches.
+
+        In a text longer than the window a [MASK] is predicted in the window that owns it.
+        """
+        if top < 1:
+            raise EverybertError(f"top is the number of candidates and at least 1, not {top}")
+        tokenizer, mask = self.tokenizer, mask_id(self.tokenizer)
+        pieces: list[tuple[Piece, list[int]]] = []  # with the segments of each
+        owners: list[list[tuple[int, int, int]]] = []  # per piece and masked position: text, number of the mask, place
+        found: list[list[list[Candidate]]] = []
+        for t, (text, encoding) in enumerate(zip(texts, tokenizer.encode_batch(texts))):
+            masks = [i for i, token in enumerate(encoding.ids) if token == mask]
+            if not masks:
+                which = f"text {t}" if len(texts) > 1 else "the text"
+                raise EverybertError(f"{which} has no [MASK]; put [MASK] where a word is missing")
+            found.append([[] for _ in masks])
+            for piece in self._pieces(encoding, paired=not isinstance(text, str)):
+                own = [(t, k, piece.index(i)) for k, i in enumerate(masks) if piece.owns(i)]
+                if own:
+                    segments = encoding.segments if not isinstance(text, str) else [0] * len(piece.ids)
+                    pieces.append((piece, segments))
+                    owners.append(own)
+
+        def read(which: list[int], logits_MV: Tensor) -> None:
+            known_MV = logits_MV.softmax(-1)[:, : tokenizer.size]
+            scores, ids = known_MV.topk(min(top, known_MV.shape[1]))
+            at = [owner for p in which for owner in owners[p]]
+            for (t, k, _), row_scores, row_ids in zip(at, scores.tolist(), ids.tolist()):
+                found[t][k] = [Candidate(spell(tokenizer, i), s, i) for i, s in zip(row_ids, row_scores)]
+
+        paired = any(not isinstance(text, str) for text in texts)
+        inputs = Inputs([p.ids for p, _ in pieces], [segments for _, segments in pieces] if paired else None)
+        masked_logits(self.network, inputs, [[place for *_, place in own] for own in owners], read)
+        return found
 
     def score(self, text: str) -> Score:
-        """The text's pseudo-log-probability: each token masked in turn and foreseen from the others."""
-        return masks.score(self.network, self.tokenizer, text, self.window)
+        """The pseudo-log-probability of a text: each token is masked in turn and predicted from the others."""
+        encoding = self.tokenizer.encode(text)
+        scored = [i for i, special in enumerate(encoding.special) if not special]
+        if len(scored) > MOST_SCORED:
+            raise EverybertError(
+                f"the text has {len(scored)} tokens, and each costs a pass through the model; "
+                f"score at most {MOST_SCORED} at a time"
+            )
+        (values,) = pseudo_likelihoods(self.network, self.tokenizer, [encoding], self.window)
+        tokens = [TokenScore(encoding.tokens[i], float(v), *encoding.offsets[i]) for i, v in zip(scored, values)]
+        return Score(sum(token.score for token in tokens), tokens)
 
     # ── vectors ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -169,7 +317,7 @@ class Model:
         normalize: bool | None = None,
         long: Literal["window", "cut"] = "window",
     ) -> np.ndarray:
-        """float32 (N, H): one vector a text.
+        """float32 (N, H): one vector per text.
 
         pooling: mean, cls, max or mean_sqrt_len_tokens; None follows the folder's sentence-transformers files, or
         is the mean. A text longer than the window is read in overlapping windows; long="cut" truncates it instead,
@@ -188,47 +336,49 @@ class Model:
         normalize: bool | None = None,
         long: Literal["window", "cut"] = "window",
     ) -> embedding.Embedded:
-        """As `embed`, with the number of tokens that were read, and cut, of each text."""
+        """As `embed`, with the number of tokens of each text that were read, and cut."""
         if long not in ("window", "cut"):
             raise EverybertError(f"long texts are read by window or cut, not {long!r}")
-        how = self.pooling if pooling is None else replace(self._plain_pooling, modes=(pooling,), dense=())
-        embedding.check_modes(how.modes)
+        how = self.pooling if pooling is None else replace(self.known_pooling, modes=(pooling,), dense=())
+        for mode in how.modes:
+            check_mode(mode, "embed")
         if normalize is not None:
             how = replace(how, normalize=normalize)
         if not texts:
-            return embedding.Embedded(np.empty((0, self.config.hidden_size), dtype=np.float32), [], [])
+            return embedding.Embedded(np.empty((0, how.width(self.config.hidden_size)), dtype=np.float32), [], [])
         size = min(how.size or self.window, self.window)
-        if (adapter := task_use.chosen(self, "embed")) in self.views:
-            return self.views[adapter].embedded(texts, pooling, normalize, long)
-        with task_use.using(self, adapter):
+        with self.using(self.adapter_for("embed")):
             return embedding.embed(self.network, self.tokenizer, texts, how, size, long)
 
     @cached_property
-    def pooling(self) -> embedding.Pooling:
-        """How `embed` makes vectors unless told otherwise."""
-        return embedding.read_pooling(self.folder) if self.folder is not None else embedding.Pooling()
+    def pooling(self) -> Pooling:
+        """How `embed` makes vectors by default."""
+        return read_pooling(self.folder) if self.folder is not None else Pooling()
 
     @property
-    def _plain_pooling(self) -> embedding.Pooling:
-        """The folder's settings, or none where it asks for more than we know."""
+    def known_pooling(self) -> Pooling:
+        """The folder's settings, or the defaults if it has modules that everybert does not know."""
         try:
             return self.pooling
         except EverybertError:
-            return embedding.Pooling()
+            return Pooling()
 
     def tokens(self, text: str, layer: int | None = None, pair: str | None = None) -> TokenVectors:
         """The text's tokens and their vectors after a layer (None the last, 0 the embeddings, −1 counts back)."""
-        layer = self._layer(layer)
-        encoding, pieces = self._pieces(text, pair)
+        count = len(self.config.layer_order)
+        if layer is not None and not -count - 1 <= layer <= count:
+            raise EverybertError(f"there is no layer {layer}: 0 is the embeddings, {count} the last layer")
+        layer = count if layer is None else layer % (count + 1)
+        encoding = self.tokenizer.encode(text, pair)
+        pieces = self._pieces(encoding, pair is not None)
         vectors = np.empty((len(encoding), self.config.hidden_size), dtype=np.float32)
-        segments = [encoding.segments] if pair is not None else None
 
         def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
             for k, x_nH in zip(which, batch.split(x_TH)):
                 piece = pieces[k]
-                own_nH = x_nH[piece.own].float().cpu().numpy()
-                vectors[piece.at : piece.at + len(own_nH)] = own_nH
+                vectors[piece.at : piece.at + piece.count] = x_nH[piece.own].float().cpu().numpy()
 
+        segments = [encoding.segments] if pair is not None else None
         encode(self.network, Inputs([p.ids for p in pieces], segments), read, layer)
         return TokenVectors(encoding.tokens, encoding.offsets, vectors, encoding.ids, encoding.segments, layer)
 
@@ -238,7 +388,7 @@ class Model:
         segments: Sequence[Sequence[int]] | None = None,
         global_tokens: Sequence[Sequence[int]] | None = None,
     ) -> list[Tensor]:
-        """Raw ids to final hidden states, one (n, H) tensor a sequence; `global_tokens` are Longformer's."""
+        """Raw ids to final hidden states, one (n, H) tensor per sequence; `global_tokens` are Longformer's."""
         out: dict[int, Tensor] = {}
 
         def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
@@ -247,78 +397,256 @@ class Model:
         encode(self.network, Inputs(sequences, segments, global_tokens), read)
         return [out[i].clone() for i in range(len(out))]  # outside of inference mode: usable for training
 
-    def attention(self, text: str, pair: str | None = None) -> Attention:
-        """Who attends to whom: `.weights` (L, A, n, n), row i what token i draws from. Notebooks draw it."""
-        return looking.attention(self, text, pair)
-
-    def trace(self, text: str, pair: str | None = None) -> Trace:
-        """Every intermediate of the forward pass by name: `trace["layers.0.attention.weights"]`."""
-        return looking.trace(self, text, pair)
-
-    def neighbours(self, word: str, texts: Sequence[str], top: int = 5) -> Neighbours:
-        """A word in several texts: its vectors compared at every layer, and the words they lie near."""
-        return looking.neighbours(self, word, texts, top)
-
-    def attribution(self, text: str, pair: str | None = None, **options: Any) -> Attribution:
-        """Which pieces speak for a prediction. Options: label, task, method (integrated, gradient), adapter."""
-        return looking.attribution(self, text, pair, **options)
+    # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def next_sentence(self, first: str, second: str) -> float:
         """P(the second text follows the first)."""
-        encoding, _ = self._pieces(first, second)
-        logits: list[Tensor] = []
-
-        def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
-            logits.append(self.network.sequence_logits(x_TH, batch, "nsp")[0].float())
-
-        encode(self.network, Inputs([encoding.ids], [encoding.segments]), read)
-        return float(logits[0].softmax(-1)[0])
-
-    # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────
+        encoding = self.one_window(first, second)
+        (logits,) = run_head(self.network, Inputs([encoding.ids], [encoding.segments]), "nsp")
+        return float(torch.from_numpy(logits).softmax(-1)[0])
 
     def classify(self, texts: Text | Sequence[Text], adapter: str | None = None) -> list[Prediction]:
-        """A label and the probability of each, for every text or (text, text) pair, of any length."""
-        return task_use.classify(self, texts, adapter)
+        """A label, and the probability of each label, for every text or (text, text) pair of any length."""
+        return list(self.predict("classify", _texts(texts), adapter))
 
     def regress(self, texts: Text | Sequence[Text], adapter: str | None = None) -> list[float]:
         """A number for every text or pair."""
-        return task_use.regress(self, texts, adapter)
+        return list(self.predict("regress", _texts(texts), adapter))
 
-    def tag(self, texts: str | Sequence[Words], adapter: str | None = None) -> Any:
-        """The labelled spans of a text: list[Span]. Of several texts (or lists of words): a list of such lists."""
-        return task_use.tag(self, texts, adapter)
+    def tag(self, texts: str | Sequence[Words], adapter: str | None = None) -> list[Span] | list[list[Span]]:
+        """The labelled spans of a text. For several texts (or lists of words): a list of such lists."""
+        one = isinstance(texts, str)
+        found: list[list[Span]] = list(self.predict("tag", [texts] if one else list(texts), adapter))
+        return found[0] if one else found
 
     def answer(
         self, question: str | Sequence[str], context: str | Sequence[str], top: int = 1, adapter: str | None = None
-    ) -> Any:
-        """The `top` best spans of a context: list[Answer]. Of several questions: a list of such lists."""
-        return task_use.answer(self, question, context, top, adapter)
+    ) -> list[Answer] | list[list[Answer]]:
+        """The `top` best spans of a context. For several questions: a list of such lists."""
+        if top < 1:
+            raise EverybertError(f"top is the number of answers and at least 1, not {top}")
+        one = isinstance(question, str)
+        questions = [question] if one else list(question)
+        contexts = [context] * len(questions) if isinstance(context, str) else list(context)
+        if len(contexts) != len(questions):
+            raise EverybertError(
+                f"{len(questions)} questions but {len(contexts)} contexts; give one for each, or one for all"
+            )
+        found: list[list[Answer]] = list(self.predict("answer", list(zip(questions, contexts)), adapter, top=top))
+        return found[0] if one else found
 
     def choose(self, prompt: str, endings: Sequence[str], adapter: str | None = None) -> Choice:
         """The ending that fits the prompt best."""
-        return task_use.choose(self, prompt, endings, adapter)
+        (choice,) = self.predict("choose", [(prompt, list(endings))], adapter)
+        return choice
 
-    def add_adapter(self, folder: str | Path, name: str | None = None) -> str:
-        """Put a LoRA adapter on this trunk beside others; returns its name, for `adapter=` and `use`."""
-        return task_use.add_adapter(self, folder, name)
+    def predict(self, name: str, inputs: Sequence[Any], adapter: str | None = None, **options: Any) -> Iterator[Any]:
+        """The predictions of a task for any number of inputs, in order, as they are computed."""
+        kinds = [isinstance(x, tuple | list) for x in inputs] if name == "classify" and adapter is None else [False]
+        defaults = {kind: self.adapter_for(name, kind) for kind in set(kinds)}
+        if len(set(defaults.values())) > 1:  # texts and pairs in one list, each with an adapter of its own
+            parts = {kind: [x for x, k in zip(inputs, kinds) if k == kind] for kind in defaults}
+            done = {k: iter(list(self.predict(name, parts[k], defaults[k], **options))) for k in defaults}
+            yield from (next(done[kind]) for kind in kinds)
+            return
+        adapter = adapter or self.adapter_for(name, any(kinds))
+        with self.using(adapter):
+            yield from self.task(name).predict(self.network, self.tokenizer, inputs, **options)
+
+    def task(self, name: str) -> Task:
+        """The settings of one of the model's tasks, under the adapter in use."""
+        extras = self._extras
+        own = extras is self.extras
+        return load_task(name, self.network, self.labels if own else None, self.problem_type if own else None, extras)
+
+    def answer_tokens(self, question: str, context: str) -> AnswerTokens:
+        """Where an answer may begin and end: each token by the window that owns it, one softmax over all."""
+        task = self.task("answer")
+        features = task.encode(self.tokenizer, self.config, [(question, context)])
+        logits = task.run(self.network, features)
+        (passage,) = features.back
+        own = np.concatenate(
+            [logits[s][lead + w.own_start - w.start : lead + w.own_stop - w.start] for s, lead, w in passage.places]
+        )
+        none = np.min([logits[s][0] for s, _, _ in passage.places], axis=0)  # [CLS], in the window where it is lowest
+        p_n2 = torch.from_numpy(np.concatenate((none[None], own))).softmax(0).numpy()[1:]
+        encoding = self.tokenizer.encode(context, specials=False)
+        return AnswerTokens(encoding.tokens, encoding.offsets, p_n2[:, 0], p_n2[:, 1])
+
+    # ── the inside ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def attention(self, text: str, pair: str | None = None) -> Attention:
+        """Which tokens attend to which: `.weights` (L, A, n, n), row i what token i reads. Notebooks draw it."""
+        encoding = self.one_window(text, pair)
+        spelt = self.tokenizer.spelt(encoding.tokens)
+        return read_attention(self.network, encoding, self._global_tokens(encoding), spelt)
+
+    def trace(self, text: str, pair: str | None = None, **options: Any) -> Trace:
+        """Every intermediate of the forward pass by name: `trace["layers.0.attention.weights"]`."""
+        encoding = self.one_window(text, pair)
+        return read_trace(self.network, encoding, text, pair, global_tokens=self._global_tokens(encoding), **options)
+
+    def neighbours(self, word: str, texts: Sequence[str], top: int = 5) -> Neighbours:
+        """A word in several texts: its vectors compared at every layer, and the words nearest to them."""
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        return find_neighbours(self.network, self.tokenizer, word, texts, top, self.window)
+
+    def attribution(
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        label: str | None = None,
+        task: str | None = None,
+        method: Literal["integrated", "gradient"] = "integrated",
+        adapter: str | None = None,
+    ) -> Attribution:
+        """Which tokens a prediction rests on, by integrated gradients or gradient × input."""
+        adapter = adapter or self.adapter_for(task or "classify", pair is not None)
+        with self.using(adapter):
+            name = task or self._head_task()
+            encoding = self.one_window(text, pair)
+            if name == "answer":
+                target, described = self._answer_target(encoding, text, pair)
+            else:
+                target, described = self._label_target(name, text, pair, label)
+            return attributing.attribute(
+                self.network,
+                self.tokenizer,
+                encoding,
+                "answer" if name == "answer" else "classify",
+                target,
+                described,
+                text=text,
+                pair=pair,
+                method=method,
+                global_tokens=self._global_tokens(encoding, name),
+            )
+
+    def _head_task(self) -> str:
+        """The task that the model's heads are for."""
+        if "answer" in self.network.heads and "classify" not in self.network.heads:
+            return "answer"
+        task = (self._extras.get("task") or {}).get("task")
+        return "regress" if task == "regress" or self.problem_type == "regression" else "classify"
+
+    def _label_target(
+        self, name: str, text: str, pair: str | None, label: str | None
+    ) -> tuple[attributing.Target, str]:
+        """The log-odds of a label, by default the most probable one; or the predicted number."""
+        task = self.task(name)
+        if name == "regress":
+            return attributing.log_odds(0, multi=True), "the number predicted, as the head gives it"
+        if label is None:
+            label = self.classify([text if pair is None else (text, pair)])[0].label
+        if label not in task.labels:
+            raise EverybertError(f"there is no label {label!r}; the model's labels are {', '.join(task.labels)}")
+        target = attributing.log_odds(task.labels.index(label), task.multi, task.temperature)
+        return target, f"log-odds of {label}"
+
+    def _answer_target(self, encoding: Encoding, question: str, context: str | None) -> tuple[attributing.Target, str]:
+        """The log-probability of the best answer's first and last token."""
+        if context is None:
+            raise EverybertError("an answer is explained with its context: give the question, and pair=the context")
+        found: list[Answer] = self.answer(question, context, top=2)  # type: ignore[assignment]
+        best = next((a for a in found if a.text), None)
+        if best is None:
+            raise EverybertError("the model finds no answer in this text, so there is nothing to explain")
+        inside = [
+            i
+            for i, ((a, b), s) in enumerate(zip(encoding.offsets, encoding.sequence))
+            if s == 1 and a < best.end and b > best.start
+        ]
+        return attributing.log_span(inside[0], inside[-1]), f"log-probability of “{best.text}”"
+
+    def _global_tokens(self, encoding: Encoding, task: str | None = None) -> list[int] | None:
+        """Longformer's global tokens, as its task has them: [CLS] and a question; None for an encoder alone."""
+        heads = self.network.heads
+        if not self.config.global_attention or not any(name in heads for name in ("classify", "choose", "answer")):
+            return None
+        question = (task or self._head_task()) == "answer"
+        return list(range(1 + sum(s == 0 for s in encoding.sequence))) if question else [0]
+
+    # ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add_adapter(self, folder: str | Path, name: str | None = None, verify: bool = True) -> str:
+        """Put a LoRA adapter on the encoder beside others; returns its name, for `adapter=` and `use`.
+
+        `verify` checks that it was trained on this encoder.
+        """
+        path = resolve(folder)
+        name = name or path.name.replace(".", "-")
+        file = read_adapter(path)
+        if self.adapters is None:
+            self.adapters = Adapters(AdapterSet(self.network), {})
+        load_adapter(self.adapters.on, name, file, verify)
+        self.adapters.extras[name] = file.extras
+        self.network.eval()
+        return name
 
     def use(self, adapter: str | None) -> None:
-        """Switch to an adapter and its head; None is the bare trunk."""
-        task_use.use(self, adapter)
+        """Switch to an adapter and its head; None is the model without adapters."""
+        folder = self.bundle.folders.get(adapter or "")
+        if folder is not None and (self.adapters is None or adapter not in self.adapters.extras):
+            self.add_adapter(folder, adapter, verify=False)  # it is part of the model's own folder
+        if adapter is not None or self.adapters is not None:
+            self._adapters.on.use(adapter)
+
+    @contextmanager
+    def using(self, adapter: str | None) -> Iterator[None]:
+        """Switch to an adapter for a while; None leaves the one in use."""
+        before = self.adapters.on.active if self.adapters is not None else None
+        if adapter is None or adapter == before:
+            yield
+            return
+        self.use(adapter)
+        try:
+            yield
+        finally:
+            self.use(before)
+
+    def adapter_for(self, task: str, pair: bool = False) -> str | None:
+        """The adapter to switch to for a task by default; None if one is in use or the model has the head itself."""
+        active = self.adapters is not None and self.adapters.on.active is not None
+        own = {"regress": "classify"}.get(task, task) in self.network.heads  # no head is called embed
+        return None if active or own else self.bundle.default(task, pair)
 
     def merge(self, adapter: str | None = None) -> None:
-        """Make an adapter part of the weights: a plain model, which `save` writes."""
-        task_use.merge(self, adapter)
+        """Add an adapter (by default the one in use) to the weights, for `save`; the others are removed."""
+        adapters = self._adapters
+        if adapter is not None:
+            adapters.on.use(adapter)
+        if adapters.on.active is None:
+            raise EverybertError("no adapter is in use; name the one to merge")
+        task = self._extras.get("task") or {}
+        self.extras = {**self.extras, "task": task}
+        self.labels = task.get("labels")
+        multi = "multi_label_classification" if task.get("multi") else "single_label_classification"
+        self.problem_type = {"regress": "regression", "classify": multi}.get(task.get("task", ""))
+        adapters.on.settle()
+        self.adapters, self.bundle = None, Bundle()
+
+    @property
+    def _adapters(self) -> Adapters:
+        if self.adapters is None:
+            raise EverybertError("this model has no adapters; put one on with add_adapter(folder)")
+        return self.adapters
+
+    @property
+    def _extras(self) -> dict[str, Any]:
+        """The everybert.json of the adapter in use, or of the model."""
+        active = self.adapters.on.active if self.adapters is not None else None
+        return self.adapters.extras[active] if self.adapters is not None and active is not None else self.extras
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def save(self, folder: str | Path, int8: bool = False) -> None:
         """Write a folder that `everybert.load` and transformers (and sentence-transformers) read.
 
-        `int8` writes a byte a parameter, a scale a row: a quarter of the size, for everybert alone.
+        `int8` writes one byte per parameter and one scale per row: a quarter of the size, for everybert only.
         """
-        pooling = self._plain_pooling
-        with atomic_folder(folder) as temporary, task_use.saving(self, temporary) as extras:
+        pooling = self.known_pooling
+        with atomic_folder(folder) as temporary, self.saving(temporary) as extras:
             save_network(
                 self.network,
                 temporary,
@@ -330,36 +658,106 @@ class Model:
                 int8=int8,
             )
             if pooling.published:
-                embedding.write_pooling(temporary, pooling, self.config.hidden_size)
+                write_pooling(temporary, pooling, self.config.hidden_size)
+
+    @contextmanager
+    def saving(self, folder: Path) -> Iterator[dict[str, Any]]:
+        """While the network is written: without its feature-based heads, which are written to a file of their own."""
+        if self.adapters is not None and self.adapters.on.active is not None:
+            raise EverybertError("an adapter is in use: merge() it first, or keep its own folder beside the trunk's")
+        heads = {name: head for name, head in self.network.heads.items() if isinstance(head, FeatureHead)}
+        extras = {key: value for key, value in self.extras.items() if key != "adapters"}  # they keep their own folder
+        for name, head in heads.items():
+            del self.network.heads[name]
+            extras["feature_head"] = {"name": name, **save_feature_head(head, folder)}
+        try:
+            yield extras
+        finally:
+            self.network.heads.update(heads)
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _pieces(self, text: str, pair: str | None) -> tuple[Encoding, list[Piece]]:
-        """A text in windows, or a pair, which must fit one."""
+    def one_window(self, text: str, pair: str | None = None) -> Encoding:
+        """A text or pair as tokens; an error if it does not fit into the window."""
         encoding = self.tokenizer.encode(text, pair)
+        pieces = self._pieces(encoding, pair is not None)
+        if len(pieces) > 1:
+            raise EverybertError(
+                f"the text has {len(encoding):,} tokens, the model reads {self.window:,} at once; give a shorter text"
+            )
+        return encoding
+
+    def _pieces(self, encoding: Encoding, paired: bool) -> list[Piece]:
+        """A text in windows, or a pair, which must fit into one window."""
         if not len(encoding):
             raise EverybertError("the text is empty, and this tokenizer adds no special tokens; give some text")
-        if pair is None:
-            return encoding, masks.pieces_of(encoding, self.window)
-        if len(encoding) > self.window:
+        if paired and len(encoding) > self.window:
             raise EverybertError(
-                f"the pair has {len(encoding)} tokens, the model reads {self.window} at once; give shorter texts"
+                f"the pair has {len(encoding):,} tokens, the model reads {self.window:,} at once; give shorter texts"
             )
-        return encoding, [Piece(encoding.ids, 0, len(encoding), 0)]
-
-    def _layer(self, layer: int | None) -> int:
-        count = len(self.config.layer_order)
-        if layer is None:
-            return count
-        if not -count - 1 <= layer <= count:
-            raise EverybertError(f"there is no layer {layer}: 0 is the embeddings, {count} the last layer")
-        return layer % (count + 1)
+        return pieces_of(encoding, self.window)
 
 
-def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    if not isinstance(dtype, str):
-        return dtype
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if dtype not in known:
-        raise EverybertError(f"there is no dtype {dtype!r} here; choose one of {', '.join(known)}, int8")
-    return known[dtype]
+def _texts(texts: Text | Sequence[Text]) -> list[Text]:
+    """One text or pair, or a sequence of them, as a list."""
+    if isinstance(texts, str) or (
+        isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(t, str) for t in texts)
+    ):
+        return [texts]  # type: ignore[list-item]
+    out = list(texts)
+    for i, text in enumerate(out):
+        pair = isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(t, str) for t in text)
+        if not isinstance(text, str) and not pair:
+            raise EverybertError(f"text {i + 1} is a {type(text).__name__}: give strings, or pairs of strings")
+    return out  # type: ignore[return-value]
+
+
+# ── masked tokens of many texts ──────────────────────────────────────────────────────────────────────────────
+
+
+def pseudo_likelihoods(
+    network: Network, tokenizer: Tokenizer, encodings: Sequence[Encoding], window: int, whole_words: bool = False
+) -> list[np.ndarray]:
+    """Per text, ln P(token | the others) of each token that is not special: float64 (n), in order.
+
+    PLL(w) = Σ ln P(wᵢ | the others) (Salazar et al. 2020, eq. 1). A word of several tokens is easy to guess if only one
+    of them is masked; `whole_words` masks also those of the same word to its right (PLL-word-l2r, Kauf and Ivanova
+    2023). The tokens of a long text are masked in the window that owns them.
+    """
+    mask = mask_id(tokenizer)
+    pieces: list[Piece] = []
+    positions: list[list[int]] = []
+    ends: list[list[int]] = []
+    counts = []
+    for encoding in encodings:
+        words = encoding.words
+        for piece in pieces_of(encoding, window):
+            stop = piece.at + piece.count
+            own = [i for i in range(piece.at, stop) if not encoding.special[i]]
+            last = [next((j for j in range(i, stop) if words[j] != words[i]), stop) for i in own]
+            pieces.append(piece)
+            positions.append([piece.index(i) for i in own])
+            ends.append([piece.index(j) for j in last] if whole_words else [i + 1 for i in positions[-1]])
+        counts.append(len(pieces))
+    values = token_log_probs(network, [piece.ids for piece in pieces], positions, mask, ends)
+    return [np.concatenate(values[a:b]) for a, b in pairwise([0, *counts])]
+
+
+def pieces_of(encoding: Encoding, size: int) -> list[Piece]:
+    """A text in windows of at most `size` tokens; see `cover`."""
+    special = encoding.special
+    lead = special.index(False) if False in special else len(special)
+    tail = special[::-1].index(False) if False in special else 0
+    return cover(encoding.ids, lead, tail, size)
+
+
+def mask_id(tokenizer: Tokenizer) -> int:
+    """The id of the mask token; an error if the vocabulary has none."""
+    if tokenizer.mask_id is None:
+        raise EverybertError("this model's vocabulary has no mask token; use a model that was trained with one")
+    return tokenizer.mask_id
+
+
+def spell(tokenizer: Tokenizer, token: int) -> str:
+    """A token as text; a token of nothing but white space as the vocabulary spells it."""
+    return tokenizer.decode([token], skip_special=False).strip() or tokenizer.token(token)

@@ -214,7 +214,6 @@ class Predictor:
 
 
 def _load(job: Job) -> Model:
-    from everybert.inference import task_use
     from everybert.inference.model import load
 
     if not Path(job.model).is_dir():
@@ -222,7 +221,7 @@ def _load(job: Job) -> Model:
     model = load(Path(job.model), device=job.device, dtype=job.dtype)
     if job.adapter is not None:
         model.use(model.add_adapter(job.adapter))
-    if (name := task_use.chosen(model, job.task, len(job.texts) == 2)) is not None:
+    if (name := model.adapter_for(job.task, len(job.texts) == 2)) is not None:
         model.use(name)  # once and for all: threads share the model
     return model
 
@@ -240,10 +239,9 @@ def _predict(model: Model, job: Job, inputs: list[Any]) -> pa.Table:
         if job.options.get("long") == "cut":
             columns["cut"] = pa.array(found.cut, pa.int32())
         return pa.table(columns)
-    from everybert.inference.task_use import iterate, settle
 
-    task, scores = settle(model, "classify"), bool(job.options.get("scores"))
-    rows = [described("classify", result, scores, task.multi) for result in iterate(model, "classify", inputs)]
+    task, scores = model.task("classify"), bool(job.options.get("scores"))
+    rows = [described("classify", result, scores, task.multi) for result in model.predict("classify", inputs)]
     names = ["probability", *(f"p({label})" for label in task.labels if scores)]
     label = pa.list_(pa.string()) if task.multi else pa.string()
     return pa.Table.from_pylist(rows, pa.schema([("prediction", label), *((name, pa.float64()) for name in names)]))

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -164,6 +164,25 @@ def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = N
     while copies:
         collect()
     return [out[i] for i in range(len(inputs.ids))]
+
+
+def masked_logits(
+    network: Network,
+    inputs: Inputs,
+    places: Sequence[Sequence[int]],
+    read: Callable[[list[int], Tensor], None],
+) -> None:
+    """Run sequences, and hand `read` the numbers of each batch's sequences and the MLM logits at their places.
+
+    `places` lists token indices of each sequence; the fp32 logits (M, V) are in the order of the sequences.
+    """
+
+    def predict(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
+        starts = accumulate((0, *batch.lengths))
+        index_M = torch.tensor([start + place for start, k in zip(starts, which) for place in places[k]])
+        read(which, network.mlm_logits(x_TH, index_M.to(x_TH.device)).float())
+
+    encode(network, inputs, predict)
 
 
 def forward(encoder: nn.Module, batch: Ragged) -> Tensor:

@@ -20,7 +20,6 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from everybert.inference import looking
 from everybert.inside.attention import quantised
 from everybert.inside.masked import fill_sides
 from everybert.inside.steps import Part, needed, part_value, story
@@ -348,7 +347,7 @@ def context(served: Served, body: ContextRequest) -> dict[str, Any]:
 def answer_question(served: Served, body: AnswerRequest) -> dict[str, Any]:
     """The best answers, and the probability that an answer starts or ends at each token."""
     best = served.model.answer(body.question, body.context, top=body.top)
-    each = looking.answer_tokens(served.model, body.question, body.context)
+    each = served.model.answer_tokens(body.question, body.context)
     return {
         "answers": [asdict(answer) for answer in best],
         "tokens": each.tokens,
@@ -380,10 +379,10 @@ def step(cache: Cache, served: Served, body: StepRequest) -> dict[str, Any]:
     model, pair = served.model, body.pair or None
 
     def compute() -> tuple[Trace, int]:
-        encoding = looking.one_window(model, body.text, pair)
+        encoding = model.one_window(body.text, pair)
         if len(encoding) > STEP_TOKENS:
             raise too_large(len(encoding), STEP_TOKENS, "tokens, each with every number shown,")
-        found = looking.trace(model, body.text, pair, keep=needed(body.layer))
+        found = model.trace(body.text, pair, keep=needed(body.layer))
         return found, sum(value.nbytes for value in found.values.values())
 
     trace = cache.get((served.name, body.layer, body.text, pair), compute)

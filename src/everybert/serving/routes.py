@@ -18,7 +18,6 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from everybert.inference import masks
 from everybert.inference.model import Model
 from everybert.serving import schemas as s
 from everybert.serving.batcher import Job, Work, once
@@ -258,7 +257,7 @@ def fill(served: Served, body: s.FillRequest, context: RequestContext) -> Work:
     """Predict the tokens behind [MASK], each with its probability."""
 
     def run(model: Model, texts: list[str]) -> Sequence[Any]:
-        return masks.fill_all(model.network, model.tokenizer, texts, body.top, model.window)
+        return model.fill_batch(texts, body.top)
 
     def finish(found: list[Any]) -> dict[str, Any]:
         return results(served, context, [[[asdict(c) for c in mask] for mask in text] for text in found])

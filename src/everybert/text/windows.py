@@ -53,6 +53,11 @@ class Piece:
         """The owned tokens of this sequence."""
         return slice(self.start, self.stop)
 
+    @property
+    def count(self) -> int:
+        """How many tokens it owns."""
+        return self.stop - self.start
+
     def index(self, token: int) -> int:
         """Where a token of the whole text's sequence stands in this one."""
         return token - self.at + self.start
