@@ -44,8 +44,7 @@ def token_log_probs(
     def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
         index_R, gold_R = (torch.tensor([x[k] for k in which], device=x_TH.device) for x in (places, gold))
         logits_RV = network.mlm_logits(x_TH, index_R + batch.first_B).float()
-        chosen_R = logits_RV.gather(1, gold_R[:, None])[:, 0]
-        found.append((which, fetched(chosen_R - logits_RV.logsumexp(-1))))
+        found.append((which, fetched(logits_RV.log_softmax(-1).gather(1, gold_R[:, None])[:, 0])))
 
     if copies:
         run(network, Inputs(copies), read)
