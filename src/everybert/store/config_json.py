@@ -145,19 +145,10 @@ ACTIVATION_NAMES = {
     "silu": "silu",
 }
 
-LIMITS = {
-    "vocab_size": 1 << 28,
-    "hidden_size": 1 << 20,
-    "layers": 1 << 12,
-    "heads": 1 << 20,
-    "intermediate_size": 1 << 24,
-    "max_positions": 1 << 28,
-    "segments": 1 << 20,
-    "embedding_size": 1 << 20,
-    "layer_groups": 1 << 12,
-    "inner_layers": 1 << 6,
-    "pad_id": 1 << 28,
-}
+SIZES = ("vocab_size", "hidden_size", "layers", "heads", "intermediate_size", "max_positions", "segments")
+SIZES += ("embedding_size", "layer_groups", "inner_layers", "pad_id")
+LIMIT = 1 << 28
+LIMITS = dict.fromkeys(SIZES, LIMIT) | {"layers": 1 << 12, "layer_groups": 1 << 12, "inner_layers": 1 << 6}
 """Upper limits of sizes, checked before anything is built."""
 
 OURS_ALONE = frozenset(
@@ -236,7 +227,7 @@ def _longformer_windows(raw: dict[str, Any], layers: int) -> tuple[int, ...]:
     """One-sided windows; attention_window counts both sides together."""
     sizes = raw.get("attention_window", 512)
     sizes = sizes if isinstance(sizes, list) else [sizes] * layers
-    if not all(isinstance(w, int) and 0 < w < LIMITS["max_positions"] and w % 2 == 0 for w in sizes):
+    if not all(isinstance(w, int) and 0 < w < LIMIT and w % 2 == 0 for w in sizes):
         raise EverybertError("attention_window must be an even number above 0, or a list with one per layer")
     return tuple(w // 2 for w in sizes)
 
