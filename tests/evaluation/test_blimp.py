@@ -9,7 +9,8 @@ import tiny_model
 import everybert
 from everybert.errors import EverybertError
 from everybert.evaluation import blimp as module
-from everybert.evaluation.blimp import blimp, read_pairs
+from everybert.evaluation.blimp import blimp, likelihoods, read_pairs
+from everybert.inference import model as inference
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +73,51 @@ def test_other_tables_of_pairs_and_mistakes(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(EverybertError, match="no files of pairs"):
         read_pairs([tmp_path / "empty"])
+
+
+# ── pseudo-log-likelihoods ───────────────────────────────────────────────────────────────────────────────────
+
+TEXTS = ["the cats was liked .", "john smith lives in paris", "a", "xyzzyq the dog", "the film was good and " * 9]
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    return everybert.load(tiny_model.save(tmp_path_factory.mktemp("m") / "m", {"mlm": None}, max_positions=24))
+
+
+def test_token_variant_is_the_models_own_score(short):
+    assert likelihoods(short, TEXTS) == pytest.approx([short.score(text).total for text in TEXTS], abs=1e-4)
+
+
+def test_chunks_change_nothing(short, monkeypatch):
+    whole = likelihoods(short, TEXTS)
+    monkeypatch.setattr(module, "CHUNK", 2)
+    done = []
+    assert likelihoods(short, TEXTS, progress=done.append) == pytest.approx(whole, abs=1e-4)
+    assert done == [2, 4, 5]
+
+
+def test_word_variant_masks_the_rest_of_the_word_to_the_right(short, monkeypatch):
+    encoding = short.tokenizer.encode("the xyq dog")  # x ##y ##q: three pieces of one word
+    assert encoding.words == [None, 0, 1, 1, 1, 2, None]
+    calls = []
+    monkeypatch.setattr(inference, "token_log_probs", lambda network, *rest: calls.append(rest) or [np.zeros(5)])
+    likelihoods(short, ["the xyq dog"], "word")
+    (((ids,), (positions,), mask, (ends,)),) = calls
+    assert list(ids) == encoding.ids and mask == short.tokenizer.mask_id
+    assert list(zip(positions, ends)) == [(1, 2), (2, 5), (3, 5), (4, 5), (5, 6)]
+
+
+def test_variants_agree_where_every_word_is_one_piece(short):
+    text = ["john smith lives in paris", "the film was good"]
+    assert likelihoods(short, text, "word") == pytest.approx(likelihoods(short, text, "token"), abs=1e-5)
+    split = ["the xyzzyq dog"]
+    assert abs(likelihoods(short, split, "word") - likelihoods(short, split, "token"))[0] > 1e-3
+
+
+def test_empty_texts_and_unknown_variants(short):
+    assert likelihoods(short, [""]).tolist() == [0.0]
+    assert len(likelihoods(short, [])) == 0
+    with pytest.raises(EverybertError, match="token or word"):
+        likelihoods(short, ["a"], "sentence")
+    assert np.isfinite(likelihoods(short, ["\N{SNOWMAN} \N{SNOWMAN}"])).all()

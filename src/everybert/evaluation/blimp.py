@@ -6,19 +6,22 @@ jsonl, csv or tsv with sentence_good and sentence_bad (UID and linguistics_term 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from everybert.errors import EverybertError
-from everybert.evaluation.likelihood import Variant, likelihoods
-from everybert.inference.model import Model
+from everybert.inference.model import Model, pseudo_likelihoods
 from everybert.text.readers import RECORD_KINDS, read_records
 
 GOOD = ("sentence_good", "good", "good_sentence", "acceptable")
 BAD = ("sentence_bad", "bad", "bad_sentence", "unacceptable")
+Variant = Literal["token", "word"]
+CHUNK = 1024
+"""Texts whose masked copies are held at once."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def blimp(
 ) -> Outcome:
     """Score all pairs: overall (the mean of the paradigms), by phenomenon, by paradigm.
 
-    A tie counts as wrong. `progress` is told how many sentences are done.
+    A tie counts as wrong. `progress` is called with the number of sentences done.
     """
     if not paradigms:
         raise EverybertError("there are no pairs to score")
@@ -96,6 +99,24 @@ def blimp(
     phenomena = [_mean(name, parts) for name, parts in sorted(outcomes.items())]
     every = [part for parts in outcomes.values() for part in parts]
     return Outcome("all", sum(p.pairs for p in every), float(np.mean([p.accuracy for p in every])), tuple(phenomena))
+
+
+def likelihoods(
+    model: Model,
+    texts: Sequence[str],
+    variant: Variant = "token",
+    progress: Callable[[int], None] = lambda texts: None,
+) -> np.ndarray:
+    """The pseudo-log-likelihood of each text, (texts,) float64. `progress` is called with the number done."""
+    if variant not in ("token", "word"):
+        raise EverybertError(f"pseudo-log-likelihoods mask by token or word, not {variant!r}")
+    total: list[float] = []
+    for start in range(0, len(texts), CHUNK):
+        encodings = model.tokenizer.encode_batch(texts[start : start + CHUNK])
+        found = pseudo_likelihoods(model.network, model.tokenizer, encodings, model.window, variant == "word")
+        total += [float(values.sum()) for values in found]
+        progress(len(total))
+    return np.array(total)
 
 
 def _mean(name: str, parts: list[Outcome]) -> Outcome:
