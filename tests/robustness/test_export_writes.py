@@ -14,7 +14,6 @@ from everybert.files import is_complete, read_json, verify_folder
 from everybert.inference import export as exporting
 from everybert.inference.model import Model, load
 from everybert.inference.quantise import quantise
-from everybert.store.sentence_transformers import Pooling
 from everybert.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_waiting_for_the_disk")

@@ -30,8 +30,7 @@ from everybert.model.features import FeatureHead, head_logits
 from everybert.model.heads import Network
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
-from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, load_network, read_extras, save_network
-from everybert.store.sentence_transformers import write_pooling
+from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, load_network, read_extras
 from everybert.store.weights import SAFE
 
 FILE = "model.onnx"
@@ -127,23 +126,6 @@ def _refuse_existing(out: str | Path) -> Path:
     return path
 
 
-def _write(model: Model, folder: Path) -> None:
-    """The files of a model folder, including weights."""
-    pooling = model.known_pooling
-    with model.saving(folder) as extras:
-        save_network(
-            model.network,
-            folder,
-            tokenizer=model._tokenizer,
-            labels=model.labels,
-            problem_type=model.problem_type,
-            extras=extras,
-            raw_config=model.raw_config,
-        )
-    if pooling.published:
-        write_pooling(folder, pooling, model.config.hidden_size)
-
-
 # ── ONNX ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -195,7 +177,7 @@ def export_onnx(
             session = Session(folder / FILE, graph.task, model.config.pad_id)
             similarity = compare_int8(model, graph, session, sentences)
         say("writing")
-        _write(model, folder)
+        model.write(folder)
         (folder / SAFE).unlink()  # the graph has the weights
         done = Exported(
             folder=str(out),
@@ -554,7 +536,7 @@ def export_hf(name: str | Path, out: str | Path, *, adapter: str | None = None, 
     notes = [f"transformers has no such {head} head: it is in files of everybert's own" for head in own]
     notes += [] if model._tokenizer else [NO_TOKENIZER]
     with atomic_folder(out) as folder:
-        _write(model, folder)
+        model.write(folder)
         again = load_network(folder, dtype=model.network.encoder.embeddings.token.weight.dtype)
         wanted = {k: v for k, v in model.network.state_dict().items() if k.split(".")[1] not in own}
         found = again.network.state_dict()

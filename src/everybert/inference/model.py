@@ -288,7 +288,7 @@ class Model:
             scores, ids = known_MV.topk(min(top, known_MV.shape[1]))
             at = [owner for p in which for owner in owners[p]]
             for (t, k, _), row_scores, row_ids in zip(at, scores.tolist(), ids.tolist()):
-                found[t][k] = [Candidate(spell(tokenizer, i), s, i) for i, s in zip(row_ids, row_scores)]
+                found[t][k] = [Candidate(tokenizer.text(i), s, i) for i, s in zip(row_ids, row_scores)]
 
         paired = any(not isinstance(text, str) for text in texts)
         inputs = Inputs([p.ids for p, _ in pieces], [segments for _, segments in pieces] if paired else None)
@@ -645,11 +645,23 @@ class Model:
 
         `int8` writes one byte per parameter and one scale per row: a quarter of the size, for everybert only.
         """
+        with atomic_folder(folder) as temporary:
+            self.write(temporary, int8)
+
+    def write(self, folder: Path, int8: bool = False) -> None:
+        """Write the files of `save` into an existing folder. Feature-based heads have a file of their own."""
+        if self.adapters is not None and self.adapters.on.active is not None:
+            raise EverybertError("an adapter is in use: merge() it first, or keep its folder beside the model's")
         pooling = self.known_pooling
-        with atomic_folder(folder) as temporary, self.saving(temporary) as extras:
+        heads = {name: head for name, head in self.network.heads.items() if isinstance(head, FeatureHead)}
+        extras = {key: value for key, value in self.extras.items() if key != "adapters"}  # they keep their own folder
+        for name, head in heads.items():
+            del self.network.heads[name]
+            extras["feature_head"] = {"name": name, **save_feature_head(head, folder)}
+        try:
             save_network(
                 self.network,
-                temporary,
+                folder,
                 tokenizer=self._tokenizer,
                 labels=self.labels,
                 problem_type=self.problem_type,
@@ -657,23 +669,10 @@ class Model:
                 raw_config=self.raw_config,
                 int8=int8,
             )
-            if pooling.published:
-                write_pooling(temporary, pooling, self.config.hidden_size)
-
-    @contextmanager
-    def saving(self, folder: Path) -> Iterator[dict[str, Any]]:
-        """While the network is written: without its feature-based heads, which are written to a file of their own."""
-        if self.adapters is not None and self.adapters.on.active is not None:
-            raise EverybertError("an adapter is in use: merge() it first, or keep its own folder beside the trunk's")
-        heads = {name: head for name, head in self.network.heads.items() if isinstance(head, FeatureHead)}
-        extras = {key: value for key, value in self.extras.items() if key != "adapters"}  # they keep their own folder
-        for name, head in heads.items():
-            del self.network.heads[name]
-            extras["feature_head"] = {"name": name, **save_feature_head(head, folder)}
-        try:
-            yield extras
         finally:
             self.network.heads.update(heads)
+        if pooling.published:
+            write_pooling(folder, pooling, self.config.hidden_size)
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -756,8 +755,3 @@ def mask_id(tokenizer: Tokenizer) -> int:
     if tokenizer.mask_id is None:
         raise EverybertError("this model's vocabulary has no mask token; use a model that was trained with one")
     return tokenizer.mask_id
-
-
-def spell(tokenizer: Tokenizer, token: int) -> str:
-    """A token as text; a token of nothing but white space as the vocabulary spells it."""
-    return tokenizer.decode([token], skip_special=False).strip() or tokenizer.token(token)

@@ -109,7 +109,7 @@ def _probabilities(network: Network, views: Sequence[tuple[Encoding, int]]) -> T
 
 def _best(tokenizer: Tokenizer, p_V: Tensor, top: int) -> list[Guess]:
     scores, ids = p_V.topk(min(top, len(p_V)))
-    return [Guess(token_text(tokenizer, i), s, i) for s, i in zip(scores.tolist(), ids.tolist())]
+    return [Guess(tokenizer.text(i), s, i) for s, i in zip(scores.tolist(), ids.tolist())]
 
 
 def _original(tokenizer: Tokenizer, word: str, p_V: Tensor, spaced: bool) -> Original:
@@ -120,8 +120,3 @@ def _original(tokenizer: Tokenizer, word: str, p_V: Tensor, spaced: bool) -> Ori
         return Original(word, encoding.tokens, None, None)
     score = p_V[encoding.ids[0]]
     return Original(word, encoding.tokens, float(score), int((p_V > score).sum()) + 1)
-
-
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """A token as text; a token of white space as the vocabulary spells it."""
-    return tokenizer.decode([token], skip_special=False).strip() or tokenizer.token(token)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.inside.masked import token_text
 from everybert.model.engine import Inputs, encode_layers
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
@@ -141,7 +140,7 @@ def _candidates(
     for i in (i for near in order for i in near):
         if len(names) >= MOST:
             break
-        name = token_text(tokenizer, i) if begins[i] and i not in tokenizer.special_ids else ""
+        name = tokenizer.text(i) if begins[i] and i not in tokenizer.special_ids else ""
         if len(name) > 1 and name.isalpha() and not _is_form(name.lower(), word.lower()):
             names.setdefault(name, i)
     return [(i, name) for name, i in names.items()]

@@ -207,6 +207,10 @@ class Tokenizer:
             raise EverybertError(f"no token has id {id}: the vocabulary's ids run from 0 to {self.size - 1}")
         return token
 
+    def text(self, id: int) -> str:
+        """The text of a single token; a token of white space as the vocabulary spells it."""
+        return self.decode([id], skip_special=False).strip() or self.token(id)
+
     def spelt(self, tokens: Sequence[str]) -> list[str]:
         """Tokens in readable form: the bytes of byte-level BPE as letters, where a token holds whole letters."""
         if not isinstance(self._backend.decoder, decoders.ByteLevel):
