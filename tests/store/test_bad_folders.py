@@ -1,12 +1,10 @@
-"""Damaged, foreign and hostile folders: one line that says what and what to do, before memory is taken."""
+"""Damaged and foreign folders: a one-line error with the cause and the remedy. Hostile ones: tests/robustness."""
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import resource
-import struct
 from pathlib import Path
 
 import pytest
@@ -114,35 +112,6 @@ def test_truncated_weights(folder: Path, keep: float):
     assert "truncated or damaged" in refused(folder)
 
 
-def header(**tensors: dict) -> bytes:
-    text = json.dumps(tensors).encode()
-    return struct.pack("<Q", len(text)) + text
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        struct.pack("<Q", 2**60) + b"{}",
-        header(a={"dtype": "F32", "shape": [2**30, 2**30], "data_offsets": [0, 2**62]}) + b"\0" * 64,
-        header(a={"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 64]}) + b"\0" * 64,
-        header(a={"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}) + b"\0" * 64,
-        header(a={"dtype": "Q9", "shape": [2], "data_offsets": [0, 8]}) + b"\0" * 8,
-        header(
-            a={"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
-            b={"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
-        )
-        + b"\0" * 4,
-        struct.pack("<Q", 200_000) + b"[" * 200_000,
-        b"PK\3\4" + b"\0" * 200,
-    ],
-)
-def test_hostile_headers_take_no_memory(folder: Path, content: bytes):
-    (folder / "model.safetensors").write_bytes(content)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert "truncated or damaged" in refused(folder)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
-
-
 def test_damage_inside_a_folder_of_ours_is_found(folder: Path, tmp_path: Path):
     loaded = load_network(folder)
     with atomic_folder(tmp_path / "ours") as tmp:
@@ -179,32 +148,11 @@ def shard(folder: Path, name: str) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize(
-    "name", ["../part.safetensors", "/etc/passwd", "a/part.safetensors", "..\\x.safetensors", "x.bin", ""]
-)
-def test_shards_outside_the_folder(folder: Path, name: str):
-    shard(folder, name)
-    assert "do not use it" in refused(folder)
-
-
 def test_shards_that_are_missing_or_indexless(folder: Path):
     shard(folder, "other.safetensors")
     assert "lacks the shard other.safetensors" in refused(folder)
     (folder / "model.safetensors.index.json").write_text("[]")
     assert "no weight_map" in refused(folder)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_links_out_of_the_folder(folder: Path, tmp_path: Path, name: str):
-    (folder / name).rename(tmp_path / name)
-    (folder / name).symlink_to(tmp_path / name)
-    assert "link out of its folder" in refused(folder)
-
-
-def test_pipes_are_not_waited_for(folder: Path):
-    (folder / "config.json").unlink()
-    os.mkfifo(folder / "config.json")
-    assert "regular file" in refused(folder)
 
 
 def test_the_folder_itself_may_be_a_link(folder: Path, tmp_path: Path):

@@ -1,5 +1,7 @@
 import bz2
+import csv
 import gzip
+import io
 import json
 import logging
 import lzma
@@ -10,12 +12,13 @@ from io import BytesIO, TextIOWrapper
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from everybert.errors import EverybertError
 from everybert.text import readers
 from everybert.text.readers import (
+    RECORD_KINDS,
     ReadReport,
     blocks,
     expand,
@@ -335,3 +338,64 @@ def test_squad_one_and_two(tmp_path):
     for text, message in (('{"rows": []}', "'data' is missing"), ("[]", "not a SQuAD"), ("{", "not JSON")):
         with pytest.raises(EverybertError, match=message):
             list(read_squad(write(tmp_path, "a.json", text)))
+
+
+# ── laws ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MARKS = "ab1é漢\U0001f642 \t\n\r\"',;:{}[]\\-\u2028\u0085\u00a0"
+cells = st.text(MARKS, max_size=12)
+noise = st.binary(max_size=200) | st.text(MARKS + "\0\ufeff", max_size=120).map(str.encode)
+
+
+def _csv(rows: list[dict[str, str]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, ["id", "text"], lineterminator="\n", quoting=csv.QUOTE_ALL)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _tsv(rows: list[dict[str, str]]) -> str:
+    return "\n".join("\t".join(row) for row in (("id", "text"), *(row.values() for row in rows))) + "\n"
+
+
+def _lines(rows: list[dict[str, str]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("x.csv", _csv), ("x.tsv", _tsv), ("x.jsonl", _lines), ("x.json", json.dumps)]
+)
+@given(texts=st.lists(cells, min_size=1, max_size=5))
+@QUICK
+def test_records_come_back_as_they_were_written(tmp_path, name, write, texts):
+    if name == "x.tsv":  # which has no way to write these
+        texts = [" ".join(text.split()) for text in texts]
+    if name == "x.csv":  # a line may end in any of three ways, and is read as ending in one
+        texts = [text.replace("\r\n", "\n").replace("\r", "\n") for text in texts]
+    rows = [{"id": f"r{i}", "text": text} for i, text in enumerate(texts)]
+    (tmp_path / name).write_text(write(rows), "utf-8", newline="")
+    assert list(read_records(tmp_path / name)) == rows
+    assert list(read_documents(tmp_path / name, column="text")) == [text.strip() for text in texts if text.strip()]
+
+
+@pytest.mark.parametrize("kind", [*RECORD_KINDS, ".txt", ".xml", ".txt.gz", ".csv.bz2", ".jsonl.xz", ".jsonl.zst"])
+@given(content=noise)
+@example(content=b"[" * 5000)
+@example(content=b'{"text": ' * 3000)
+@example(content=b"\xff\xfea\0")
+@example(content=b'"')
+@example(content=b"a,b\n1")
+@QUICK
+def test_noise_is_read_or_refused_in_a_line(tmp_path, kind, content):
+    path = tmp_path / f"x{kind}"
+    path.write_bytes(content)
+    readings = [lambda: read_documents(path), lambda: read_documents(path, errors="replace")]
+    if kind in RECORD_KINDS:
+        readings += [lambda: read_records(path), lambda: read_records(path, skip_bad=True)]
+    for reading in readings:
+        try:
+            assert all(reading())  # none of them empty
+        except EverybertError as error:
+            assert "\n" not in str(error) and path.name in str(error)

@@ -286,3 +286,47 @@ def test_a_fork_neither_warns_nor_hangs():
     command = [sys.executable, "-c", _FORKING, str(BERT)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# ── laws ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+WORDS = sorted({word for text in sentences(60) for word in text.lower().split() if word.isascii() and word.isalpha()})
+
+
+@given(text=wild_text)
+@_QUICK
+def test_byte_level_pairs_lose_nothing(ours, text):
+    encoding = ours["roberta"].encode(text, specials=False)
+    assert ours["roberta"].decode(encoding.ids, skip_special=False) == text.encode("utf-8", "replace").decode()
+    covered = {i for start, end in encoding.offsets for i in range(start, end)}
+    assert covered >= {i for i, letter in enumerate(text) if not letter.isspace()}
+
+
+@pytest.mark.parametrize("name", ["roberta", "cased", "albert"])
+@given(words=st.lists(st.sampled_from(WORDS), min_size=1, max_size=20))
+@_QUICK
+def test_known_words_come_back(ours, name, words):
+    encoding = ours[name].encode(" ".join(words))
+    assert ours[name].decode(encoding.ids).strip() == " ".join(words)
+    pieces = [(start, end) for (start, end), special in zip(encoding.offsets, encoding.special) if not special]
+    assert "".join(" ".join(words)[start:end] for start, end in pieces).replace(" ", "") == "".join(words)
+
+
+@pytest.mark.parametrize("name", ["roberta", "cased", "albert"])
+@given(texts=st.lists(wild_text, min_size=1, max_size=4))
+@_QUICK
+def test_a_batch_is_its_texts_one_by_one(ours, name, texts):
+    batch = ours[name].encode_batch(texts)
+    assert [e.ids for e in batch] == [ours[name].encode(text).ids for text in texts] == ours[name].ids_batch(texts)
+    assert [e.offsets for e in batch] == [ours[name].encode(text).offsets for text in texts]
+
+
+@pytest.mark.parametrize("name", ["roberta", "cased", "albert"])
+@given(text=wild_text)
+@_QUICK
+def test_what_is_saved_reads_the_same(ours, name, text, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / f"saved-{name}"
+    if not folder.exists():
+        ours[name].save(folder)
+    again = Tokenizer.load(folder)
+    assert again.digest == ours[name].digest and again.encode(text).ids == ours[name].encode(text).ids
