@@ -19,8 +19,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
+from everybert.model.config import PRESETS
 from everybert.model.heads import Network
-from everybert.model.presets import PRESETS
 from everybert.store.huggingface import save_network
 from everybert.tasks import Classify
 from everybert.text.tokenizer import Tokenizer

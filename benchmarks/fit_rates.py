@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from everybert.model.config import EncoderConfig
-from everybert.model.presets import preset
+from everybert.model.config import EncoderConfig, preset
 from everybert.training import plan
 from everybert.training.plan import GPUS, Work
 

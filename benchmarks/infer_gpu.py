@@ -34,9 +34,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from everybert.inference.embedding import pooled_runs
 from everybert.inference.model import Model, load
 from everybert.model import engine
+from everybert.model.config import PRESETS
 from everybert.model.engine import BUDGET_GPU
 from everybert.model.heads import Network
-from everybert.model.presets import PRESETS
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import save_network
 from everybert.text.sentences import split_sentences

@@ -23,9 +23,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
+from everybert.model.config import PRESETS
 from everybert.model.heads import Network
 from everybert.model.losses import pretrain_loss
-from everybert.model.presets import PRESETS
 from everybert.training.data import collate
 from everybert.training.optim import Optimizer, OptimizerConfig
 from everybert.training.plan import flops_per_token, peak_flops

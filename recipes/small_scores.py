@@ -14,7 +14,7 @@ from small_sets import entailment, glue_set, squad, treebank
 from everybert.corpus.build import build_corpus
 from everybert.evaluation.glue import TASKS as GLUE
 from everybert.evaluation.glue import label_order
-from everybert.model.adapters import LoraConfig
+from everybert.model.lora import LoraConfig
 from everybert.tasks import Classify
 from everybert.tasks.metrics import Interval, interval
 from everybert.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ import torch
 
 from everybert.inference.describe import compare, describe_folder, head_parameters, parameters
 from everybert.inference.model import Model
-from everybert.model.presets import PRESETS
+from everybert.model.config import PRESETS
 from everybert.store import config_json
 
 PUBLISHED = {

@@ -224,8 +224,8 @@ def test_transformers_reads_what_is_exported(tmp_path, kind, suffix):
 
 def test_an_adapter_is_merged(tmp_path):
     from everybert.files import atomic_folder
-    from everybert.model.adapters import AdapterSet, LoraConfig
     from everybert.model.heads import Network
+    from everybert.model.lora import AdapterSet, LoraConfig
     from everybert.store.adapters import save_adapter
 
     base = save(tmp_path / "base")

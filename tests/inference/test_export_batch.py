@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from everybert.inference.export import _Padded
-from everybert.model.features import FeatureConfig, add_feature_head, head_logits
-from everybert.model.heads import Network
-from everybert.model.presets import PRESETS
+from everybert.model.config import PRESETS
+from everybert.model.heads import FeatureConfig, Network, add_feature_head, head_logits
 from everybert.model.ragged import Ragged
 
 SMALL = {"vocab_size": 40, "hidden_size": 16, "heads": 2, "intermediate_size": 24, "max_positions": 30}

@@ -82,7 +82,7 @@ def test_where_int8_cannot_be(minilm_folder: Path):
 
 def test_an_adapter_of_the_fp32_trunk_goes_on_its_int8(bert_folder: Path, tmp_path: Path):
     from everybert.files import atomic_folder
-    from everybert.model.adapters import AdapterSet, LoraConfig
+    from everybert.model.lora import AdapterSet, LoraConfig
     from everybert.store.adapters import save_adapter
 
     plain = load(bert_folder, device="cpu")

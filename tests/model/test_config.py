@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from everybert.errors import EverybertError
-from everybert.model.config import EncoderConfig
+from everybert.model.config import PRESETS, EncoderConfig, preset
 from everybert.model.embeddings import sinusoids
 from everybert.model.encoder import Encoder
 from everybert.model.heads import Network
-from everybert.model.presets import PRESETS, preset
 from everybert.model.ragged import Ragged
 
 SMALL = {"vocab_size": 30, "hidden_size": 8, "layers": 2, "heads": 2, "intermediate_size": 8, "max_positions": 16}

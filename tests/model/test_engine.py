@@ -13,9 +13,20 @@ from hypothesis import strategies as st
 
 from everybert.errors import EverybertError
 from everybert.model import engine
-from everybert.model.engine import Inputs, ahead, encode, in_order, plan, run_head, shared_out, side_by_side
-from everybert.model.features import FeatureConfig, add_feature_head, head_logits
-from everybert.model.heads import Network
+from everybert.model.config import EncoderConfig
+from everybert.model.engine import (
+    Inputs,
+    ahead,
+    encode,
+    in_order,
+    pick_device,
+    plan,
+    run_head,
+    shared_out,
+    side_by_side,
+    token_log_probs,
+)
+from everybert.model.heads import FeatureConfig, Network, add_feature_head, head_logits
 from everybert.model.ragged import Ragged
 
 
@@ -198,3 +209,62 @@ def test_the_thread_has_the_callers_context():
     mark = contextvars.ContextVar("mark", default=0)
     mark.set(7)
     assert list(ahead(lambda x: mark.get(), range(4))) == [7] * 4
+
+
+# ── masked tokens ────────────────────────────────────────────────────────────────────────────────────────────
+
+MASK = 4
+SEQUENCES = [[2, 10, 4, 12, 3], [2, 20, 21, 22, 23, 24, 3], [2, 3]]  # the first holds a mask token of its own
+
+
+@pytest.fixture(scope="module")
+def predictor():
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "heads": 2, "intermediate_size": 64, "layers": 2, "max_positions": 64}
+    return Network(EncoderConfig(vocab_size=128, **shape), {"mlm": None}).eval()
+
+
+@torch.no_grad()
+def by_hand(predictor: Network, ids: list[int], place: int, end: int) -> float:
+    hidden = [*ids[:place], *[MASK] * (end - place), *ids[end:]]
+    logits = predictor.mlm_logits(predictor.encoder(Ragged.of([hidden])))
+    return float(logits[place].log_softmax(-1)[ids[place]])
+
+
+def test_each_position_is_masked_in_a_copy_of_its_own(predictor):
+    positions = [range(1, len(ids) - 1) for ids in SEQUENCES]
+    found = token_log_probs(predictor, SEQUENCES, positions, MASK)
+    assert [len(values) for values in found] == [3, 5, 0]
+    for ids, places, values in zip(SEQUENCES, positions, found):
+        assert values == pytest.approx([by_hand(predictor, ids, p, p + 1) for p in places], abs=1e-5)
+
+
+def test_tokens_up_to_an_end_are_masked_together(predictor):
+    (values,) = token_log_probs(predictor, SEQUENCES[1:2], [[1, 2, 4]], MASK, ends=[[2, 4, 5]])
+    wanted = [by_hand(predictor, SEQUENCES[1], p, end) for p, end in ((1, 2), (2, 4), (4, 5))]
+    assert values == pytest.approx(wanted, abs=1e-5)
+
+
+def test_nothing_to_score(predictor):
+    assert token_log_probs(predictor, [], [], MASK) == []
+
+
+# ── devices ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("asked", ["gpu", "cuda:99", "meta", "cuda:"])
+def test_what_is_not_there_is_refused(asked):
+    with pytest.raises(EverybertError, match=f"device '{asked}' cannot be used here .*: give cpu"):
+        pick_device(asked)
+
+
+def test_what_is_there_is_taken(monkeypatch):
+    assert pick_device("cpu") == pick_device(torch.device("cpu")) == torch.device("cpu")
+    for there in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda there=there: int(there))
+        assert pick_device(None).type == ("cuda" if there else "cpu")
+        assert pick_device(None, gpu=False).type == "cpu"
+    assert pick_device("cuda").type == "cuda"
+    with pytest.raises(EverybertError, match="torch sees 1 GPUs"):
+        pick_device("cuda:1")

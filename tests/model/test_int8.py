@@ -14,10 +14,10 @@ from torch import nn
 
 from everybert.errors import EverybertError
 from everybert.model import int8
-from everybert.model.adapters import AdapterSet, LoraConfig
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.int8 import FLOORS, Int8Linear, dequantise_rows, is_int8, quantise_rows, supported, to_int8
+from everybert.model.lora import AdapterSet, LoraConfig
 from everybert.model.ragged import Ragged
 
 computes = pytest.mark.skipif(not supported(), reason="no int8 products on this machine")

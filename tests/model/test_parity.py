@@ -9,7 +9,7 @@ import torch
 from tiny_models import CLASSES, EVERY, STEMS, make
 from torch.nn import functional as F
 
-from everybert.model.heads import choice_loss, label_loss, span_loss
+from everybert.model.losses import choice_loss, label_loss, span_loss
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network, to_transformers
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from everybert.errors import EverybertError
 from everybert.model.attention import grouped
-from everybert.model.heads import log_partition
+from everybert.model.losses import log_partition
 from everybert.model.ragged import Ragged, Targets
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=8)

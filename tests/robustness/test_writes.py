@@ -19,7 +19,7 @@ from places import Place, beginning, leftovers, network, sweep, weights
 
 from everybert.files import atomic_file, atomic_folder, is_complete, read_json, recover, verify_folder, write_json
 from everybert.inference.model import Model, load
-from everybert.model.adapters import AdapterSet
+from everybert.model.lora import AdapterSet
 from everybert.store.adapters import load_adapter, read_adapter
 from everybert.store.huggingface import load_network
 from everybert.text.tokenizer import Tokenizer

@@ -86,7 +86,7 @@ def test_models_for_the_picker(url, folders):
 
 def test_adapters_for_the_picker(folders, tmp_path):
     from everybert.files import atomic_folder
-    from everybert.model.adapters import AdapterSet, LoraConfig
+    from everybert.model.lora import AdapterSet, LoraConfig
     from everybert.store.adapters import save_adapter
 
     base = load(folders["labels"], device="cpu")

@@ -197,8 +197,8 @@ def test_adapters_share_a_trunk(folders, tmp_path):
     import torch
 
     from everybert.files import atomic_folder
-    from everybert.model.adapters import AdapterSet, LoraConfig
     from everybert.model.heads import Network
+    from everybert.model.lora import AdapterSet, LoraConfig
     from everybert.store.adapters import save_adapter
 
     base = folders["words"]

@@ -5,8 +5,8 @@ import tiny_models
 import torch
 
 from everybert.errors import EverybertError
-from everybert.model.adapters import TARGETS, AdapterSet, LoraConfig
-from everybert.model.features import head_logits
+from everybert.model.heads import head_logits
+from everybert.model.lora import TARGETS, AdapterSet, LoraConfig
 from everybert.model.ragged import Ragged
 from everybert.store.adapters import load_adapter, read_adapter, save_adapter
 from everybert.store.huggingface import load_network

@@ -7,7 +7,7 @@ import pytest
 import tiny_model
 
 import everybert
-from everybert.model.adapters import LoraConfig
+from everybert.model.lora import LoraConfig
 from everybert.store.card import base_name, command_line, draw_confusion, write_card
 
 yaml = pytest.importorskip("yaml")

@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers")
 from tiny_models import STEMS  # noqa: E402
 
 from everybert.errors import EverybertError  # noqa: E402
-from everybert.model.presets import PRESETS  # noqa: E402
+from everybert.model.config import PRESETS  # noqa: E402
 from everybert.store import config_json  # noqa: E402
 
 KINDS = [kind for kind in STEMS if kind != "camembert"]

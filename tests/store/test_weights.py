@@ -17,8 +17,8 @@ from tiny_models import STEMS, saved
 from everybert.errors import EverybertError
 from everybert.files import MANIFEST, atomic_folder
 from everybert.inference.model import load
+from everybert.model.config import PRESETS
 from everybert.model.int8 import is_int8, supported
-from everybert.model.presets import PRESETS
 from everybert.store.huggingface import load_network, save_network
 from everybert.store.weights import INT8, QUANTISATION, SAFE, SCALE, is_quantised, quantise_tensors
 

@@ -23,8 +23,8 @@ from grammar import ADJECTIVES
 from toy import tiny_recipe
 
 from everybert.errors import EverybertError
+from everybert.model.config import PRESETS, preset
 from everybert.model.heads import Network
-from everybert.model.presets import PRESETS, preset
 from everybert.model.ragged import Ragged
 from everybert.training import checkpoint, data, distributed, optim, pretrain
 from everybert.training.finetune import finetune

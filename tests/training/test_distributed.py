@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from toy import TINY
 
 from everybert.errors import EverybertError
-from everybert.model.presets import PRESETS, preset
+from everybert.model.config import PRESETS, preset
 from everybert.training.checkpoint import read_progress
 from everybert.training.distributed import World, _groups
 from everybert.training.pretrain import pretrain

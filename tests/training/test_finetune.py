@@ -13,8 +13,8 @@ import transformers
 
 import everybert
 from everybert.errors import EverybertError
-from everybert.model.adapters import AdapterSet
 from everybert.model.heads import Network
+from everybert.model.lora import AdapterSet
 from everybert.model.ragged import Ragged
 from everybert.store.adapters import load_adapter, load_feature_head, read_adapter
 from everybert.store.huggingface import load_network

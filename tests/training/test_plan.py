@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from everybert.cli.main import app
 from everybert.cli.plan import human, read_size, size_of, span
 from everybert.errors import EverybertError
+from everybert.model.config import preset
 from everybert.model.heads import Network
-from everybert.model.presets import preset
 from everybert.model.ragged import Ragged
 from everybert.training.plan import (
     FACTORS,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import everybert
 from everybert.errors import EverybertError
-from everybert.model.heads import label_loss
+from everybert.model.losses import label_loss
 from everybert.store.huggingface import load_network
 from everybert.tasks.classify import TEACHER_TEMPERATURE, TEACHER_WEIGHT, teacher_loss
 from everybert.text.tokenizer import Tokenizer

@@ -27,7 +27,7 @@ Columns = Annotated[
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that cannot be used, and list them.")]
 _SETTINGS = field_docs("everybert.training.tuning", "Settings")
-_LORA = field_docs("everybert.model.adapters", "LoraConfig")
+_LORA = field_docs("everybert.model.lora", "LoraConfig")
 TRAINING, DATA, TASK, LORA = "Training", "Data", "Of some tasks", "Adapters (--mode lora)"
 
 
@@ -104,7 +104,7 @@ def finetune(
 ) -> None:
     """Fine-tune a model on labelled data. Ctrl-C keeps the best epoch so far."""
     _notes(quiet)
-    from everybert.model.adapters import LoraConfig
+    from everybert.model.lora import LoraConfig
     from everybert.training.finetune import finetune as run
 
     settings = _given(

@@ -22,7 +22,7 @@ def info(
 ) -> None:
     """A model's layers, heads and parameters by part, and what each task head would add. No weights are loaded."""
     from everybert.inference import describe
-    from everybert.model.presets import PRESETS
+    from everybert.model.config import PRESETS
     from everybert.store.hub import resolve
 
     if compare == (model is not None):

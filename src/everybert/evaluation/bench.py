@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from everybert.errors import EverybertError
 from everybert.inference.model import load
-from everybert.model.device import pick_device
-from everybert.model.engine import BUDGET_CPU, BUDGET_GPU, Inputs, encode
+from everybert.model.engine import BUDGET_CPU, BUDGET_GPU, Inputs, encode, pick_device
 from everybert.model.ragged import Ragged
 from everybert.store.hub import resolve
 

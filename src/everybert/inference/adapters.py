@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from everybert.errors import EverybertError
-from everybert.model.adapters import AdapterSet
+from everybert.model.lora import AdapterSet
 from everybert.store.adapters import read_adapter
 from everybert.store.hub import resolve
 

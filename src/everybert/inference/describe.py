@@ -8,11 +8,22 @@ from typing import Any
 
 import torch
 
-from everybert.model.config import EncoderConfig
+from everybert.model.config import PRESETS, EncoderConfig
 from everybert.model.heads import HEADS, Network
-from everybert.model.presets import OBJECTIVES, PRESETS
 from everybert.store.huggingface import SkipInit
 
+OBJECTIVES = {
+    "bert": "MLM + next sentence",
+    "megatron-bert": "MLM + sentence order",
+    "roberta": "MLM, dynamic masks",
+    "roberta-prelayernorm": "MLM, dynamic masks",
+    "xlm-roberta": "MLM, 100 languages",
+    "distilbert": "distilled from BERT",
+    "albert": "MLM + sentence order",
+    "longformer": "MLM, from RoBERTa",
+    "modernbert": "MLM at 30 %",
+}
+"""What each family was pre-trained to do."""
 PARTS = {
     "embeddings.token": "token embedding",
     "embeddings.position": "position embedding",

@@ -26,8 +26,7 @@ from torch.nn import functional as F
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder, read_json, write_json
 from everybert.inference.model import Model, load, pick_dtype
-from everybert.model.features import FeatureHead, head_logits
-from everybert.model.heads import Network
+from everybert.model.heads import FeatureHead, Network, head_logits
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, load_network, read_extras

@@ -30,14 +30,11 @@ from everybert.inside.neighbours import Neighbours
 from everybert.inside.neighbours import neighbours as find_neighbours
 from everybert.inside.trace import Trace
 from everybert.inside.trace import trace as read_trace
-from everybert.model.adapters import AdapterSet
 from everybert.model.config import EncoderConfig
-from everybert.model.device import pick_device
-from everybert.model.engine import Inputs, encode, masked_logits, run_head
-from everybert.model.features import FeatureHead
-from everybert.model.heads import Network
+from everybert.model.engine import Inputs, encode, masked_logits, pick_device, run_head, token_log_probs
+from everybert.model.heads import FeatureHead, Network
 from everybert.model.int8 import to_int8
-from everybert.model.likelihood import token_log_probs
+from everybert.model.lora import AdapterSet
 from everybert.model.pooling import check_mode
 from everybert.model.ragged import Ragged
 from everybert.store.adapters import (
@@ -623,7 +620,7 @@ class Model:
         self.labels = task.get("labels")
         multi = "multi_label_classification" if task.get("multi") else "single_label_classification"
         self.problem_type = {"regress": "regression", "classify": multi}.get(task.get("task", ""))
-        adapters.on.settle()
+        adapters.on.merge()
         self.adapters, self.bundle = None, Bundle()
 
     @property

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.inside.attention import batch_of
-from everybert.model.features import SEQUENCE_HEADS, head_logits
-from everybert.model.heads import Network
+from everybert.model.heads import SEQUENCE_HEADS, Network, head_logits
 from everybert.text.tokenizer import Encoding, Tokenizer
 
 Target = Callable[[Tensor], Tensor]

@@ -23,8 +23,7 @@ from everybert.errors import EverybertError
 from everybert.inside.attention import batch_of
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import activate
-from everybert.model.features import SEQUENCE_HEADS, FeatureHead
-from everybert.model.heads import MaskedLM, Network
+from everybert.model.heads import SEQUENCE_HEADS, FeatureHead, MaskedLM, Network
 from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Encoding, Tokenizer
 

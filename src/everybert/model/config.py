@@ -1,13 +1,16 @@
-"""One frozen configuration that spans the family: a variant is a setting, not a copy of a file.
+"""One frozen configuration for the whole family: a variant is a set of values, not a copy of a file.
 
-What differs between BERT, RoBERTa, XLM-R, DistilBERT, ALBERT, Longformer, ModernBERT and the pre-norm BERT and
-RoBERTa is listed here, once. `PRESETS` (in presets.py) carries the published sizes.
+The fields of `EncoderConfig` are all that differs between BERT, RoBERTa, XLM-R, DistilBERT, ALBERT, Longformer,
+ModernBERT and the pre-norm BERT and RoBERTa. `PRESETS` has the published models.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from everybert.errors import EverybertError
@@ -49,7 +52,7 @@ class EncoderConfig:
     max_positions: int = 512
     """The window: the longest sequence, special tokens included."""
     positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
-    """How a token knows where it stands. Sinusoidal is a fixed table (Vaswani et al. 2017, §3.5)."""
+    """How positions are encoded. Sinusoidal is a fixed table (Vaswani et al. 2017, §3.5)."""
     position_offset: int = 0
     """Unused rows at the start of the position table (RoBERTa counts from padding_idx + 1 = 2)."""
     segments: int = 2
@@ -59,7 +62,7 @@ class EncoderConfig:
     norm: Literal["post", "pre"] = "post"
     """LayerNorm after each residual sum (BERT) or before each block, with one more at the end (pre-norm)."""
     first_attention_norm: bool = True
-    """Pre-norm only: whether layer 0 normalises before attention (ModernBERT's embeddings just did)."""
+    """Pre-norm only: whether layer 0 normalises before attention (not in ModernBERT, after its embedding norm)."""
     norm_eps: float = 1e-12
     """LayerNorm's epsilon."""
     norm_bias: bool = True
@@ -73,11 +76,11 @@ class EncoderConfig:
     layer_groups: int | None = None
     """ALBERT: number of distinct sets of layer weights; None means every layer has its own."""
     inner_layers: int = 1
-    """ALBERT: layers inside a group, applied one after the other each time the group is."""
+    """ALBERT: layers of a group; they are applied in turn each time the group is."""
     windows: tuple[int | None, ...] | None = None
     """Sliding window per layer, one-sided: token i sees |i − j| ≤ w. None (whole or per layer): all tokens."""
     global_attention: bool = False
-    """Longformer: chosen tokens see, and are seen by, all; they use projections of their own."""
+    """Longformer: chosen tokens attend to all tokens and all attend to them, with projections of their own."""
     rotary_theta: float = 160_000.0
     """Rotary base of the full-attention layers."""
     rotary_theta_local: float = 10_000.0
@@ -101,7 +104,7 @@ class EncoderConfig:
     tied: bool = True
     """Whether the MLM decoder is the token embedding transposed."""
     pad_id: int = 0
-    """Id of the padding token: what fills the tail of a pack of constant size."""
+    """Id of the padding token, which fills batches of constant size."""
 
     def __post_init__(self) -> None:
         def refuse(why: str) -> None:
@@ -155,9 +158,117 @@ class EncoderConfig:
         return self.windows[layer] if self.windows is not None else None
 
     def replace(self, **changes: Any) -> EncoderConfig:
-        """A copy with some fields changed; unknown names are refused."""
+        """A copy with some fields changed; unknown names are an error."""
         known = {f.name for f in dataclasses.fields(self)}
         for name in changes:
             if name not in known:
                 raise EverybertError(f"encoder configuration has no field {name!r}")
         return dataclasses.replace(self, **changes)
+
+
+# ── published models ─────────────────────────────────────────────────────────────────────────────────────────
+
+SIZES = {  # (layers, hidden, heads, intermediate)
+    "tiny": (2, 128, 2, 512),
+    "mini": (4, 256, 4, 1024),
+    "small": (4, 512, 8, 2048),
+    "medium": (8, 512, 8, 2048),
+    "base": (12, 768, 12, 3072),
+    "large": (24, 1024, 16, 4096),
+    "minilm": (6, 384, 12, 1536),
+    "albert-xlarge": (24, 2048, 16, 8192),
+    "albert-xxlarge": (12, 4096, 64, 16384),
+    "modernbert-base": (22, 768, 12, 1152),
+    "modernbert-large": (28, 1024, 16, 2624),
+}
+ROBERTA = {"family": "roberta", "vocab_size": 50265, "segments": 1, "position_offset": 2, "norm_eps": 1e-5, "pad_id": 1}
+"""BERT with one segment, positions counted from 2 and byte-level BPE (Liu et al. 2019)."""
+XLM_ROBERTA = ROBERTA | {"family": "xlm-roberta", "vocab_size": 250002}
+"""RoBERTa in 100 languages (Conneau et al. 2020)."""
+LONGFORMER = ROBERTA | {"family": "longformer", "max_positions": 4096, "global_attention": True}
+"""RoBERTa with a sliding window of 512 tokens and global tokens (Beltagy et al. 2020)."""
+DISTILBERT = {"family": "distilbert", "layers": 6, "segments": 0, "classifier_dropout": 0.2}
+"""BERT with half of its layers, distilled (Sanh et al. 2019)."""
+NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
+ALBERT = NO_DROPOUT | {
+    "family": "albert",
+    "vocab_size": 30000,
+    "embedding_size": 128,
+    "layer_groups": 1,
+    "activation": "gelu_tanh",
+    "classifier_dropout": 0.1,
+}
+"""Version 2: one set of layer weights for all layers, narrow embeddings (Lan et al. 2020)."""
+MODERNBERT = NO_DROPOUT | {
+    "family": "modernbert",
+    "vocab_size": 50368,
+    "max_positions": 8192,
+    "positions": "rotary",
+    "segments": 0,
+    "norm": "pre",
+    "first_attention_norm": False,
+    "norm_eps": 1e-5,
+    "norm_bias": False,
+    "linear_bias": False,
+    "head_bias": False,
+    "feed_forward": "glu",
+    "classifier_dropout": 0.0,
+    "pad_id": 50283,
+}
+"""Rotary positions, pre-norm, GeGLU, full attention in every third layer (Warner et al. 2024)."""
+PRENORM = {"family": "megatron-bert", "norm": "pre", "embedding_norm": False}
+"""BERT in megatron-bert's layout: one norm at the end, none after the embeddings (Shoeybi et al. 2019)."""
+
+
+def _sized(size: str, settings: Mapping[str, Any] = MappingProxyType({}), **more: Any) -> EncoderConfig:
+    layers, hidden, heads, intermediate = SIZES[size]
+    shape = {"layers": layers, "hidden_size": hidden, "heads": heads, "intermediate_size": intermediate}
+    values = {**shape, **settings, **more}
+    if values.get("family") == "longformer":
+        values["windows"] = (256,) * layers
+    elif values.get("family") == "modernbert":
+        values["windows"] = tuple(None if i % 3 == 0 else 64 for i in range(layers))
+    return EncoderConfig(**values)
+
+
+PRESETS: dict[str, EncoderConfig] = {
+    "bert-tiny": _sized("tiny"),
+    "bert-mini": _sized("mini"),
+    "bert-small": _sized("small"),
+    "bert-medium": _sized("medium"),
+    "bert-base-uncased": _sized("base"),
+    "bert-base-cased": _sized("base", vocab_size=28996),
+    "bert-base-chinese": _sized("base", vocab_size=21128),
+    "bert-base-multilingual-cased": _sized("base", vocab_size=119547),
+    "bert-base-multilingual-uncased": _sized("base", vocab_size=105879),
+    "bert-large-uncased": _sized("large"),
+    "bert-large-cased": _sized("large", vocab_size=28996),
+    "minilm-l6": _sized("minilm"),
+    "roberta-base": _sized("base", ROBERTA),
+    "roberta-large": _sized("large", ROBERTA),
+    "distilroberta-base": _sized("base", ROBERTA, layers=6),
+    "xlm-roberta-base": _sized("base", XLM_ROBERTA),
+    "xlm-roberta-large": _sized("large", XLM_ROBERTA),
+    "distilbert-base-uncased": _sized("base", DISTILBERT),
+    "distilbert-base-cased": _sized("base", DISTILBERT, vocab_size=28996),
+    "albert-base-v2": _sized("base", ALBERT),
+    "albert-large-v2": _sized("large", ALBERT),
+    "albert-xlarge-v2": _sized("albert-xlarge", ALBERT),
+    "albert-xxlarge-v2": _sized("albert-xxlarge", ALBERT),
+    "longformer-base-4096": _sized("base", LONGFORMER),
+    "longformer-large-4096": _sized("large", LONGFORMER),
+    "modernbert-base": _sized("modernbert-base", MODERNBERT),
+    "modernbert-large": _sized("modernbert-large", MODERNBERT),
+    "prenorm-bert-base": _sized("base", PRENORM),
+    "prenorm-bert-large": _sized("large", PRENORM),
+    "prenorm-roberta-large": _sized("large", ROBERTA, family="roberta-prelayernorm", norm="pre"),
+}
+
+
+def preset(name: str) -> EncoderConfig:
+    """The configuration of a published model, by name; similar names are suggested."""
+    if name in PRESETS:
+        return PRESETS[name]
+    close = difflib.get_close_matches(name, PRESETS, n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(PRESETS)}"
+    raise EverybertError(f"there is no preset {name!r}; {hint}")

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from everybert.errors import EverybertError
 from everybert.model.encoder import Encoder
-from everybert.model.features import SEQUENCE_HEADS, FeatureHead, read_features
 from everybert.model.graphs import WAVE, filled, on_device, rounded
-from everybert.model.heads import Network
+from everybert.model.heads import SEQUENCE_HEADS, FeatureHead, Network, read_features
 from everybert.model.ragged import Ragged
 
 Given = TypeVar("Given")
@@ -185,6 +185,44 @@ def masked_logits(
     encode(network, inputs, predict)
 
 
+def token_log_probs(
+    network: Network,
+    sequences: Sequence[Sequence[int]],
+    positions: Sequence[Sequence[int]],
+    mask_id: int,
+    ends: Sequence[Sequence[int]] | None = None,
+    run: Callable[..., None] = encode,
+) -> list[np.ndarray]:
+    """ln P(token | the other tokens) at positions of each sequence: one float64 array per sequence.
+
+    A position p is masked in a copy of its own, together with the tokens after it up to its end in `ends` (p + 1 by
+    default). `run` is the runner, called as `engine.encode` is.
+    """
+    copies: list[np.ndarray] = []
+    places: list[int] = []
+    gold: list[int] = []
+    for i, (ids, chosen) in enumerate(zip(sequences, positions)):
+        for k, place in enumerate(chosen):
+            copy = np.array(ids, dtype=np.int64)
+            gold.append(int(copy[place]))
+            copy[place : ends[i][k] if ends is not None else place + 1] = mask_id
+            copies.append(copy)
+            places.append(place)
+    found: list[tuple[list[int], Callable[[], np.ndarray]]] = []
+
+    def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
+        index_R, gold_R = (torch.tensor([x[k] for k in which], device=x_TH.device) for x in (places, gold))
+        logits_RV = network.mlm_logits(x_TH, index_R + batch.first_B).float()
+        found.append((which, fetched(logits_RV.log_softmax(-1).gather(1, gold_R[:, None])[:, 0])))
+
+    if copies:
+        run(network, Inputs(copies), read)
+    out_R = np.empty(len(copies))
+    for which, values in found:
+        out_R[which] = values()
+    return np.split(out_R, np.cumsum([len(chosen) for chosen in positions])[:-1]) if len(positions) else []
+
+
 def forward(encoder: nn.Module, batch: Ragged) -> Tensor:
     """The hidden states (T, H) of a batch on the encoder's device, by a recorded CUDA graph where one can serve."""
     if not isinstance(encoder, Encoder):  # a server's, which gathers batches before it moves them
@@ -297,3 +335,23 @@ def ahead(work: Callable[[Given], Made], items: Iterable[Given], most: int = 2) 
             yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def pick_device(asked: torch.device | str | None, gpu: bool = True) -> torch.device:
+    """The device asked for, if it is there; else a GPU where there is one (and `gpu`), else the CPU."""
+    if asked is None:
+        return torch.device("cuda" if gpu and torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(asked)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise RuntimeError(f"torch sees {torch.cuda.device_count()} GPUs")
+        if device.type == "meta":
+            raise RuntimeError("it computes nothing")
+        if device.type != "cuda":  # there a rank takes a GPU of its own, later
+            torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # what torch says where a device is not there
+        why = str(error).strip().split("\n")[0][:80]
+        raise EverybertError(
+            f"device {str(asked)!r} cannot be used here ({why}): give cpu, or none, to take a GPU where there is one"
+        ) from None
+    return device

@@ -16,6 +16,10 @@ Legend: T tokens in the batch, B sequences, H hidden, E embedding width, V vocab
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,6 +31,8 @@ from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 
 HEADS = ("mlm", "nsp", "classify", "choose", "tag", "answer")
+SEQUENCE_HEADS = ("classify", "choose", "nsp")
+"""The heads with one output per sequence; the others have one per token."""
 
 
 class Pooler(nn.Module):
@@ -194,49 +200,82 @@ def _family(config: EncoderConfig) -> str:
     return kin.get(config.family, config.family)
 
 
-# ── losses over ragged batches ───────────────────────────────────────────────────────────────────
+# ── feature-based heads ──────────────────────────────────────────────────────────────────────────────────────
+# A linear layer on the frozen encoder's last layer, or on its last four, summed or concatenated (Devlin et al. 2019,
+# §5.3). transformers has no such heads: the everybert.json of a folder says that it has one.
+
+LAST = 4
+"""How many layers are summed or concatenated."""
 
 
-def log_partition(logits_T: Tensor, batch: Ragged) -> Tensor:
-    """(B): log Σ exp over each sequence's tokens, by the shifted form that cannot overflow."""
-    at_T = batch.sequence_T
-    low = torch.full((len(batch),), float("-inf"), dtype=logits_T.dtype, device=logits_T.device)
-    peak_B = low.scatter_reduce(0, at_T, logits_T, "amax").detach()
-    sum_B = torch.zeros_like(peak_B).index_add(0, at_T, (logits_T - peak_B[at_T]).exp())
-    return peak_B + sum_B.log()
+@dataclass(frozen=True)
+class FeatureConfig:
+    """What a feature-based head reads."""
+
+    layers: Literal["last", "sum", "concat"] = "last"
+    """The last layer, the sum of the last four, or those four side by side."""
+    pool: Literal["mean", "cls"] = "mean"
+    """For whole sequences: the mean over tokens, or [CLS]."""
+
+    def __post_init__(self) -> None:
+        if self.layers not in ("last", "sum", "concat") or self.pool not in ("mean", "cls"):
+            raise EverybertError("feature-based heads read last, sum or concat layers, pooled by mean or cls")
 
 
-def label_loss(logits_BC: Tensor, labels: Tensor, problem: str, weight_C: Tensor | None = None) -> Tensor:
-    """classify's loss: "single" cross-entropy, "multi" binary cross-entropy on (B, C), "regression" squared error."""
-    logits_BC = logits_BC.float()
-    if problem == "regression":
-        return F.mse_loss(logits_BC.squeeze(-1), labels.float().reshape(logits_BC.squeeze(-1).shape))
-    if problem == "multi":
-        return F.binary_cross_entropy_with_logits(logits_BC, labels.float(), pos_weight=weight_C)
-    return F.cross_entropy(logits_BC, labels, weight=weight_C, ignore_index=-100)
+class FeatureHead(nn.Module):
+    """dropout → linear on features that nothing trains."""
+
+    def __init__(self, config: EncoderConfig, labels: int, features: FeatureConfig, name: str) -> None:
+        super().__init__()
+        self.features = features
+        self.pooled = name in SEQUENCE_HEADS
+        width = config.hidden_size * (min(LAST, config.layers) if features.layers == "concat" else 1)
+        rate = config.classifier_dropout if config.classifier_dropout is not None else config.dropout
+        self.dropout = nn.Dropout(rate)
+        self.output = nn.Linear(width, labels)
+        initialise(self, config)
+
+    def read(self, states: Sequence[Tensor], batch: Ragged) -> Tensor:
+        """The L + 1 hidden states → (B, F) for whole sequences, (T, F) for tokens."""
+        last = states[-min(LAST, len(states) - 1) :]
+        if self.features.layers == "last":
+            x = states[-1]
+        elif self.features.layers == "sum":
+            x = torch.stack(list(last)).sum(0)
+        else:
+            x = torch.cat(list(last), dim=-1)
+        if not self.pooled:
+            return x
+        return pool(x, batch, self.features.pool)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, F) → (…, C)."""
+        return self.output(self.dropout(x))
 
 
-def span_loss(logits_T2: Tensor, batch: Ragged, start_B: Tensor, end_B: Tensor, reduction: str = "mean") -> Tensor:
-    """−log p(start) and −log p(end), each softmax over the sequence's own tokens.
-
-    `start_B`, `end_B` count from the sequence's first token. reduction: "mean" halves the sum of the two, as
-    `transformers` does; "sum" adds them, as the BERT paper writes it. Positions outside the sequence do not count.
-    """
-    lengths_B = batch.offsets_B1.diff()
-    losses = []
-    for logits_T, at_B in zip(logits_T2.float().unbind(-1), (start_B, end_B)):
-        inside_B = (at_B >= 0) & (at_B < lengths_B)
-        index_B = batch.first_B + torch.where(inside_B, at_B, 0)
-        each_B = log_partition(logits_T, batch) - logits_T[index_B]
-        losses.append((each_B * inside_B).sum() / inside_B.sum().clamp(min=1))
-    if reduction not in ("mean", "sum"):
-        raise EverybertError("span_loss: reduction is mean or sum")
-    return (losses[0] + losses[1]) / (2 if reduction == "mean" else 1)
+def add_feature_head(network: Network, name: str, labels: int, features: FeatureConfig) -> FeatureHead:
+    """Put a feature-based head in the place of the family's own."""
+    head = FeatureHead(network.config, labels, features, name)
+    like = network.encoder.embeddings.token.weight
+    network.heads[name] = head.to(like.device, like.dtype)
+    return head
 
 
-def choice_loss(logits_B: Tensor, choices: tuple[int, ...], labels_Q: Tensor) -> Tensor:
-    """Cross-entropy among each question's own choices; `choices` says how many each of the Q questions has."""
-    if len(set(choices)) == 1:
-        return F.cross_entropy(logits_B.float().view(len(choices), -1), labels_Q)
-    rows = torch.nn.utils.rnn.pad_sequence(logits_B.float().split(choices), True, float("-inf"))
-    return F.cross_entropy(rows, labels_Q)
+def read_features(network: Network, batch: Ragged, name: str) -> Tensor:
+    """What the head of that name reads: (B, F) or (T, F)."""
+    head = network.heads[name]
+    assert isinstance(head, FeatureHead)
+    states: list[Tensor] = []
+    network.encoder(batch, states)
+    return head.read(states, batch)
+
+
+def head_logits(network: Network, batch: Ragged, name: str) -> Tensor:
+    """Encoder and head together: (B, C) for whole sequences, (T, C) for tokens, whatever kind of head it is."""
+    head = network.heads[name] if name in network.heads else None
+    if isinstance(head, FeatureHead):
+        return head(read_features(network, batch, name))
+    x_TH = network.encoder(batch)
+    if name in SEQUENCE_HEADS:
+        return network.sequence_logits(x_TH, batch, name)
+    return network.token_logits(x_TH, name)

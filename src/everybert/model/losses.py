@@ -1,7 +1,7 @@
-"""Losses of pre-training and distillation, and the targets they read from a batch.
+"""Losses of pre-training, distillation and tasks, and the targets that pre-training reads from a batch.
 
-Every loss is a sum over the batch divided by a count of the whole *step*, so that packs, gradient accumulation and
-ranks add up to the loss of one large batch.
+Every loss of pre-training is a sum over the batch divided by a count of the whole *step*, so that packs, gradient
+accumulation and ranks add up to the loss of one large batch.
 
 Legend: T tokens in the batch, B sequences, M masked positions, V vocabulary, H hidden, E embedding width.
 """
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import Encoder, initialise
 from everybert.model.heads import MaskedLM, Network
@@ -198,3 +199,51 @@ def relations(z_Bn3H: Tensor, heads: int) -> Tensor:
     """log softmax(A Aᵀ / √d): (B, 3, heads, n, n)."""
     z = z_Bn3H.float().unflatten(-1, (heads, -1)).permute(0, 2, 3, 1, 4)
     return F.log_softmax(z @ z.transpose(-1, -2) * z.shape[-1] ** -0.5, dim=-1)
+
+
+# ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def log_partition(logits_T: Tensor, batch: Ragged) -> Tensor:
+    """(B): log Σ exp over each sequence's tokens, in the shifted form, which does not overflow."""
+    at_T = batch.sequence_T
+    low = torch.full((len(batch),), float("-inf"), dtype=logits_T.dtype, device=logits_T.device)
+    peak_B = low.scatter_reduce(0, at_T, logits_T, "amax").detach()
+    sum_B = torch.zeros_like(peak_B).index_add(0, at_T, (logits_T - peak_B[at_T]).exp())
+    return peak_B + sum_B.log()
+
+
+def label_loss(logits_BC: Tensor, labels: Tensor, problem: str, weight_C: Tensor | None = None) -> Tensor:
+    """The loss of classify: cross-entropy (single), binary cross-entropy (multi) or squared error (regression)."""
+    logits_BC = logits_BC.float()
+    if problem == "regression":
+        return F.mse_loss(logits_BC.squeeze(-1), labels.float().reshape(logits_BC.squeeze(-1).shape))
+    if problem == "multi":
+        return F.binary_cross_entropy_with_logits(logits_BC, labels.float(), pos_weight=weight_C)
+    return F.cross_entropy(logits_BC, labels, weight=weight_C, ignore_index=-100)
+
+
+def span_loss(logits_T2: Tensor, batch: Ragged, start_B: Tensor, end_B: Tensor, reduction: str = "mean") -> Tensor:
+    """The loss of answer: −log p(start) − log p(end), each a softmax over the sequence's tokens.
+
+    `start_B` and `end_B` count from the sequence's first token; positions outside the sequence do not count. "mean"
+    halves the sum, as `transformers` does; "sum" is the formula of the BERT paper.
+    """
+    lengths_B = batch.offsets_B1.diff()
+    losses = []
+    for logits_T, at_B in zip(logits_T2.float().unbind(-1), (start_B, end_B)):
+        inside_B = (at_B >= 0) & (at_B < lengths_B)
+        index_B = batch.first_B + torch.where(inside_B, at_B, 0)
+        each_B = log_partition(logits_T, batch) - logits_T[index_B]
+        losses.append((each_B * inside_B).sum() / inside_B.sum().clamp(min=1))
+    if reduction not in ("mean", "sum"):
+        raise EverybertError("span_loss: reduction is mean or sum")
+    return (losses[0] + losses[1]) / (2 if reduction == "mean" else 1)
+
+
+def choice_loss(logits_B: Tensor, choices: tuple[int, ...], labels_Q: Tensor) -> Tensor:
+    """The loss of choose: cross-entropy among the `choices[q]` choices of each of the Q questions."""
+    if len(set(choices)) == 1:
+        return F.cross_entropy(logits_B.float().view(len(choices), -1), labels_Q)
+    rows = torch.nn.utils.rnn.pad_sequence(logits_B.float().split(choices), True, float("-inf"))
+    return F.cross_entropy(rows, labels_Q)

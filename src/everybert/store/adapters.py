@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from everybert.errors import EverybertError
 from everybert.files import inside, read_json, verify_folder, write_json
-from everybert.model.adapters import QKV, TARGETS, AdapterSet, LoraConfig
 from everybert.model.config import EncoderConfig
-from everybert.model.features import FeatureConfig, FeatureHead, add_feature_head
-from everybert.model.heads import Network, Pooler, make_head
+from everybert.model.heads import FeatureConfig, FeatureHead, Network, Pooler, add_feature_head, make_head
+from everybert.model.lora import QKV, TARGETS, AdapterSet, LoraConfig
 from everybert.store import layouts
 from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, read_extras
 from everybert.store.weights import open_safetensors

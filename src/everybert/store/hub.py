@@ -92,7 +92,7 @@ def bundled_names() -> list[str]:
 
 def _suggestion(text: str) -> str:
     """`did you mean …?` from folders nearby, bundled models and known names; empty if none is similar."""
-    from everybert.model.presets import PRESETS
+    from everybert.model.config import PRESETS
 
     parent = Path(text).expanduser().parent
     nearby = {str(parent / p.name) for p in parent.iterdir() if p.is_dir()} if parent.is_dir() else set()

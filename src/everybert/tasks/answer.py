@@ -20,7 +20,8 @@ import numpy as np
 from torch import Tensor
 
 from everybert.model.config import EncoderConfig
-from everybert.model.heads import Network, span_loss
+from everybert.model.heads import Network
+from everybert.model.losses import span_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Chosen, Examples, Row, Source

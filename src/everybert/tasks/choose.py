@@ -14,7 +14,8 @@ from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
-from everybert.model.heads import Network, choice_loss
+from everybert.model.heads import Network
+from everybert.model.losses import choice_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Chosen, Examples, Row, Source

@@ -21,7 +21,8 @@ from torch.nn import functional as F
 
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
-from everybert.model.heads import Network, label_loss
+from everybert.model.heads import Network
+from everybert.model.losses import label_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Chosen, Examples, Row, Source

@@ -22,8 +22,7 @@ from torch import Tensor
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.engine import Inputs, ahead, run_head
-from everybert.model.features import head_logits
-from everybert.model.heads import Network
+from everybert.model.heads import Network, head_logits
 from everybert.model.ragged import Ragged, Targets
 from everybert.tasks.dataset import Chosen, Examples, Row, Source
 from everybert.text.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everybert.errors import EverybertError
-from everybert.model.config import EncoderConfig
+from everybert.model.config import PRESETS, EncoderConfig
 from everybert.model.encoder import initialise
 from everybert.model.heads import Network
 from everybert.model.losses import (
@@ -29,7 +29,6 @@ from everybert.model.losses import (
     relation_divergence,
     targets_of,
 )
-from everybert.model.presets import PRESETS
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network, read_config
 from everybert.text.tokenizer import Tokenizer

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
 from everybert.errors import EverybertError
-from everybert.model.device import pick_device
+from everybert.model.engine import pick_device
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.training.step import Compute, LossFunction, T, steady

@@ -24,8 +24,8 @@ from everybert.corpus.packs import PackStream
 from everybert.corpus.shards import Corpus, Layout
 from everybert.errors import EverybertError
 from everybert.model import engine
+from everybert.model.engine import token_log_probs
 from everybert.model.heads import Network
-from everybert.model.likelihood import token_log_probs
 from everybert.model.losses import cross_entropy, targets_of
 from everybert.model.ragged import Ragged
 from everybert.training.data import to_item

@@ -21,8 +21,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from everybert.corpus.examples import ExampleConfig
 from everybert.corpus.masking import MaskingConfig
 from everybert.errors import EverybertError
-from everybert.model.config import EncoderConfig
-from everybert.model.presets import preset
+from everybert.model.config import EncoderConfig, preset
 from everybert.training.optim import OptimizerConfig
 
 T = TypeVar("T")

@@ -26,11 +26,10 @@ from torch import Tensor, nn
 from everybert.corpus.masking import make_key, permutation
 from everybert.corpus.packs import Position
 from everybert.errors import EverybertError
-from everybert.model.adapters import AdapterSet, LoraConfig
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import initialise
-from everybert.model.features import SEQUENCE_HEADS, FeatureConfig, FeatureHead, add_feature_head
-from everybert.model.heads import Network
+from everybert.model.heads import SEQUENCE_HEADS, FeatureConfig, FeatureHead, Network, add_feature_head
+from everybert.model.lora import AdapterSet, LoraConfig
 from everybert.model.ragged import Ragged
 from everybert.store.adapters import load_adapter, read_adapter, save_adapter, save_feature_head
 from everybert.store.huggingface import read_config, save_network

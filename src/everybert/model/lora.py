@@ -1,8 +1,7 @@
 """LoRA (Hu et al. 2021): a frozen matrix W acts as W + (α / r)·B·A, with A (r × in) and B (out × r) trained.
 
-Many adapters may lie on one trunk; switching between them moves no weights. Each brings the head of its task. Q, K
-and V have an A and a B of their own though they are one matrix here, as PEFT's files have them; ModernBERT's files
-have them as one.
+An encoder can have many adapters; switching between them moves no weights. Each brings the head of its task. Q, K and
+V are one matrix here but have an A and a B each, as in PEFT's files (ModernBERT's files have them as one).
 
 Legend: T tokens in the batch, P adapted parts of a matrix (Q, K, V are three), r rank.
 """
@@ -28,12 +27,12 @@ TARGETS = (*QKV, "attention.output", "feed_forward.input", "feed_forward.output"
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """The size and place of an adapter."""
+    """The size of an adapter, and the matrices that it changes."""
 
     rank: int = 4
     """r: the inner width. 4 on all six matrices of a layer is less than 1 % of the model."""
     alpha: float = 8.0
-    """The product B·A is scaled by α / r, so that r can change without the learning rate."""
+    """B·A is scaled by α / r, so that r can change without the learning rate."""
     dropout: float = 0.0
     """On the adapter's input while training."""
     targets: tuple[str, ...] = TARGETS
@@ -48,7 +47,7 @@ class LoraConfig:
 
 
 class Lora(nn.Module):
-    """The low-rank addition to P equal parts of a matrix's rows."""
+    """The low-rank addition to a matrix: to P of the `of` equal parts that its rows fall into."""
 
     def __init__(self, base: AdaptedLinear, parts: tuple[int, ...], of: int, config: LoraConfig) -> None:
         super().__init__()
@@ -61,22 +60,21 @@ class Lora(nn.Module):
         self.up = nn.Parameter(torch.zeros(len(parts), height, r, device=like.device, dtype=like.dtype))
         self.parts: Tensor
         self.register_buffer("parts", torch.tensor(parts, device=like.device), persistent=False)
-        for a in self.down.detach().split(r):  # each A as PEFT draws it; B is zero, so training starts at W
+        for a in self.down.detach().split(r):  # A as PEFT draws it; B is zero, so training starts from W
             nn.init.kaiming_uniform_(a, a=math.sqrt(5))
 
     def forward(self, x_TI: Tensor, y_TO: Tensor) -> Tensor:
         """y + (α / r)·B·A·x."""
         low_TPr = F.linear(self.dropout(x_TI), self.down).unflatten(-1, (len(self.up), -1))
         if self.of == 1:
-            add = F.linear(low_TPr[:, 0], self.up[0])
-            return y_TO + self.scale * add
+            return y_TO + self.scale * F.linear(low_TPr[:, 0], self.up[0])
         add_TPO = torch.einsum("tpr,por->tpo", low_TPr, self.up) * self.scale
         if len(self.up) == self.of:
             return y_TO + add_TPO.flatten(1)
         return y_TO.unflatten(-1, (self.of, -1)).index_add(1, self.parts, add_TPO).flatten(1)
 
     def delta(self) -> Tensor:
-        """(α / r)·B·A of all rows, in fp32: what merging adds to the matrix."""
+        """(α / r)·B·A for all rows of the matrix, in fp32."""
         down_PrI = self.down.detach().float().unflatten(0, (len(self.up), -1))
         added = torch.bmm(self.up.detach().float(), down_PrI) * self.scale
         whole = added.new_zeros(self.of, *added.shape[1:])
@@ -85,7 +83,7 @@ class Lora(nn.Module):
 
 
 class AdaptedLinear(nn.Linear):
-    """A linear layer that shares its weight and bias with the one it replaces, and may have additions."""
+    """A linear layer with adapters. It shares weight and bias with the layer that it replaces."""
 
     def __init__(self, base: nn.Linear | Int8Linear) -> None:
         nn.Module.__init__(self)
@@ -106,7 +104,7 @@ class AdaptedLinear(nn.Linear):
 
 @dataclass
 class Adapter:
-    """One adapter: its shape, and the task head (and pooler) that go with it."""
+    """One adapter: its settings, and the task head (and pooler) that belong to it."""
 
     config: LoraConfig
     heads: dict[str, nn.Module]
@@ -114,7 +112,7 @@ class Adapter:
 
 
 class AdapterSet:
-    """The adapters of a network. `use` chooses one, or none: the trunk as it was."""
+    """The adapters of a network. `use` switches to one of them, or to none: the network as it was."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -122,7 +120,6 @@ class AdapterSet:
         self.active: str | None = None
         self._heads: dict[str, nn.Module] = dict(network.heads.items())
         self._pooler = network.pooler
-        self._before: list[tuple[AdaptedLinear, Tensor]] | None = None
 
     def __contains__(self, name: str) -> bool:
         return name in self.entries
@@ -134,11 +131,11 @@ class AdapterSet:
         heads: Mapping[str, nn.Module] | None = None,
         pooler: nn.Module | None = None,
     ) -> None:
-        """Put a fresh adapter on the trunk: it changes nothing until trained, or loaded."""
+        """Put a new adapter on the encoder; it changes nothing until it is trained or loaded."""
         if not name or "." in name:
             raise EverybertError(f"an adapter's name may not be empty or hold a dot: {name!r}")
         if name in self.entries:
-            raise EverybertError(f"there is an adapter {name!r} already; remove it first, or choose another name")
+            raise EverybertError(f"there is an adapter {name!r} already; choose another name")
         for at, parts, of in _places(self.network.config, config):
             parent, _, last = at.rpartition(".")
             owner = self.network.get_submodule(parent)
@@ -150,12 +147,10 @@ class AdapterSet:
         self.entries[name] = Adapter(config, dict(heads or {}), pooler)
 
     def use(self, name: str | None) -> None:
-        """Switch to an adapter and its heads, or to the bare trunk; no weights move."""
+        """Switch to an adapter and its heads, or to none; no weights move."""
         if name is not None and name not in self.entries:
             have = ", ".join(self.entries) or "none"
             raise EverybertError(f"there is no adapter {name!r}; this model has {have}")
-        if self._before is not None:
-            raise EverybertError("an adapter is merged into the weights; unmerge it before switching")
         for linear in self._linears():
             linear.active = name
         entry = self.entries[name] if name is not None else None
@@ -165,84 +160,57 @@ class AdapterSet:
         self.active = name
 
     def merge(self) -> None:
-        """Add the active adapter into the weights: prediction costs what the trunk alone does."""
-        if self.active is None or self._before is not None:
-            raise EverybertError("merge needs an adapter in use that is not merged yet")
+        """Add the adapter in use to the weights, and leave a plain network without adapters."""
+        if self.active is None:
+            raise EverybertError("merge needs an adapter in use")
         if is_int8(self.network.encoder):
             raise EverybertError('int8 weights take no additions; load the model without dtype="int8" to merge')
-        self._before = []
-        with torch.no_grad():
-            for linear in self._linears():
-                if self.active in linear.lora:
-                    self._before.append((linear, linear.weight.clone()))
-                    addition = linear.lora[self.active].delta()  # type: ignore[operator, union-attr]
-                    linear.weight.copy_(linear.weight.float() + addition)
-                linear.active = None
-
-    def unmerge(self) -> None:
-        """Put the weights back exactly as they were."""
-        if self._before is None:
-            raise EverybertError("no adapter is merged")
-        with torch.no_grad():
-            for linear, weight in self._before:
-                linear.weight.copy_(weight)
-        self._before = None
-        for linear in self._linears():
-            linear.active = self.active
-
-    def settle(self) -> None:
-        """Make a merged adapter part of the weights for good, and leave a plain network without adapters."""
-        if self._before is None:
-            self.merge()
-        self._before = None
         for parent in list(self.network.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, AdaptedLinear):
-                    plain = nn.Linear(child.in_features, child.out_features, child.bias is not None, device="meta")
-                    plain.weight, plain.bias = child.weight, child.bias
-                    setattr(parent, name, plain)
+                    setattr(parent, name, self._merged(child, self.active))
         self.entries.clear()
         self.active = None
         self._heads, self._pooler = dict(self.network.heads.items()), self.network.pooler
 
-    def remove(self, name: str) -> None:
-        """Take an adapter off."""
-        if self.active == name:
-            self.use(None)
-        del self.entries[name]
-        for linear in self._linears():
-            if name in linear.lora:
-                del linear.lora[name]
+    @staticmethod
+    @torch.no_grad()
+    def _merged(linear: AdaptedLinear, name: str) -> nn.Linear:
+        if name in linear.lora:
+            addition = linear.lora[name].delta()  # type: ignore[operator, union-attr]
+            linear.weight.copy_(linear.weight.float() + addition)
+        plain = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+        plain.weight, plain.bias = linear.weight, linear.bias
+        return plain
 
     def state(self, name: str) -> dict[str, Tensor]:
         """Every A (r × in) and B (out × r) by layer, matrix and part: "encoder.layers.0.attention.qkv.query.A"."""
         out: dict[str, Tensor] = {}
+        r = self.entries[name].config.rank
         for at, lora, parts in self._parts(name):
-            r = self.entries[name].config.rank
             for i, part in enumerate(parts):
                 out[f"{at}{part}.A"] = lora.down.detach()[i * r : (i + 1) * r]
                 out[f"{at}{part}.B"] = lora.up.detach()[i]
         return out
 
     def load(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """Take what `state` gave into the adapter of that name."""
+        """Copy what `state` returned into the adapter of that name."""
         wanted = self.state(name)
         if set(wanted) != set(state):
             differ = sorted(set(wanted) ^ set(state))
             raise EverybertError(
                 f"the adapter {name!r} does not fit this model: {differ[0]} and {len(differ) - 1} more"
             )
-        with torch.no_grad():
-            for key, tensor in wanted.items():
-                if tensor.shape != state[key].shape:
-                    raise EverybertError(
-                        f"the adapter {name!r} does not fit this model: {key} is {tuple(state[key].shape)}, "
-                        f"not {tuple(tensor.shape)}"
-                    )
-                tensor.copy_(state[key])
+        for key, tensor in wanted.items():
+            if tensor.shape != state[key].shape:
+                raise EverybertError(
+                    f"the adapter {name!r} does not fit this model: {key} is {tuple(state[key].shape)}, "
+                    f"not {tuple(tensor.shape)}"
+                )
+            tensor.copy_(state[key])
 
     def parameters(self, name: str) -> list[nn.Parameter]:
-        """What training the adapter moves in the trunk: its A and B."""
+        """The A and B of an adapter: what its training changes in the encoder."""
         return [p for _, lora, _ in self._parts(name) for p in lora.parameters()]
 
     def _linears(self) -> Iterator[AdaptedLinear]:
@@ -258,7 +226,7 @@ class AdapterSet:
 
 
 def _places(config: EncoderConfig, lora: LoraConfig) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """(module, its adapted parts, into how many parts it falls) for each adapted matrix."""
+    """For each adapted matrix: the module, its adapted parts, and how many parts it has."""
     chosen = tuple(i for i, name in enumerate(QKV) if name in lora.targets)
     for i in range(max(config.layer_order) + 1):
         at = f"encoder.layers.{i}."
