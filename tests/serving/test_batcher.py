@@ -8,9 +8,9 @@ import threading
 import time
 
 import pytest
-from everybert.inference.bundle import Bundle
 from server import until
 
+from everybert.inference.adapters import Bundle
 from everybert.serving.batcher import Batcher, Job, Work, guess_tokens, once
 from everybert.serving.limits import HttpError, Limits, RequestContext
 from everybert.serving.metrics import Metrics
