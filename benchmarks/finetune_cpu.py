@@ -60,19 +60,19 @@ class Everybert:
         """(seconds of training, accuracy)."""
         network, _ = load_base(self.data, 0)
         marks: list[float] = []
-        task, d = self.data.task, self.data
-        evaluate = type(task).evaluate
+        kind = type(self.data.task)
+        score = kind.score
 
         def timed(self_, *args):  # the loop evaluates after its last step: training ends where that begins
             marks.append(time.perf_counter())
-            return evaluate(self_, *args)
+            return score(self_, *args)
 
-        type(task).evaluate = timed
+        kind.score = timed
         try:
             began = time.perf_counter()
-            run = tune(network, task, d.train, d.dev, d.dev_examples, self.settings, quiet=True)
+            run = tune(self.data, network, self.settings, quiet=True)
         finally:
-            type(task).evaluate = evaluate
+            kind.score = score
         return marks[0] - began, run.scores["accuracy"]
 
 

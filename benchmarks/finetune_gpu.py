@@ -33,7 +33,7 @@ def everybert(folder: Path, train, dev, settings: Settings) -> tuple[float, floa
     data = prepare_data("classify", folder, Tokenizer.load(folder), train, dev)
     network, _ = load_base(data, 0)
     began = time.perf_counter()
-    run = tune(network, data.task, data.train, data.dev, data.dev_examples, settings, quiet=True)
+    run = tune(data, network, settings, quiet=True)
     return time.perf_counter() - began, run.scores["accuracy"]
 
 

@@ -50,7 +50,7 @@ def test_a_long_text_is_the_mean_of_its_windows(bert):
     logits, weights = [], []
     for w in windows(len(parts), task.window.size - 2, task.window.overlap):
         ids = tokenizer.build(parts[w.start : w.stop])[0]
-        one = lay([[Encoded(ids)]], loaded.config, task.window.size)
+        one = lay([[Encoded(ids)]], loaded.config, task.window.size, [0])
         logits.append(task.example_logits(loaded.network, one)[0])
         weights.append(w.own_stop - w.own_start)
     expected = task.probabilities(np.average(logits, axis=0, weights=weights)[None])[0]

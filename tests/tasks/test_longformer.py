@@ -36,7 +36,7 @@ def sentence(seed, size):
 
 
 def ids_of(features, i=0):
-    return torch.tensor([features.ids[i]])
+    return torch.tensor([features.ids[i].tolist()])
 
 
 def test_classify_has_cls(tmp_path, tokenizer):

@@ -56,7 +56,7 @@ def ours(folder, task, rows, accumulate=1):
     data = prepare_data(task, folder, Tokenizer.load(folder), rows, rows[:8])
     settings = Settings(epochs=2, batch_size=BATCH, lr=LR, log_every=1, device="cpu", accumulate=accumulate)
     run = run_once(data, settings, seed=7, quiet=True)
-    pieces = list(zip(data.train.ids, data.train.segments))
+    pieces = [(a.tolist(), b.tolist()) for a, b in zip(data.train.ids, data.train.segments)]
     return data, pieces, [row["loss"] for row in run.history if "loss" in row]
 
 

@@ -404,7 +404,7 @@ VIEWS = {
         check=_check_tags,
         check_labels=check_rare,
         trivial=lambda words: len(words) <= 3,  # "Why ?"
-        read=lambda task, source, columns: dataset.read_tagged(source, columns, skip_bad=True, raw=True),
+        read=lambda task, source, columns: dataset.read_raw_tags(source, columns, skip_bad=True),
         open=True,
     ),
     "answer": View(

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
@@ -24,8 +24,8 @@ from everybert.model.heads import Network
 from everybert.model.losses import span_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
-from everybert.tasks.dataset import Chosen, Examples, Row, Source
-from everybert.tasks.task import Encoded, Features, Task, WindowConfig, lay, pick_metric, targets_of
+from everybert.tasks.dataset import Examples
+from everybert.tasks.task import Encoded, Features, Task, lay, targets_of
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.windows import Window
 
@@ -98,38 +98,17 @@ class AnswerQuestions(Task):
     outputs = 2
     chunk = 64
 
-    # Data and settings.
+    read = staticmethod(dataset.read_questions)
+    input_reader = staticmethod(dataset.question_reader)
 
     @classmethod
-    def read(cls, source: Source, columns: Chosen = None, skip_bad: bool = False) -> Examples:
-        """Questions, contexts and answers, from SQuAD files or records."""
-        return dataset.read_questions(source, columns, skip_bad)
-
-    @classmethod
-    def input_reader(cls, row: Row, columns: Chosen, where: str) -> Callable[[Row], tuple[str, str]]:
-        """(question, context)."""
-        question, context = dataset.find_question(row, columns, where)
-        return lambda row: (dataset.cell(row, question), dataset.cell(row, context))
-
-    @classmethod
-    def from_examples(
-        cls,
-        examples: Examples,
-        config: EncoderConfig,
-        *,
-        window: WindowConfig | None = None,
-        metric: str | None = None,
-        longest: int = 30,
-    ) -> Self:
+    def fit(cls, examples: Examples, longest: int = 30) -> dict[str, Any]:
         """Questions may have no answer if some training questions have none."""
-        no_answer = any(not golds for golds in examples.targets)
-        known = ("best_f1", "best_exact", *cls.metrics) if no_answer else cls.metrics
-        return cls(
-            window=window or WindowConfig.for_model(config, cls.window_size),
-            metric=pick_metric("answer", metric, known),
-            no_answer=no_answer,
-            longest=longest,
-        )
+        return {"no_answer": any(not golds for golds in examples.targets), "longest": longest}
+
+    def known_metrics(self) -> tuple[str, ...]:
+        """With no answer, also the scores at the best threshold."""
+        return ("best_f1", "best_exact", *self.metrics) if self.no_answer else self.metrics
 
     # Questions to sequences.
 
@@ -210,9 +189,8 @@ class AnswerQuestions(Task):
     ) -> Iterator[list[Answer]]:
         """The `top` best answers to each (question, context)."""
         wide = replace(self, best=max(self.best, top))
-        cut = np.zeros(len(inputs), dtype=int) if features.cut is None else features.cut
-        for given, found, lost in zip(inputs, wide.candidates(outputs, features), cut):
-            yield wide.answers(found, given[1], top, int(lost))
+        for given, found, cut in zip(inputs, wide.candidates(outputs, features), features.cut):
+            yield wide.answers(found, given[1], top, cut)
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """exact and f1; if some questions have no answer, also best_exact and best_f1 at their best thresholds."""

@@ -5,9 +5,8 @@ A prompt and ending longer than the window are truncated, the longer first, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 import numpy as np
 from torch import Tensor
@@ -18,8 +17,8 @@ from everybert.model.heads import Network
 from everybert.model.losses import choice_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
-from everybert.tasks.dataset import Chosen, Examples, Row, Source
-from everybert.tasks.task import Encoded, Features, Task, WindowConfig, cover_pair, lay, pick_metric, targets_of
+from everybert.tasks.dataset import Examples
+from everybert.tasks.task import Encoded, Features, Task, cover_pair, lay, targets_of
 from everybert.text.tokenizer import Tokenizer
 
 Prompt = tuple[str, Sequence[str]]
@@ -50,30 +49,8 @@ class Choose(Task):
     outputs = 1
     chunk = 256
 
-    @classmethod
-    def read(cls, source: Source, columns: Chosen = None, skip_bad: bool = False) -> Examples:
-        """Prompts with their endings, and the number of the right one."""
-        return dataset.read_choices(source, columns, skip_bad)
-
-    @classmethod
-    def input_reader(cls, row: Row, columns: Chosen, where: str) -> Callable[[Row], Prompt]:
-        """(prompt, endings)."""
-        prompt, endings, listed = dataset.find_choices(row, columns, where)
-        if listed:
-            return lambda row: (dataset.cell(row, prompt), row[endings[0]])
-        return lambda row: (dataset.cell(row, prompt), [dataset.cell(row, c) for c in endings])
-
-    @classmethod
-    def from_examples(
-        cls,
-        examples: Examples,
-        config: EncoderConfig,
-        *,
-        window: WindowConfig | None = None,
-        metric: str | None = None,
-    ) -> Self:
-        """Nothing depends on the examples."""
-        return cls(window=window or WindowConfig.for_model(config), metric=pick_metric("choose", metric, cls.metrics))
+    read = staticmethod(dataset.read_choices)
+    input_reader = staticmethod(dataset.choice_reader)
 
     def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Prompt]) -> Features:
         """One sequence per ending. Longformer's global tokens are those of the ending."""
@@ -82,7 +59,7 @@ class Choose(Task):
         window = replace(self.window, long="cut")
         prompts = tokenizer.ids_batch([prompt for prompt, _ in inputs], specials=False)
         endings = iter(tokenizer.ids_batch([e for _, es in inputs for e in es], specials=False))
-        examples, cut = [], np.zeros(len(inputs), dtype=np.int64)
+        examples, cut = [], [0] * len(inputs)
         for i, ((_, options), a) in enumerate(zip(inputs, prompts)):
             sequences = []
             for b in (next(endings) for _ in options):
@@ -111,10 +88,9 @@ class Choose(Task):
 
     def decode(self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Prompt]) -> Iterator[Choice]:
         """The best ending of each prompt."""
-        cut = np.zeros(len(inputs), dtype=int) if features.cut is None else features.cut
-        for (_, endings), p, lost in zip(inputs, self._probabilities(outputs, features), cut):
+        for (_, endings), p, cut in zip(inputs, self._probabilities(outputs, features), features.cut):
             best = int(p.argmax())
-            yield Choice(best, endings[best], float(p[best]), tuple(p.tolist()), int(lost))
+            yield Choice(best, endings[best], float(p[best]), tuple(p.tolist()), cut)
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """accuracy."""

@@ -10,7 +10,7 @@ Legend: B sequences, E examples, C labels.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -25,15 +25,13 @@ from everybert.model.heads import Network
 from everybert.model.losses import label_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
-from everybert.tasks.dataset import Chosen, Examples, Row, Source
+from everybert.tasks.dataset import Examples
 from everybert.tasks.task import (
     Features,
     Task,
-    WindowConfig,
     combine,
     constant,
     label_weights,
-    pick_metric,
     targets_of,
     text_features,
 )
@@ -66,13 +64,7 @@ class TextTask(Task):
 
     head = "classify"
 
-    @classmethod
-    def input_reader(cls, row: Row, columns: Chosen, where: str) -> Callable[[Row], Text]:
-        """Texts, or pairs if there are two text columns."""
-        texts = dataset.find_texts(row, columns, where)
-        if len(texts) == 1:
-            return lambda row: dataset.cell(row, texts[0])
-        return lambda row: (dataset.cell(row, texts[0]), dataset.cell(row, texts[1]))
+    input_reader = staticmethod(dataset.pair_reader)
 
     def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Text]) -> Features:
         """Windows of each text or pair."""
@@ -112,33 +104,16 @@ class Classify(TextTask):
     labelled = True
     saved = {"labels": tuple, "multi": bool, "temperature": float, "threshold": float}
 
-    @classmethod
-    def read(
-        cls, source: Source, columns: Chosen = None, skip_bad: bool = False, multi: bool | None = None
-    ) -> Examples:
-        """Texts or pairs with their labels. Multi-label if labels are lists, or `multi` is set ("a|b" is split)."""
-        examples = dataset.read_labelled(source, dataset.LABELS, columns, skip_bad)
-        lists = any(isinstance(t, list | tuple | set) for t in examples.targets)
-        if not (lists if multi is None else multi):
-            return examples
-        where = examples.where
-        return replace(
-            examples,
-            targets=[dataset.split_labels(t, f"{where}, row {i + 1}") for i, t in enumerate(examples.targets)],
-        )
+    read = staticmethod(dataset.read_classes)
 
     @classmethod
-    def from_examples(
+    def fit(
         cls,
         examples: Examples,
-        config: EncoderConfig,
-        *,
-        window: WindowConfig | None = None,
         labels: Sequence[str] | None = None,
         class_weights: str | Sequence[float] | None = None,
-        metric: str | None = None,
         calibrate: bool = False,
-    ) -> Self:
+    ) -> dict[str, Any]:
         """The label order and the class weights come from the training examples."""
         multi = isinstance(examples.targets[0], tuple)
         where, targets = examples.where, examples.targets
@@ -148,16 +123,13 @@ class Classify(TextTask):
         if not multi:
             dataset.check_labels(counts, len(targets), where)
         order = tuple(labels) if labels is not None else tuple(dataset.order_labels(counts))
-        known = ("f1", "accuracy", "f1_macro", "f1_micro") if multi else cls.metrics
         dataset.label_ids(sorted(counts), order, where)
-        return cls(
-            window=window or WindowConfig.for_model(config),
-            labels=order,
-            metric=pick_metric("classify", metric, known),
-            multi=multi,
-            weights=label_weights(class_weights, order, counts, len(examples), multi),
-            calibrate=calibrate,
-        )
+        weights = label_weights(class_weights, order, counts, len(examples), multi)
+        return {"labels": order, "multi": multi, "weights": weights, "calibrate": calibrate}
+
+    def known_metrics(self) -> tuple[str, ...]:
+        """Matthews' correlation is of one label per text."""
+        return ("f1", "accuracy", "f1_macro", "f1_micro") if self.multi else self.metrics
 
     def read_options(self) -> dict[str, Any]:
         """Whether labels are split."""
@@ -205,15 +177,14 @@ class Classify(TextTask):
 
     def decode(self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Text]) -> Iterator[Prediction]:
         """One prediction per text or pair."""
-        cut = np.zeros(len(inputs), dtype=int) if features.cut is None else features.cut
-        for p_C, lost in zip(self.probabilities(features.combine(outputs)), cut):
+        for p_C, cut in zip(self.probabilities(features.combine(outputs)), features.cut):
             best = int(p_C.argmax())
             yield Prediction(
                 label=self.labels[best],
                 score=float(p_C[best]),
                 scores={label: float(p) for label, p in zip(self.labels, p_C)},
                 labels=tuple(n for n, p in zip(self.labels, p_C) if p >= self.threshold) if self.multi else (),
-                cut=int(lost),
+                cut=cut,
             )
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
@@ -254,31 +225,15 @@ class Regress(TextTask):
     outputs = 1
     problem_type = "regression"
 
-    @classmethod
-    def read(cls, source: Source, columns: Chosen = None, skip_bad: bool = False) -> Examples:
-        """Texts or pairs with a finite number each."""
-        return dataset.read_labelled(source, dataset.SCORES, columns, skip_bad, dataset.number_target)
+    read = staticmethod(dataset.read_numbers)
 
     @classmethod
-    def from_examples(
-        cls,
-        examples: Examples,
-        config: EncoderConfig,
-        *,
-        window: WindowConfig | None = None,
-        metric: str | None = None,
-        standardise: bool = True,
-    ) -> Self:
+    def fit(cls, examples: Examples, standardise: bool = True) -> dict[str, Any]:
         """Scale and shift come from the training targets."""
         targets = np.asarray(examples.targets, dtype=float)
         if np.ptp(targets) == 0:
             raise EverybertError(f"{examples.where}: every target is {targets[0]:g}; there is nothing to learn")
-        return cls(
-            window=window or WindowConfig.for_model(config),
-            metric=pick_metric("regress", metric, cls.metrics),
-            scale=float(targets.std()) if standardise else 1.0,
-            shift=float(targets.mean()) if standardise else 0.0,
-        )
+        return {"scale": float(targets.std()), "shift": float(targets.mean())} if standardise else {}
 
     def gold(self, examples: Examples) -> np.ndarray:
         """(E) targets in the units of training."""

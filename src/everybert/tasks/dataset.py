@@ -10,7 +10,7 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -33,7 +33,7 @@ from everybert.text.readers import (
 Source = Any
 """A path, a pandas DataFrame, a list of dictionaries, or a list of tuples whose last entry is the target."""
 Row = Mapping[str, Any]
-Chosen = Mapping[str, str] | None
+Columns = Mapping[str, str] | None
 """Column names given by the user, by role (text, pair, label …)."""
 
 PAIRS = (
@@ -204,21 +204,22 @@ def collect(
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def find_column(row: Row, role: str, names: Sequence[str], chosen: Chosen, where: str) -> str | None:
+def find_column(row: Row, role: str, names: Sequence[str], columns: Columns, where: str) -> str | None:
     """The column for a role: the one the user chose (which must exist), else the first of the usual names."""
-    if chosen and role in chosen:
-        if chosen[role] not in row:
-            raise EverybertError(f"{where} has no column {chosen[role]!r} for the {role}; it has {_columns(row)}")
-        return chosen[role]
+    if columns and role in columns:
+        if columns[role] not in row:
+            has = ", ".join(map(str, row))
+            raise EverybertError(f"{where} has no column {columns[role]!r} for the {role}; it has {has}")
+        return columns[role]
     lower = {str(name).strip().lower(): name for name in row}
     return next((lower[name.lower()] for name in names if name.lower() in lower), None)
 
 
-def find_texts(row: Row, chosen: Chosen, where: str, taken: Iterable[str] = ()) -> list[str]:
+def find_texts(row: Row, columns: Columns, where: str, taken: Iterable[str] = ()) -> list[str]:
     """One text column, or the two of a pair."""
-    if chosen and ("text" in chosen or "pair" in chosen):
-        columns = (find_column(row, "text", TEXTS, chosen, where), find_column(row, "pair", (), chosen, where))
-        return [name for name in columns if name is not None]
+    if columns and ("text" in columns or "pair" in columns):
+        found = (find_column(row, "text", TEXTS, columns, where), find_column(row, "pair", (), columns, where))
+        return [name for name in found if name is not None]
     lower = {str(name).strip().lower(): name for name in row if name not in taken}
     for a, b in PAIRS:
         if a.lower() in lower and b.lower() in lower:
@@ -229,30 +230,26 @@ def find_texts(row: Row, chosen: Chosen, where: str, taken: Iterable[str] = ()) 
     strings = [name for name in row if name not in taken and isinstance(row[name], str)]
     if len(strings) == 1:
         return strings
-    raise EverybertError(
-        f"{where}: which column is the text? It has {_columns(row)}; name it (columns: text=…, pair=…)"
-    )
+    has = ", ".join(map(str, row))
+    raise EverybertError(f"{where}: which column is the text? It has {has}; name it (columns: text=…, pair=…)")
 
 
-def find_question(row: Row, chosen: Chosen, where: str) -> tuple[str, str]:
-    """The columns of the question and the context."""
-    question = find_column(row, "question", QUESTIONS, chosen, where)
-    context = find_column(row, "context", CONTEXTS, chosen, where)
-    if question is None or context is None:
-        raise EverybertError(f"{where} needs a question and a context; it has {_columns(row)}")
-    return question, context
+def find_columns(row: Row, columns: Columns, where: str, **roles: Sequence[str]) -> Iterator[str]:
+    """The columns of roles (each with its usual names) that must all exist."""
+    for role, names in roles.items():
+        column = find_column(row, role, names, columns, where)
+        if column is None:
+            has = ", ".join(map(str, row))
+            raise EverybertError(f"{where} has no column for the {role} (it has {has}); name it (columns: {role}=…)")
+        yield column
 
 
-def find_choices(row: Row, chosen: Chosen, where: str) -> tuple[str, list[str], bool]:
-    """The column of the prompt, and the one that lists the endings (True) or the numbered ones (False)."""
-    prompt = find_column(row, "text", PROMPTS, chosen, where)
-    listed = find_column(row, "endings", ENDINGS, chosen, where)
+def find_endings(row: Row, columns: Columns, where: str) -> tuple[list[str], bool]:
+    """The column that lists the endings (True), or the numbered ones: ending0, ending1 … (False)."""
     numbered = [c for c in row if re.fullmatch(r"(ending|choice|option)_?\d+", str(c))]
-    if prompt is None or not (listed or numbered):
-        raise EverybertError(
-            f"{where} needs a prompt and endings (a list, or ending0, ending1 …); it has {_columns(row)}"
-        )
-    return prompt, [listed] if listed else sorted(numbered, key=lambda c: int(re.sub(r"\D", "", c))), bool(listed)
+    if numbered and find_column(row, "endings", ENDINGS, columns, where) is None:
+        return sorted(numbered, key=lambda c: int(re.sub(r"\D", "", c))), False
+    return list(find_columns(row, columns, where, endings=ENDINGS)), True
 
 
 def cell(row: Row, column: str) -> str:
@@ -261,8 +258,30 @@ def cell(row: Row, column: str) -> str:
     return value if isinstance(value, str) else "" if value is None else str(value)
 
 
-def _columns(row: Row) -> str:
-    return ", ".join(map(str, row))
+def text_reader(row: Row, columns: Columns, where: str) -> Callable[[Row], str]:
+    """Reads the text of a row without a target."""
+    text = find_texts(row, columns, where)[0]
+    return lambda row: cell(row, text)
+
+
+def pair_reader(row: Row, columns: Columns, where: str) -> Callable[[Row], str | tuple[str, str]]:
+    """Reads a text, or a pair if there are two text columns."""
+    texts = find_texts(row, columns, where)
+    if len(texts) == 1:
+        return text_reader(row, columns, where)
+    return lambda row: (cell(row, texts[0]), cell(row, texts[1]))
+
+
+def question_reader(row: Row, columns: Columns, where: str) -> Callable[[Row], tuple[str, str]]:
+    """Reads a question and its context."""
+    question, context = find_columns(row, columns, where, question=QUESTIONS, context=CONTEXTS)
+    return lambda row: (cell(row, question), cell(row, context))
+
+
+def choice_reader(row: Row, columns: Columns, where: str) -> Callable[[Row], tuple[str, list[str]]]:
+    """Reads a prompt and its endings."""
+    (prompt,), (endings, listed) = find_columns(row, columns, where, text=PROMPTS), find_endings(row, columns, where)
+    return lambda row: (cell(row, prompt), row[endings[0]] if listed else [cell(row, c) for c in endings])
 
 
 def _text(row: Row, column: str, what: str | None = None) -> str:
@@ -277,21 +296,13 @@ def _text(row: Row, column: str, what: str | None = None) -> str:
 
 
 def read_labelled(
-    source: Source,
-    names: Sequence[str] = LABELS,
-    chosen: Chosen = None,
-    skip_bad: bool = False,
-    target: Callable[[Any], Any] = lambda value: value,
+    source: Source, columns: Columns, skip_bad: bool, names: Sequence[str], target: Callable[[Any], Any]
 ) -> Examples:
     """Texts or pairs, and `target` of the cell in the label column, whose usual names are `names`."""
     table = read_rows(source, ("text", "text_pair", "label"), skip_bad)
     first, where = table.rows[0], table.where
-    label = find_column(first, "label", names, chosen, where)
-    if label is None:
-        raise EverybertError(
-            f"{where} has no column for the label (it has {_columns(first)}); name it (columns: label=…)"
-        )
-    texts = find_texts(first, chosen, where, [label])
+    (label,) = find_columns(first, columns, where, label=names)
+    texts = find_texts(first, columns, where, [label])
 
     def read(number: int, row: dict[str, Any]) -> tuple[Any, Any]:
         if missing := [c for c in (*texts, label) if c not in row]:
@@ -305,7 +316,7 @@ def read_labelled(
         return given, target(row[label])
 
     note = None
-    if isinstance(source, str | Path) and not {*texts, label} <= set((chosen or {}).values()):
+    if isinstance(source, str | Path) and not {*texts, label} <= set((columns or {}).values()):
         shown = " and ".join(map(repr, texts)) + f", label from {label!r}"
         note = f"{where}: text read from {shown} (guessed; choose with columns)"
     return collect(table, read, skip_bad, note)
@@ -320,11 +331,28 @@ def number_of(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def number_target(value: Any) -> float:
-    """A cell that must hold a finite number."""
-    if (number := number_of(value)) is None:
-        raise RowError(f"the target {value!r} is not a finite number")
-    return number
+def read_numbers(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
+    """Texts or pairs with a finite number each."""
+
+    def target(value: Any) -> float:
+        if (number := number_of(value)) is None:
+            raise RowError(f"the target {value!r} is not a finite number")
+        return number
+
+    return read_labelled(source, columns, skip_bad, SCORES, target)
+
+
+def read_classes(
+    source: Source, columns: Columns = None, skip_bad: bool = False, multi: bool | None = None
+) -> Examples:
+    """Texts or pairs with their labels. Multi-label if labels are lists, or `multi` is set ("a|b" is split)."""
+    examples = read_labelled(source, columns, skip_bad, LABELS, lambda value: value)
+    if multi is None:
+        multi = any(isinstance(t, list | tuple | set) for t in examples.targets)
+    if not multi:
+        return examples
+    where = examples.where
+    return replace(examples, targets=[split_labels(t, f"{where}, row {i + 1}") for i, t in enumerate(examples.targets)])
 
 
 def split_labels(value: Any, place: str) -> tuple[str, ...]:
@@ -342,17 +370,10 @@ def split_labels(value: Any, place: str) -> tuple[str, ...]:
 # ── sentences of tagged words ────────────────────────────────────────────────────────────────────────────────
 
 
-def read_tagged(
-    source: Source, chosen: Chosen = None, skip_bad: bool = False, scheme: str | None = None, raw: bool = False
-) -> Examples:
-    """Sentences of words with a tag each: CoNLL, CoNLL-U (`label` names the column), records, or marked texts.
-
-    Entity tags are rewritten as well-formed BIO or BIOES, whichever `scheme` says or they were in; `raw` leaves them.
-    """
-    examples = _tagged(source, dict(chosen or {}), skip_bad)
+def read_tagged(source: Source, columns: Columns = None, skip_bad: bool = False, scheme: str | None = None) -> Examples:
+    """Sentences of words with a tag each; entity tags become well-formed BIO or BIOES (by default as they were)."""
+    examples = read_raw_tags(source, columns, skip_bad)
     found = find_scheme(examples.targets)
-    if raw:
-        return examples
     where, notes, tags = examples.where, list(examples.notes), examples.targets
     if found == "plain":
         if scheme not in (None, "plain") and any(t != "O" for sentence in tags for t in sentence):
@@ -367,18 +388,20 @@ def read_tagged(
     return replace(examples, targets=fresh, notes=tuple(notes))
 
 
-def _tagged(source: Source, chosen: dict[str, str], skip_bad: bool) -> Examples:
+def read_raw_tags(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
+    """Sentences with their tags as written: CoNLL, CoNLL-U (`label` names the column), records, or marked texts."""
+    columns = columns or {}
     if isinstance(source, str | Path):
         path = Path(source)
         if kind(path) == ".conllu":
-            column = chosen.get("label", "upos")
+            column = columns.get("label", "upos")
             if column not in CONLLU_FIELDS:
                 raise EverybertError(f"{path}: CoNLL-U has no column {column!r}; it has {', '.join(CONLLU_FIELDS)}")
             trees = list(read_conllu(path))
             words, tags = ([[word[name] for word in tree] for tree in trees] for name in ("form", column))
             return Examples(words, tags, str(path), (f"{path}: labels read from the column {column!r}",))
         if kind(path) not in (".jsonl", ".ndjson", ".json", ".parquet", ".csv"):
-            sentences, column = list(read_conll(path)), chosen.get("label", "-1")
+            sentences, column = list(read_conll(path)), columns.get("label", "-1")
             width = len(sentences[0][0])
             if not column.lstrip("-").isdigit() or not -width <= int(column) < width:
                 raise EverybertError(
@@ -388,16 +411,11 @@ def _tagged(source: Source, chosen: dict[str, str], skip_bad: bool) -> Examples:
             return Examples([[row[0] for row in s] for s in sentences], tags, str(path))
     table = read_rows(source, ("words", "tags"), skip_bad)
     first, where = table.rows[0], table.where
-    spans = find_column(first, "spans", ("spans", "entities", "ents"), chosen, where)
+    spans = find_column(first, "spans", ("spans", "entities", "ents"), columns, where)
     if spans is not None and isinstance(first.get("text"), str):
         note = f"{where}: entities read from {spans!r}, words split by everybert"
         return collect(table, lambda i, row: _marked(row, spans), skip_bad, note)
-    text = find_column(first, "text", WORDS, chosen, where)
-    label = find_column(first, "label", TAGS, chosen, where)
-    if text is None or label is None:
-        raise EverybertError(
-            f"{where}: tagging needs words and tags; it has {_columns(first)} (columns: text=…, label=…)"
-        )
+    text, label = find_columns(first, columns, where, text=WORDS, label=TAGS)
 
     def read(number: int, row: dict[str, Any]) -> tuple[list[str], list[str]]:
         words, tags = _list(row.get(text)), _list(row.get(label))
@@ -448,7 +466,7 @@ def _list(value: Any) -> list[Any]:
 # ── questions about contexts ─────────────────────────────────────────────────────────────────────────────────
 
 
-def read_questions(source: Source, chosen: Chosen = None, skip_bad: bool = False) -> Examples:
+def read_questions(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
     """SQuAD 1.1 or 2.0 JSON; or records with question, context and answers, as SQuAD or `datasets` write them."""
     if isinstance(source, str | Path) and kind(Path(source)) == ".json" and _is_squad(Path(source)):
         table = Rows(list(read_squad(source)), str(source))
@@ -457,10 +475,8 @@ def read_questions(source: Source, chosen: Chosen = None, skip_bad: bool = False
     if not table.rows:
         raise EverybertError(f"{table.where} has 0 questions; there is nothing to learn from")
     first, where = table.rows[0], table.where
-    question, context = find_question(first, chosen, where)
-    answers = find_column(first, "answers", ("answers", "answer"), chosen, where)
-    if answers is None:
-        raise EverybertError(f"{where} needs answers beside questions and contexts; it has {_columns(first)}")
+    roles = {"question": QUESTIONS, "context": CONTEXTS, "answers": ("answers", "answer")}
+    question, context, answers = find_columns(first, columns, where, **roles)
 
     def read(number: int, row: dict[str, Any]) -> tuple[Question, tuple[Gold, ...]]:
         asked, text = (_text(row, column, "the question or the context") for column in (question, context))
@@ -510,18 +526,17 @@ def _placed(gold: tuple[str, Any], context: str) -> Gold:
 # ── prompts with endings; pairs and triplets ─────────────────────────────────────────────────────────────────
 
 
-def read_choices(source: Source, chosen: Chosen = None, skip_bad: bool = False) -> Examples:
+def read_choices(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
     """SWAG's own columns (startphrase, ending0 …, label), or a prompt, a list of endings, and the right number."""
     table = read_rows(source, ("prompt", "endings", "label"), skip_bad)
     first, where = table.rows[0], table.where
-    prompt, columns, listed = find_choices(first, chosen, where)
-    label = find_column(first, "label", ("label", "answer", "gold", "target"), chosen, where)
-    if label is None:
-        raise EverybertError(f"{where} needs a label: the number of the right ending; it has {_columns(first)}")
+    roles = {"text": PROMPTS, "label": ("label", "answer", "gold", "target")}
+    prompt, label = find_columns(first, columns, where, **roles)
+    endings, listed = find_endings(first, columns, where)
 
     def read(number: int, row: dict[str, Any]) -> tuple[tuple[str, list[str]], int]:
         asked = _text(row, prompt, f"the prompt in column {prompt!r}")
-        options = row.get(columns[0]) if listed else [row.get(c) for c in columns]
+        options = row.get(endings[0]) if listed else [row.get(c) for c in endings]
         if not isinstance(options, list | tuple) or len(options) < 2:
             raise RowError("fewer than two endings")
         if any(not isinstance(o, str) or not o.strip() for o in options):
@@ -531,25 +546,19 @@ def read_choices(source: Source, chosen: Chosen = None, skip_bad: bool = False) 
             raise RowError(f"the label {row.get(label)!r} is not the number of an ending (0 … {len(options) - 1})")
         return (asked, list(options)), int(right)
 
-    shown = repr(columns[0]) if listed else f"{columns[0]} … {columns[-1]}"
+    shown = repr(endings[0]) if listed else f"{endings[0]} … {endings[-1]}"
     note = f"{where}: prompt read from {prompt!r}, endings from {shown}, label from {label!r}"
     return collect(table, read, skip_bad, note)
 
 
-def read_pairs(source: Source, chosen: Chosen = None, skip_bad: bool = False) -> Examples:
+def read_pairs(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
     """(anchor, positive), (anchor, positive, negative), or (text, text, score) if there is a score column."""
     table = read_rows(_name_pairs(source), ("anchor", "positive", "negative"), skip_bad)
     first, where = table.rows[0], table.where
-    anchor = find_column(first, "text", ANCHORS, chosen, where)
-    positive = find_column(first, "pair", POSITIVES, chosen, where)
-    negative = find_column(first, "negative", NEGATIVES, chosen, where)
-    score = find_column(first, "label", SCORES[:3], chosen, where)
+    anchor, positive = find_columns(first, columns, where, text=ANCHORS, pair=POSITIVES)
+    negative = find_column(first, "negative", NEGATIVES, columns, where)
+    score = find_column(first, "label", SCORES[:3], columns, where)
     score = score or ("label" if negative is None and "label" in first else None)
-    if anchor is None or positive is None:
-        raise EverybertError(
-            f"{where}: embed needs two texts (anchor, positive) and a negative or a score if there is one; "
-            f"it has {_columns(first)} (columns: text=…, pair=…, negative=…, label=…)"
-        )
     names = [anchor, positive, *([negative] if negative and score is None else [])]
 
     def read(number: int, row: dict[str, Any]) -> tuple[tuple[str, ...], float | None]:

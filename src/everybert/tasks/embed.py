@@ -10,11 +10,11 @@ Legend: T tokens, B sequences, E examples, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -28,8 +28,8 @@ from everybert.model.heads import Network
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
-from everybert.tasks.dataset import Chosen, Examples, Row, Source
-from everybert.tasks.task import Features, Task, WindowConfig, constant, pick_metric, targets_of, text_features
+from everybert.tasks.dataset import Examples
+from everybert.tasks.task import Features, Task, constant, targets_of, text_features
 from everybert.text.tokenizer import Tokenizer
 
 
@@ -48,42 +48,33 @@ class Embed(Task):
     name = "embed"
     head = None
     metrics = ("recall@1", "mrr")
+    window_size = 256
     saved = {"pooling": str, "normalize": bool}
     batch_loss = True
 
-    @classmethod
-    def read(cls, source: Source, columns: Chosen = None, skip_bad: bool = False) -> Examples:
-        """(anchor, positive), (anchor, positive, negative), or (text, text, score)."""
-        return dataset.read_pairs(source, columns, skip_bad)
+    read = staticmethod(dataset.read_pairs)
+    input_reader = staticmethod(dataset.text_reader)
 
     @classmethod
-    def input_reader(cls, row: Row, columns: Chosen, where: str) -> Callable[[Row], str]:
-        """Texts."""
-        text = dataset.find_texts(row, columns, where)[0]
-        return lambda row: dataset.cell(row, text)
-
-    @classmethod
-    def from_examples(
+    def fit(
         cls,
         examples: Examples,
-        config: EncoderConfig,
-        *,
-        window: WindowConfig | None = None,
         pooling: Literal["mean", "cls"] = "mean",
         normalize: bool = True,
         scale: float = 20.0,
-        metric: str | None = None,
-    ) -> Self:
+    ) -> dict[str, Any]:
         """Whether pairs have scores follows from the examples."""
         scored = examples.targets[0] is not None
-        return cls(
-            window=window or WindowConfig.for_model(config, 256),
-            metric=pick_metric("embed", metric, ("spearman", "pearson") if scored else cls.metrics),
-            pooling=pooling,
-            normalize=normalize,
-            scale=scale,
-            scored=scored,
-        )
+        return {"pooling": pooling, "normalize": normalize, "scale": scale, "scored": scored}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], config: EncoderConfig) -> Self:
+        """From the saved values; a model from elsewhere reads its whole window."""
+        return super().from_state({"window": {"size": None}, **state}, config)
+
+    def known_metrics(self) -> tuple[str, ...]:
+        """Scored pairs are judged by their correlation."""
+        return ("spearman", "pearson") if self.scored else self.metrics
 
     def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[str]) -> Features:
         """Windows of each text."""

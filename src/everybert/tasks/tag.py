@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -26,16 +26,14 @@ from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks import words as wording
-from everybert.tasks.dataset import Chosen, Examples, Row, Source
+from everybert.tasks.dataset import Examples
 from everybert.tasks.task import (
     Encoded,
     Features,
     Task,
-    WindowConfig,
     constant,
     label_weights,
     lay,
-    pick_metric,
     targets_of,
 )
 from everybert.tasks.words import Entity, Splitter, Word, split_tag
@@ -99,34 +97,18 @@ class Tag(Task):
     labelled = True
     chunk = 256
 
-    # Data and settings.
+    read = staticmethod(dataset.read_tagged)
+    input_reader = staticmethod(dataset.text_reader)
 
     @classmethod
-    def read(
-        cls, source: Source, columns: Chosen = None, skip_bad: bool = False, scheme: str | None = None
-    ) -> Examples:
-        """Sentences of words with a tag each; `scheme` rewrites entity tags as BIO or BIOES."""
-        return dataset.read_tagged(source, columns, skip_bad, scheme)
-
-    @classmethod
-    def input_reader(cls, row: Row, columns: Chosen, where: str) -> Callable[[Row], str]:
-        """Texts."""
-        text = dataset.find_texts(row, columns, where)[0]
-        return lambda row: dataset.cell(row, text)
-
-    @classmethod
-    def from_examples(
+    def fit(
         cls,
         examples: Examples,
-        config: EncoderConfig,
-        *,
-        window: WindowConfig | None = None,
         labels: Sequence[str] | None = None,
         class_weights: str | Sequence[float] | None = None,
-        metric: str | None = None,
         decode: str = "constrained",
         pieces: str = "first",
-    ) -> Self:
+    ) -> dict[str, Any]:
         """Scheme, label order and word splitting come from the training sentences."""
         counts = Counter(t for tags in examples.targets for t in tags)
         dataset.check_labels(counts, counts.total(), examples.where)
@@ -135,16 +117,18 @@ class Tag(Task):
         dataset.label_ids(sorted(counts), order, examples.where)
         if decode not in ("constrained", "greedy") or pieces not in ("first", "all"):
             raise EverybertError("tag: decode is constrained or greedy, pieces is first or all")
-        return cls(
-            window=window or WindowConfig.for_model(config),
-            labels=order,
-            metric=pick_metric("tag", metric, ("accuracy", "f1_macro") if scheme == "plain" else cls.metrics),
-            scheme=scheme,
-            decoding=decode,
-            pieces=pieces,
-            splitter=wording.learn_splitter(examples.inputs),
-            weights=label_weights(class_weights, order, counts, counts.total()),
-        )
+        return {
+            "labels": order,
+            "scheme": scheme,
+            "decoding": decode,
+            "pieces": pieces,
+            "splitter": wording.learn_splitter(examples.inputs),
+            "weights": label_weights(class_weights, order, counts, counts.total()),
+        }
+
+    def known_metrics(self) -> tuple[str, ...]:
+        """Plain labels have no entities to score."""
+        return ("accuracy", "f1_macro") if self.scheme == "plain" else self.metrics
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], config: EncoderConfig) -> Self:
@@ -251,8 +235,8 @@ class Tag(Task):
 
         A list of words is used as it is; offsets are those of the words joined by spaces.
         """
-        if features.cut is not None:
-            log.warning("%d tokens beyond the window were cut off and not tagged", features.cut.sum())
+        if cut := sum(features.cut):
+            log.warning("%d tokens beyond the window were cut off and not tagged", cut)
         for text in features.back:
             tags, p_n = self.tags(outputs, text)
             if self.scheme == "plain":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -24,7 +24,7 @@ from everybert.model.config import EncoderConfig
 from everybert.model.engine import Inputs, ahead, run_head
 from everybert.model.heads import Network, head_logits
 from everybert.model.ragged import Ragged, Targets
-from everybert.tasks.dataset import Chosen, Examples, Row, Source
+from everybert.tasks.dataset import Columns, Examples, Row, Source
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.windows import Window, windows
 
@@ -57,10 +57,6 @@ class WindowConfig:
         if long not in ("window", "cut"):
             raise EverybertError(f"long texts are read by window or cut, not {long!r}")
         return cls(size, min(128, size // 4) if overlap is None else overlap, long)
-
-    def state(self) -> dict[str, Any]:
-        """JSON values for the model folder."""
-        return {"size": self.size, "overlap": self.overlap, "long": self.long}
 
     def cover(self, n: int, room: int) -> tuple[list[Window], int]:
         """Windows of at most `room` tokens over a text of n tokens, and how many tokens were cut."""
@@ -110,19 +106,19 @@ class TaskTargets(Targets):
 class Features:
     """The sequences of inputs or examples, in order, as the engine and training read them."""
 
-    ids: list[list[int]]
-    segments: list[list[int]] | None
-    globals: list[list[int]] | None
+    ids: list[np.ndarray]
+    segments: list[np.ndarray] | None
+    globals: list[Sequence[int]] | None
     """Longformer's global tokens."""
     example_S: np.ndarray
     """The number of each sequence's example, ascending."""
     weight_S: np.ndarray
     size: int
     """The window: no sequence is longer."""
+    cut: Sequence[int]
+    """Tokens cut off each input."""
     targets: dict[str, Any] = field(default_factory=dict)
     """Fields of TaskTargets: an array with a row per example (_E) or sequence (_B), an array per sequence (_T)."""
-    cut: np.ndarray | None = None
-    """Tokens cut off each input; None if none were."""
     most: int | None = None
     """Sequences of an example that a training batch takes, spread evenly; None takes all."""
     back: list[Any] = field(default_factory=list)
@@ -161,7 +157,7 @@ def lay(
     examples: Iterable[Sequence[Encoded]],
     config: EncoderConfig,
     size: int,
-    cut: Sequence[int] | np.ndarray = (),
+    cut: Sequence[int],
     back: list[Any] | None = None,
 ) -> Features:
     """The features of examples, each a list of sequences. `cut` counts the tokens cut off each input."""
@@ -170,13 +166,15 @@ def lay(
         raise EverybertError("there is nothing to read: no text was given")
     marked = config.global_attention and any(one.globals for _, one in flat)
     return Features(
-        ids=[one.ids for _, one in flat],
-        segments=[one.segments or [0] * len(one.ids) for _, one in flat] if config.segments > 1 else None,
-        globals=[list(one.globals) for _, one in flat] if marked else None,
+        ids=[np.asarray(one.ids, dtype=np.int32) for _, one in flat],
+        segments=[np.asarray(one.segments or [0] * len(one.ids), dtype=np.uint8) for _, one in flat]
+        if config.segments > 1
+        else None,
+        globals=[one.globals for _, one in flat] if marked else None,
         example_S=np.asarray([number for number, _ in flat], dtype=np.int64),
         weight_S=np.asarray([one.weight for _, one in flat], dtype=np.float32),
         size=size,
-        cut=np.asarray(cut, dtype=np.int64) if any(cut) else None,
+        cut=cut,
         back=back or [],
     )
 
@@ -253,7 +251,7 @@ def batch(
     which = which[np.argsort(features.lengths_E[which], kind="stable")]  # equal lengths together: fewer copies
     at_B, counts_E = _sequences(features, which)
 
-    def pick(values: list[list[int]] | None) -> list[list[int]] | None:
+    def pick(values: Sequence[Any] | None) -> list[Any] | None:
         return None if values is None else [values[i] for i in at_B]
 
     ids, segments, marks = pick(features.ids) or [], pick(features.segments), pick(features.globals)
@@ -344,9 +342,9 @@ class Task(ABC):
     head: ClassVar[str | None]
     """The head of the network that is trained; None for the encoder alone."""
     metrics: ClassVar[tuple[str, ...]]
-    """The scores that may choose the best epoch; the first is the default."""
+    """The usual scores; the first is the default metric."""
     window_size: ClassVar[int | None] = None
-    """The window of a folder from elsewhere; None is the model's."""
+    """The default window; None is the model's."""
     labelled: ClassVar[bool] = False
     """Whether the head has one output per label."""
     saved: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
@@ -358,20 +356,41 @@ class Task(ABC):
 
     # Data and settings.
 
-    @classmethod
+    @staticmethod
     @abstractmethod
-    def read(cls, source: Source, columns: Chosen = None, skip_bad: bool = False) -> Examples:
+    def read(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
         """Examples from what the user has. Further parameters of a subclass are options of the task."""
 
-    @classmethod
+    @staticmethod
     @abstractmethod
-    def input_reader(cls, row: Row, columns: Chosen, where: str) -> Callable[[Row], Any]:
+    def input_reader(row: Row, columns: Columns, where: str) -> Callable[[Row], Any]:
         """A function from rows without targets to inputs; columns are found in the first row."""
 
     @classmethod
-    @abstractmethod
-    def from_examples(cls, examples: Examples, config: EncoderConfig, *, window: WindowConfig | None = None) -> Self:
-        """The settings for training on these examples. Further parameters of a subclass are options of the task."""
+    def fit(cls, examples: Examples) -> dict[str, Any]:
+        """The fields that depend on the examples. Further parameters of a subclass are options of the task."""
+        return {}
+
+    @classmethod
+    def from_examples(
+        cls,
+        examples: Examples,
+        config: EncoderConfig,
+        *,
+        window: WindowConfig | None = None,
+        metric: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """The task for training on these examples; `options` are those of `fit`."""
+        task = cls(window=window or WindowConfig.for_model(config, cls.window_size), **cls.fit(examples, **options))
+        known = task.known_metrics()
+        if metric is not None and metric not in known:
+            raise EverybertError(f"{cls.name} is judged by one of {', '.join(known)}, not {metric!r}")
+        return replace(task, metric=metric or known[0])
+
+    def known_metrics(self) -> tuple[str, ...]:
+        """The scores that may choose the best epoch; the first is the default."""
+        return self.metrics
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], config: EncoderConfig) -> Self:
@@ -387,7 +406,7 @@ class Task(ABC):
             return list(value) if isinstance(value, tuple) else value.state() if hasattr(value, "state") else value
 
         own = {name: plain(getattr(self, name)) for name in self.saved}
-        return {"task": self.name, "window": self.window.state(), **own}
+        return {"task": self.name, "window": asdict(self.window), **own}
 
     def read_options(self) -> dict[str, Any]:
         """Options of `read` under which further data is read as the training data was."""
@@ -485,13 +504,6 @@ class Task(ABC):
 
     def write_files(self, folder: Path, config: EncoderConfig) -> None:  # noqa: B027
         """Write further files of a model folder; most tasks have none."""
-
-
-def pick_metric(task: str, chosen: str | None, known: Sequence[str]) -> str:
-    """The chosen metric, which must be one of the known ones; by default the first."""
-    if chosen is not None and chosen not in known:
-        raise EverybertError(f"{task} is judged by one of {', '.join(known)}, not {chosen!r}")
-    return chosen or known[0]
 
 
 def label_weights(

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from everybert.tasks.metrics import Interval, interval
 from everybert.tasks.task import Features, Task, WindowConfig
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.distributed import World
-from everybert.training.tuning import Run, Settings, tune
+from everybert.training.tuning import Data, Run, Settings, tune
 
 GRID: dict[str, Sequence[Any]] = {"lr": (5e-5, 3e-5, 2e-5), "batch_size": (16, 32), "epochs": (2, 3, 4)}
 """The BERT paper's grid (Devlin et al. 2019, A.3)."""
@@ -125,8 +125,10 @@ def finetune(
     tokenizer = Tokenizer.load(folder)
     data = prepare_data(task, folder, tokenizer, train, dev, columns, skip_bad, (window, overlap, long), options, seed)
     world = World.join()
-    world.same("training set, dev set or options", data.digest)
-    for note in (*data.notes, *(f"skipped: {row}" for row in data.bad)) if world.first else ():
+    sizes = (len(data.train_examples), len(data.dev_examples), len(data.train), len(data.dev))
+    world.same("training set, dev set or options", f"{task} {data.task.outputs} {tokenizer.digest} {sizes}")
+    bad = dict.fromkeys((*data.train_examples.bad, *data.dev_examples.bad))
+    for note in (*data.notes, *(f"skipped: {row}" for row in bad)) if world.first else ():
         log.info(note)
 
     runs, tried = [], []
@@ -163,35 +165,6 @@ def finetune(
 # ── data ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Data:
-    """What the runs share: the base model's folder, the task, and both data sets."""
-
-    folder: Path
-    tokenizer: Tokenizer
-    task: Task
-    train: Features
-    dev: Features
-    train_examples: Examples
-    dev_examples: Examples
-    notes: tuple[str, ...]
-    cache: dict[Any, tuple[Features, Features]] = field(default_factory=dict)
-    """Mode frozen: what the head reads, computed by the first run."""
-    taught: dict[str, Features] = field(default_factory=dict)
-    """By teacher: the training set with its predictions, computed by the first run."""
-
-    @property
-    def bad(self) -> tuple[str, ...]:
-        """Rows of both sets that were skipped under skip_bad."""
-        return tuple(dict.fromkeys((*self.train_examples.bad, *self.dev_examples.bad)))
-
-    @property
-    def digest(self) -> str:
-        """What ranks must have in common before they train together."""
-        sizes = (len(self.train_examples), len(self.dev_examples), len(self.train), len(self.dev))
-        return f"{self.task.name} {self.task.outputs} {self.tokenizer.digest} {sizes}"
-
-
 def prepare_data(
     name: str,
     folder: Path,
@@ -220,8 +193,8 @@ def prepare_data(
         notes += held.notes
     features = [task.features(tokenizer, config, part) for part in (examples, held)]
     for part, made in zip((examples, held), features):
-        if made.cut is not None:
-            notes.append(f"{part.where}: {int(made.cut.sum())} tokens lie beyond the window and were cut")
+        if cut := sum(made.cut):
+            notes.append(f"{part.where}: {cut} tokens lie beyond the window and were cut")
     most = features[0].most
     many = 0 if most is None else int((np.diff(features[0].first_E1) > most).sum())
     if many:
@@ -235,7 +208,7 @@ def prepare_data(
 def split_options(kind: type[Task], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of the task's `read`, and those of its `from_examples`; others are refused."""
     reading = set(inspect.signature(kind.read).parameters) - {"source", "columns", "skip_bad"}
-    making = set(inspect.signature(kind.from_examples).parameters) - {"examples", "config", "window"}
+    making = {"metric", *inspect.signature(kind.fit).parameters} - {"examples"}
     if unknown := set(options) - reading - making:
         known = ", ".join(sorted(reading | making))
         raise EverybertError(f"{kind.name} has no option {sorted(unknown)[0]!r}; it has {known}")
@@ -269,9 +242,10 @@ def run_once(data: Data, settings: Settings, seed: int, quiet: bool = False) -> 
     """One run from the base model."""
     network, loaded = load_base(data, seed)
     fresh = "pooler" in loaded.report.missing
-    train = data.train if settings.teacher is None else teach(data, settings.teacher, settings.device)
+    if settings.teacher is not None:
+        data = replace(data, train=teach(data, settings.teacher, settings.device))
     torch.manual_seed(seed)
-    return tune(network, data.task, train, data.dev, data.dev_examples, settings, seed, fresh, quiet, data.cache)
+    return tune(data, network, settings, seed, fresh, quiet)
 
 
 def release(runs: Sequence[Run]) -> None:
@@ -334,7 +308,7 @@ def save(tuned: Tuned, data: Data, folder: Path, command: str = "") -> None:
     """Write the best run: a model folder, or an adapter's; finetune.json and the card say how it was made."""
     best, task = tuned.runs[0], tuned.task
     assert best.network is not None
-    best.mode.save(best.network, task, data.tokenizer, data.folder, folder)
+    best.mode.save(best.network, data, task, folder)
     facts = describe(tuned, data, command)
     write_json(folder / "finetune.json", facts)
     write_card(folder, facts, task.confusion(best.network, data.dev), task.labels)

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ from everybert.training.optim import Optimizer, OptimizerConfig
 from everybert.training.recipe import RunSettings
 from everybert.training.step import Compute
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 ADAPTER = "default"
 """The name of a freshly trained adapter."""
 ALONE = World()
@@ -190,22 +192,16 @@ class FullMode:
         """What is computed once from the sequences of a data set."""
         return features
 
-    def save(self, network: Network, task: Task, tokenizer: Tokenizer, base: Path, folder: Path) -> None:
-        """Write what was trained."""
-        self.save_model(network, task, tokenizer, base, folder, {})
-
-    def save_model(
-        self, network: Network, task: Task, tokenizer: Tokenizer, base: Path, folder: Path, extras: dict[str, Any]
-    ) -> None:
-        """Write a model folder."""
+    def save(self, network: Network, data: Data, task: Task, folder: Path, extras: Mapping[str, Any] = NOTHING) -> None:
+        """Write what was trained: a model folder."""
         save_network(
             network,
             folder,
-            tokenizer=tokenizer,
+            tokenizer=data.tokenizer,
             labels=list(task.labels) if task.labels and str(task.head) in network.heads else None,
             problem_type=task.problem_type,
             extras={"task": task.state(), **extras},
-            raw_config=read_config(base)[1],
+            raw_config=read_config(data.folder)[1],
         )
         task.write_files(folder, network.config)
 
@@ -216,10 +212,6 @@ class FrozenMode(FullMode):
     def peak(self, network: Network) -> float:
         """The default learning rate."""
         return 2e-3
-
-    def rates(self, config: EncoderConfig) -> Callable[[str], float]:
-        """All the same: frozen parameters have no gradient."""
-        return lambda name: 1.0
 
     def prepare(self, network: Network, task: Task, fresh_pooler: bool) -> None:
         """Freeze the network and put a feature-based head on it."""
@@ -241,20 +233,18 @@ class FrozenMode(FullMode):
             return features.with_targets(features_B=np.stack(found))
         return features.with_targets(features_T=found)
 
-    def save(self, network: Network, task: Task, tokenizer: Tokenizer, base: Path, folder: Path) -> None:
+    def save(self, network: Network, data: Data, task: Task, folder: Path, extras: Mapping[str, Any] = NOTHING) -> None:
         """A model folder; a head that `transformers` has not is written to a file of its own."""
         name = str(task.head)
         head = network.heads[name]
         assert isinstance(head, FeatureHead)
-        own = head.features.layers == "last" and name not in SEQUENCE_HEADS and network.config.family != "modernbert"
-        if own:  # the family's own head after all
-            network.add_head(name, head.output.out_features)
+        if head.features.layers == "last" and name not in SEQUENCE_HEADS and network.config.family != "modernbert":
+            network.add_head(name, head.output.out_features)  # the family's own head after all
             network.heads[name].output.load_state_dict(head.output.state_dict())  # type: ignore[union-attr]
-            self.save_model(network, task, tokenizer, base, folder, {})
+            super().save(network, data, task, folder)
             return
-        described = {"name": name, **save_feature_head(head, folder)}
         del network.heads[name]
-        self.save_model(network, task, tokenizer, base, folder, {"feature_head": described})
+        super().save(network, data, task, folder, {"feature_head": {"name": name, **save_feature_head(head, folder)}})
         network.heads[name] = head
 
 
@@ -266,10 +256,6 @@ class LoraMode(FullMode):
     def peak(self, network: Network) -> float:
         """The default learning rate; B·A begins at 0 on weights of any size."""
         return 1e-3 if network.config.hidden_size <= 512 else 5e-4
-
-    def rates(self, config: EncoderConfig) -> Callable[[str], float]:
-        """All the same: frozen parameters have no gradient."""
-        return lambda name: 1.0
 
     def prepare(self, network: Network, task: Task, fresh_pooler: bool) -> None:
         """Freeze the network and put an adapter on it."""
@@ -299,9 +285,9 @@ class LoraMode(FullMode):
         if shapes[0] != shapes[1]:
             raise EverybertError(f"{start} is an adapter for another task or other labels; start without it")
 
-    def save(self, network: Network, task: Task, tokenizer: Tokenizer, base: Path, folder: Path) -> None:
+    def save(self, network: Network, data: Data, task: Task, folder: Path, extras: Mapping[str, Any] = NOTHING) -> None:
         """The adapter's folder."""
-        save_adapter(self.adapters, ADAPTER, folder, base=str(base), extras={"task": task.state()})
+        save_adapter(self.adapters, ADAPTER, folder, base=str(data.folder), extras={"task": task.state(), **extras})
 
 
 MODES = {"full": FullMode, "top": FullMode, "frozen": FrozenMode, "lora": LoraMode}
@@ -329,6 +315,24 @@ def renew(network: Network, task: Task, settings: Settings) -> None:
 
 
 # ── a run ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Data:
+    """What the runs share: the base model's folder, the task, and both data sets."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    task: Task
+    train: Features
+    dev: Features
+    train_examples: Examples
+    dev_examples: Examples
+    notes: tuple[str, ...] = ()
+    cache: dict[Any, tuple[Features, Features]] = field(default_factory=dict)
+    """Mode frozen: what the head reads, computed by the first run."""
+    taught: dict[str, Features] = field(default_factory=dict)
+    """By teacher: the training set with its predictions, computed by the first run."""
 
 
 @dataclass
@@ -360,22 +364,13 @@ class Run:
 
 
 def tune(
-    network: Network,
-    task: Task,
-    train_features: Features,
-    dev_features: Features,
-    dev: Examples,
-    settings: Settings,
-    seed: int = 0,
-    fresh_pooler: bool = False,
-    quiet: bool = False,
-    cache: dict[Any, tuple[Features, Features]] | None = None,
+    data: Data, network: Network, settings: Settings, seed: int = 0, fresh_pooler: bool = False, quiet: bool = False
 ) -> Run:
     """Train one network, which has the task's head.
 
-    `cache` holds what earlier runs on the same data and base computed for mode frozen. Under `torchrun` the ranks
-    share each step's examples, and all end with the best weights of the first rank.
+    Under `torchrun` the ranks share each step's examples, and all end with the best weights of the first rank.
     """
+    task, dev = data.task, data.dev_examples
     world = World.join()
     if world.size > 1 and task.batch_loss:
         raise EverybertError(f"{task.name} compares all texts of a batch, which ranks would split: run one process")
@@ -385,10 +380,10 @@ def tune(
     peak = settings.lr if settings.lr is not None else mode.peak(network)
     renew(network, task, settings)
     mode.prepare(network, task, fresh_pooler)
-    cache = {} if cache is None or settings.reinit else cache  # renewed layers differ from seed to seed
+    cache = {} if settings.reinit else data.cache  # renewed layers differ from seed to seed
     key = (settings.mode, settings.features, settings.pool, settings.teacher)
     if key not in cache:
-        both = [mode.features(network, task, features) for features in (train_features, dev_features)]
+        both = [mode.features(network, task, features) for features in (data.train, data.dev)]
         cache[key] = (both[0], both[1])
     train_features, dev_features = cache[key]
 
