@@ -475,8 +475,8 @@ class Model:
     def attention(self, text: str, pair: str | None = None) -> Attention:
         """Which tokens attend to which: `.weights` (L, A, n, n), row i what token i reads. Notebooks draw it."""
         encoding = self.one_window(text, pair)
-        spelt = self.tokenizer.spelt(encoding.tokens)
-        return read_attention(self.network, encoding, self._global_tokens(encoding), spelt)
+        readable = self.tokenizer.readable(encoding.tokens)
+        return read_attention(self.network, encoding, self._global_tokens(encoding), readable)
 
     def trace(self, text: str, pair: str | None = None, **options: Any) -> Trace:
         """Every intermediate of the forward pass by name: `trace["layers.0.attention.weights"]`."""

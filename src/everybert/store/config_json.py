@@ -151,7 +151,7 @@ LIMIT = 1 << 28
 LIMITS = dict.fromkeys(SIZES, LIMIT) | {"layers": 1 << 12, "layer_groups": 1 << 12, "inner_layers": 1 << 6}
 """Upper limits of sizes, checked before anything is built."""
 
-OURS_ALONE = frozenset(
+EVERYBERT_FIELDS = frozenset(
     (
         "classifier_form",
         "classifier_dropout",
@@ -310,7 +310,7 @@ def write(config: EncoderConfig, raw: dict[str, Any] | None = None) -> tuple[dic
     written = raw if raw and not _differences(config, read(raw)) else raw | _fields(config)
     reread = read(written)
     differ = _differences(config, reread)
-    if lost := sorted(set(differ) - OURS_ALONE):
+    if lost := sorted(set(differ) - EVERYBERT_FIELDS):
         name = lost[0]
         raise EverybertError(
             f"the {config.family} layout has no place for {name} = {differ[name]!r} (it means "

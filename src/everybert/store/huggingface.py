@@ -85,7 +85,7 @@ def read_config(folder: str | Path) -> tuple[EncoderConfig, dict[str, Any]]:
     ours = read_extras(folder).get("encoder") or {}
     try:
         config = config_json.read(raw)
-        return config.replace(**{k: v for k, v in ours.items() if k in config_json.OURS_ALONE}), raw
+        return config.replace(**{k: v for k, v in ours.items() if k in config_json.EVERYBERT_FIELDS}), raw
     except EverybertError as error:
         raise EverybertError(f"{path}: {error}") from None
 

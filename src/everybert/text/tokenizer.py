@@ -211,7 +211,7 @@ class Tokenizer:
         """The text of a single token; a token of white space as the vocabulary spells it."""
         return self.decode([id], skip_special=False).strip() or self.token(id)
 
-    def spelt(self, tokens: Sequence[str]) -> list[str]:
+    def readable(self, tokens: Sequence[str]) -> list[str]:
         """Tokens in readable form: the bytes of byte-level BPE as letters, where a token holds whole letters."""
         if not isinstance(self._backend.decoder, decoders.ByteLevel):
             return list(tokens)

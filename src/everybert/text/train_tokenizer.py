@@ -220,9 +220,9 @@ def _train_wordpiece(words: Counter[str], size: int, lowercase: bool, min_freque
     alphabet = _alphabet(words, size // 32, min_frequency)
     inside = {ord(letter): _CONTINUING + i for i, letter in enumerate(alphabet)}
     known = set(alphabet)
-    spelt = {word[0] + word[1:].translate(inside): count for word, count in words.items() if known.issuperset(word)}
+    coded = {word[0] + word[1:].translate(inside): count for word, count in words.items() if known.issuperset(word)}
     specials = list(formats.BERT_NAMES.values())
-    model = _train_bpe_model(spelt, size - len(specials), min_frequency, alphabet)
+    model = _train_bpe_model(coded, size - len(specials), min_frequency, alphabet)
     outside = {code: letter for letter, code in inside.items()}
     pieces = [("##" if ord(piece[0]) >= _CONTINUING else "") + piece.translate(outside) for piece in model["vocab"]]
     vocab = {piece: i for i, piece in enumerate(dict.fromkeys([*specials, *pieces]))}

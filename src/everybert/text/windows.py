@@ -39,14 +39,14 @@ def windows(n: int, size: int, overlap: int) -> list[Window]:
 
 @dataclass(frozen=True)
 class Piece:
-    """A window of a text as a sequence of its own, the text's special tokens around it."""
+    """A window of a text as a sequence with special tokens around it."""
 
     ids: Sequence[int]
     start: int
     stop: int
     """Of this sequence, the tokens it owns: their results are taken from here."""
     at: int
-    """Where the first owned token stands in the whole text's sequence."""
+    """Position of the first owned token in the sequence of the whole text."""
 
     @property
     def own(self) -> slice:
@@ -59,11 +59,11 @@ class Piece:
         return self.stop - self.start
 
     def index(self, token: int) -> int:
-        """Where a token of the whole text's sequence stands in this one."""
+        """The position in this sequence of a token of the whole text."""
         return token - self.at + self.start
 
     def owns(self, token: int) -> bool:
-        """Whether a token of the whole text's sequence takes its result from this one."""
+        """Whether the result of a token of the whole text is taken from this window."""
         return self.at <= token < self.at + self.stop - self.start
 
 
