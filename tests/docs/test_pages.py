@@ -94,8 +94,8 @@ def test_commands_in_running_text_exist(page: Path):
 
 
 def test_the_error_that_the_readme_shows_is_one_line_and_code_2(models: None):
-    assert '`everybert fill "no blank"`' in (pages.ROOT / "README.md").read_text("utf-8")
-    result = CliRunner().invoke(app, ["fill", "no blank"])
+    assert '`everybert fill "no mask"`' in (pages.ROOT / "README.md").read_text("utf-8")
+    result = CliRunner().invoke(app, ["fill", "no mask"])
     assert result.exit_code == 2 and len(result.stderr.strip().splitlines()) == 1 and "[MASK]" in result.stderr
 
 
