@@ -104,7 +104,8 @@ def _write_benchmarks(folder: Path) -> None:
     context = "Ada lives in Lima."
     asked = {"id": "1", "question": "Where does Ada live?", "answers": [{"text": "Lima", "answer_start": 13}]}
     squad = {"version": "1.1", "data": [{"title": "Ada", "paragraphs": [{"context": context, "qas": [asked]}]}]}
-    (folder / "dev-v1.1.json").write_text(json.dumps(squad), encoding="utf-8")
+    for name in ("train-v1.1.json", "dev-v1.1.json"):
+        (folder / name).write_text(json.dumps(squad), encoding="utf-8")
     (folder / "blimp").mkdir()
     pair = {"sentence_good": "the dog sleeps", "sentence_bad": "the dog sleep", "UID": "verb", "linguistics_term": "s"}
     (folder / "blimp/verb.jsonl").write_text(json.dumps(pair) + "\n", encoding="utf-8")
