@@ -8,7 +8,7 @@ Legend: T tokens in the batch, B sequences, M masked positions, V vocabulary, H 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -40,13 +40,13 @@ class PretrainTargets(Targets):
     """… the token after it …"""
     span_place_M: Tensor | None = None
     """… and the position within the span, from 1."""
-    real: Tensor | None = None
+    real: Tensor = field(default_factory=lambda: torch.tensor(1 << 62))
     """0-d: the number of tokens; those after it fill the batch up to a constant size."""
-    masked: Tensor | None = None
+    masked: Tensor = field(default_factory=lambda: torch.tensor(1.0))
     """0-d: masked tokens of the step."""
-    pairs: Tensor | None = None
+    pairs: Tensor = field(default_factory=lambda: torch.tensor(1.0))
     """0-d: labelled pairs of the step."""
-    tokens: Tensor | None = None
+    tokens: Tensor = field(default_factory=lambda: torch.tensor(1.0))
     """0-d: tokens of the step."""
 
     def of_step(self, counts: Tensor) -> PretrainTargets:
@@ -56,13 +56,9 @@ class PretrainTargets(Targets):
 
     def without_labels(self) -> PretrainTargets:
         """Targets with nothing to learn: loss and gradients are zero."""
-
-        def ignored(label: Tensor | None) -> Tensor | None:
-            return None if label is None else torch.full_like(label, IGNORE)
-
-        label_M, label_B = ignored(self.mask_label_M), ignored(self.pair_label_B)
-        real = None if self.real is None else torch.zeros_like(self.real)
-        return replace(self, mask_label_M=label_M, pair_label_B=label_B, real=real)
+        label_M = torch.full_like(self.mask_label_M, IGNORE)
+        label_B = None if self.pair_label_B is None else torch.full_like(self.pair_label_B, IGNORE)
+        return replace(self, mask_label_M=label_M, pair_label_B=label_B, real=torch.zeros_like(self.real))
 
 
 def targets_of(batch: Ragged) -> PretrainTargets:

@@ -194,7 +194,7 @@ class Ragged:
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Ragged:
         """The same batch with `fn` applied to each tensor, targets included."""
-        own = {name: fn(x) for name in TENSORS if (x := getattr(self, name)) is not None}
+        own: dict[str, Any] = {name: fn(x) for name in TENSORS if (x := getattr(self, name)) is not None}
         targets = None if self.targets is None else self.targets.map(fn)
         return replace(self, **own, targets=targets)
 

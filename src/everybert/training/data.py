@@ -7,7 +7,7 @@ is made by any worker. So the batches of a step are the same for every number of
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -160,8 +160,8 @@ class Packs(IterableDataset):
     """The packs of one phase for one rank, from a place on; each worker makes every n-th of them."""
 
     def __init__(self, feed: Feed, step: int, total: int | None, place: Place) -> None:
-        self.stream, self.rates, self.place = feed.stream(place.phase), Rates(feed.recipe, step, total), place
-        self.rank, self.ranks, self.fill = feed.rank, feed.ranks, feed.fill
+        self.recipe, self.rank, self.ranks, self.fill = feed.recipe, feed.rank, feed.ranks, feed.fill
+        self.stream, self.place, self.step, self.total = feed.stream(place.phase), place, step, total
 
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
@@ -169,23 +169,23 @@ class Packs(IterableDataset):
         first = (self.rank - self.place.number) % self.ranks + mine * self.ranks
         stride = self.ranks * workers
         position = Position(*self.place[2:])
-        for i, pack in enumerate(self.stream.packs(position, first, stride, self.rates)):
+        for i, pack in enumerate(self.stream.packs(position, first, stride, self.mask_rates())):
             yield to_item(pack, self.place.number + first + i * stride, self.stream, self.fill)
 
+    def mask_rates(self) -> Callable[[int], float]:
+        """A function that gives the mask rate of a pack by its number, for rising numbers."""
+        step, now = self.step, moment(self.recipe, self.step, self.total)
+        end = now.packs
 
-class Rates:
-    """The mask rate of a pack by its number, counted from the first of a step; asked in rising order."""
+        def rate(number: int) -> float:
+            nonlocal step, now, end
+            while number >= end:
+                step += 1
+                now = moment(self.recipe, step, self.total)
+                end += now.packs
+            return now.mask_rate
 
-    def __init__(self, recipe: Recipe, step: int, total: int | None) -> None:
-        self.recipe, self.step, self.total = recipe, step, total
-        self.end = moment(recipe, step, total).packs
-
-    def __call__(self, number: int) -> float:
-        """The rate of pack `number`."""
-        while number >= self.end:
-            self.step += 1
-            self.end += moment(self.recipe, self.step, self.total).packs
-        return moment(self.recipe, self.step, self.total).mask_rate
+        return rate
 
 
 @dataclass
@@ -265,5 +265,6 @@ def to_device(items: Iterator[Item], device: torch.device) -> Iterator[Item]:
     for item, arrived in ahead(fetch, repeat(None), AHEAD):
         stream = torch.cuda.current_stream(device)
         stream.wait_event(arrived)
-        item.batch.map(lambda x, stream=stream: x.record_stream(stream) or x)
+        for tensor in item.batch.tensors().values():  # do not reuse its memory before this stream has read it
+            tensor.record_stream(stream)
         yield item

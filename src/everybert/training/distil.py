@@ -55,7 +55,8 @@ def distil(
     it is the recipe's [model].
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, **overrides)
-    if recipe.distil is None:
+    settings = recipe.distil
+    if settings is None:
         raise EverybertError("the recipe has no [distil] table: say there what the student learns from the teacher")
     if recipe.boundary:
         raise EverybertError("distillation has no boundary objective: set [mask] boundary = false")
@@ -66,8 +67,8 @@ def distil(
     network = build_student(setting, master)
     for who, config in (("teacher", master.config), ("student", network.config)):
         check_length(recipe, config, who)
-    loss = DistilLoss(master, recipe.distil)
-    if recipe.distil.relation:  # relations are computed sequence by sequence, which cannot be compiled
+    loss = DistilLoss(master, settings)
+    if settings.relation:  # relations are computed sequence by sequence, which cannot be compiled
         setting = replace(setting, recipe=replace(recipe, run=replace(recipe.run, compile=False)))
     return run(setting, network, loss, NAMES, quiet)
 

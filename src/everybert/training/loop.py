@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from threading import Event
 from types import FrameType
 from typing import Any
 
@@ -41,7 +42,7 @@ class Job:
     """The batches of all steps from the current one on."""
     lr: Callable[[Progress], float]
     """The learning rate of the next step."""
-    save: Callable[[Progress], None]
+    save: Callable[[Progress], object]
     """Write a checkpoint (called on every rank; rank 0 writes)."""
     names: tuple[str, ...]
     """The names of the loss function's figures, which add up to the loss."""
@@ -82,7 +83,7 @@ def train(job: Job, progress: Progress, logs: Logs) -> bool:
             share = fetch(steps, stop)
             counts = torch.zeros(3, dtype=torch.float64) if share is None else share.counts
             seconds = time.perf_counter() - began if world.first else 0.0
-            state = torch.tensor([bool(stop), share is None, seconds], dtype=torch.float64)
+            state = torch.tensor([stop.is_set(), share is None, seconds], dtype=torch.float64)
             totals = world.sum(torch.cat((counts, state)))
             tokens, asked, lost, progress.seconds = totals[2:].tolist()
             if lost or share is None:
@@ -238,34 +239,25 @@ def seed_dropout(key: int, device: torch.device) -> None:
         torch.cuda.manual_seed(key)
 
 
-class StopFlag:
-    """Becomes true when the process is asked to stop."""
-
-    asked = False
-
-    def __bool__(self) -> bool:
-        return self.asked
-
-
-def fetch(steps: Iterator[Step], stop: StopFlag) -> Step | None:
+def fetch(steps: Iterator[Step], stop: Event) -> Step | None:
     """The packs of the next step; None if a stop signal ended the worker processes."""
     try:
         return next(steps)
     except RuntimeError:
-        if stop:
+        if stop.is_set():
             return None
         raise
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[StopFlag]:
+def stop_signals() -> Iterator[Event]:
     """SIGTERM and the first Ctrl-C set a flag instead of ending the process; a second Ctrl-C ends it."""
-    flag, owner = StopFlag(), os.getpid()
+    flag, owner = Event(), os.getpid()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if flag.asked and number == signal.SIGINT and os.getpid() == owner:
+        if flag.is_set() and number == signal.SIGINT and os.getpid() == owner:
             raise KeyboardInterrupt
-        flag.asked = True
+        flag.set()
 
     try:
         before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
