@@ -198,7 +198,7 @@ def token_log_probs(
     A position p is masked in a copy of its own, together with the tokens after it up to its end in `ends` (p + 1 by
     default). `run` is the runner, called as `engine.encode` is.
     """
-    copies: list[np.ndarray] = []
+    copies: list[Any] = []
     places: list[int] = []
     gold: list[int] = []
     for i, (ids, chosen) in enumerate(zip(sequences, positions)):
