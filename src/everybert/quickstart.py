@@ -136,8 +136,8 @@ def write_inputs(out: Path, size: int, screen: Console) -> None:
     """world.txt, train.tsv, dev.tsv, test.tsv."""
     texts = data.documents(size)
     _write(out / "world.txt", "\n\n".join(texts) + "\n")
-    for name in ("train.tsv", "dev.tsv", "test.tsv"):
-        _write(out / name, data.read(name))
+    for name, source in (("train", "train"), ("dev", "dev"), ("test", "unseen")):
+        _write(out / f"{name}.tsv", data.read(f"{source}.tsv"))
     screen.print(f"{len(texts):,} short documents in {out / 'world.txt'}, for example:")
     for text in texts[1:4]:
         screen.print(f"  {text[:110]}{'…' if len(text) > 110 else ''}", style="dim", highlight=False)

@@ -39,20 +39,20 @@ def test_facts_are_never_contradicted():
 
 
 def test_the_task_is_balanced_and_disjoint_and_its_test_words_are_new():
-    parts = {name: data.rows(f"{name}.tsv") for name in ("train", "dev", "test")}
-    assert {name: len(rows) for name, rows in parts.items()} == {"train": 400, "dev": 200, "test": 200}
+    parts = {name: data.rows(f"{name}.tsv") for name in ("train", "dev", "unseen")}
+    assert {name: len(rows) for name, rows in parts.items()} == {"train": 400, "dev": 200, "unseen": 200}
     for rows in parts.values():
         counts = Counter(label for _, label in rows)
         assert counts["praise"] == counts["complaint"]
     texts = [text for rows in parts.values() for text, _ in rows]
     assert len(set(texts)) == len(texts)
     used = {name: words(" ".join(text for text, _ in rows)) & OPINIONS for name, rows in parts.items()}
-    assert not used["test"] & used["train"] and used["dev"] <= used["train"]
+    assert not used["unseen"] & used["train"] and used["dev"] <= used["train"]
     assert words(" ".join(data.documents())) >= OPINIONS  # pre-training can learn all of them
 
 
 def test_the_last_opinion_word_decides_the_label():
     """Such as "not dull at all, it was superb"."""
-    for text, label in (*data.rows("train.tsv"), *data.rows("test.tsv")):
+    for text, label in (*data.rows("train.tsv"), *data.rows("unseen.tsv")):
         last = [word for word in re.findall(r"\w+", text.lower()) if word in OPINIONS][-1]
         assert (last in GOOD.split()) == (label == "praise"), text

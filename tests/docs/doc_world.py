@@ -72,10 +72,10 @@ def stand_ins(folder: Path) -> Iterator[None]:
 
 def write_data(folder: Path) -> None:
     """The files that pages name: labelled ones, plain text, a file of each kind."""
-    for name, count in (("train", 64), ("dev", 32), ("test", 32)):
-        lines = [("text", "label"), *rows(f"{name}.tsv", count)]
+    for name, source, count in (("train", "train", 64), ("dev", "dev", 32), ("test", "unseen", 32)):
+        lines = [("text", "label"), *rows(f"{source}.tsv", count)]
         (folder / f"{name}.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in lines), encoding="utf-8")
-    texts = [text for text, _ in rows("test.tsv", 32)]
+    texts = [text for text, _ in rows("unseen.tsv", 32)]
     (folder / "sentences.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
     (folder / "texts").mkdir()
     (folder / "texts" / "world.txt").write_text("\n\n".join(documents(400)) + "\n", encoding="utf-8")

@@ -1,10 +1,10 @@
 """Bundled text: a small world of facts for the quickstart, and a classification task about it.
 
-world.txt                     5,000 short documents about countries, animals, jobs, …, separated by empty lines
-masked.tsv                    true sentences with a masked token and its answer; none of them is in world.txt
-train.tsv, dev.tsv, test.tsv  opinions, labelled praise or complaint; the opinion words of test.tsv are in
-                              world.txt but not in train.tsv, so a model knows them from pre-training alone
-quickstart.toml               the recipe of the quickstart
+world.txt                       5,000 short documents about countries, animals, jobs, …, separated by empty lines
+masked.tsv                      true sentences with a masked token and its answer; none of them is in world.txt
+train.tsv, dev.tsv, unseen.tsv  opinions, labelled praise or complaint; the opinion words of unseen.tsv are in
+                                world.txt but not in train.tsv, so a model knows them from pre-training alone
+quickstart.toml, report.md      the recipe of the quickstart and the template of its report
 """
 
 from importlib import resources
