@@ -6,6 +6,7 @@ import tiny_bert as tiny
 import torch
 
 from everybert.store.huggingface import load_network, save_network
+from everybert.store.sentence_transformers import Pooling, write_pooling
 from everybert.tasks import Embed, embed
 from everybert.tasks.task import WindowConfig, batch
 from everybert.text.tokenizer import Tokenizer
@@ -83,7 +84,8 @@ def test_the_folder_opens_in_sentence_transformers(bert, tmp_path, pooling, norm
     loaded, tokenizer = bert
     task = Embed(window=WindowConfig(64, 16), pooling=pooling, normalize=normalize)
     save_network(loaded.network, tmp_path, tokenizer=tokenizer)
-    task.write_files(tmp_path, loaded.config)
+    write_pooling(tmp_path, Pooling((pooling,), normalize, 64), loaded.config.hidden_size)
+    assert task.sentence_pooling() == (pooling, normalize)
     texts = ["the cat is good", "mary sees a film in london , they eat"]
     ours = np.stack(list(task.predict(loaded.network, tokenizer, texts)))
     theirs = SentenceTransformer(str(tmp_path), device="cpu").encode(texts)

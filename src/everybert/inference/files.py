@@ -11,7 +11,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 CHUNK = 512
 """Rows that are read, predicted and written at a time."""
-DIGITS = 5
 WRITTEN = (".csv", ".tsv", ".jsonl", ".ndjson")
 Row = dict[str, Any]
 
@@ -72,7 +71,7 @@ def predict_file(
     first = next(rows)
     pick = TASKS[task].input_reader(first, columns, str(source))
     with model.using(adapter):
-        multi = bool(getattr(model.task(task), "multi", False))
+        described = model.task(task).as_columns
     if fresh:
         out.unlink(missing_ok=True)
     done = 0
@@ -86,7 +85,7 @@ def predict_file(
                     writer.check(chunk[skip - 1], done + skip, source)
                 todo = chunk[skip:]
                 found = model.predict(task, [pick(row) for row in todo], adapter)
-                writer.write([_joined(row, described(task, r, scores, multi), source) for row, r in zip(todo, found)])
+                writer.write([_joined(row, described(r, scores), source) for row, r in zip(todo, found)])
                 done += len(chunk)
                 progress(done)
             if before > done:
@@ -121,27 +120,6 @@ def chunks(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
 
 
 # ── rows to inputs, results to columns ───────────────────────────────────────────────────────────────────────
-
-
-def sure(probability: float) -> float:
-    """A probability in as many digits as it is worth: neighbours in a batch move the seventh."""
-    return round(probability, DIGITS)
-
-
-def described(task: str, result: Any, scores: bool = False, multi: bool = False) -> Row:
-    """A result as columns: prediction, and what else there is to say of it."""
-    if task == "regress":
-        return {"prediction": round(result, DIGITS)}
-    if task == "tag":
-        return {"prediction": [asdict(span) | {"score": sure(span.score)} for span in result]}
-    if task == "answer":
-        best = result[0]
-        return {"prediction": best.text, "start": best.start, "end": best.end, "probability": sure(best.score)}
-    if task == "choose":
-        each = {f"p(ending{i})": sure(p) for i, p in enumerate(result.scores)} if scores else {}
-        return {"prediction": result.index, "ending": result.text, "probability": sure(result.score), **each}
-    each = {f"p({label})": sure(p) for label, p in result.scores.items()} if scores else {}
-    return {"prediction": list(result.labels) if multi else result.label, "probability": sure(result.score), **each}
 
 
 def _joined(row: Row, more: Row, source: Path) -> Row:

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from everybert.cluster import Engine, check_engine
 from everybert.errors import EverybertError
 from everybert.files import disk_errors, read_json, replace_folder, sha256_folder, size_and_hash, write_json
-from everybert.inference.files import CHUNK, Scored, described
+from everybert.inference.files import CHUNK, Scored
 from everybert.inference.parquet import Part, open_parquet, plan_parts, read_rows, write_table
 from everybert.store.hub import resolve
+from everybert.tasks import Classify
 from everybert.text.readers import expand
 
 if TYPE_CHECKING:
@@ -241,7 +242,8 @@ def _predict(model: Model, job: Job, inputs: list[Any]) -> pa.Table:
         return pa.table(columns)
 
     task, scores = model.task("classify"), bool(job.options.get("scores"))
-    rows = [described("classify", result, scores, task.multi) for result in model.predict("classify", inputs)]
+    assert isinstance(task, Classify)
+    rows = [task.as_columns(result, scores) for result in model.predict("classify", inputs)]
     names = ["probability", *(f"p({label})" for label in task.labels if scores)]
     label = pa.list_(pa.string()) if task.multi else pa.string()
     return pa.Table.from_pylist(rows, pa.schema([("prediction", label), *((name, pa.float64()) for name in names)]))

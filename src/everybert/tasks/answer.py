@@ -25,7 +25,7 @@ from everybert.model.losses import span_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import Encoded, Features, Task, lay, targets_of
+from everybert.tasks.task import DIGITS, Encoded, Features, Task, lay, targets_of
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.windows import Window
 
@@ -191,6 +191,12 @@ class AnswerQuestions(Task):
         wide = replace(self, best=max(self.best, top))
         for given, found, cut in zip(inputs, wide.candidates(outputs, features), features.cut):
             yield wide.answers(found, given[1], top, cut)
+
+    def as_columns(self, prediction: list[Answer], scores: bool = False) -> dict[str, Any]:
+        """The best answer, its place and probability."""
+        best = prediction[0]
+        probability = round(best.score, DIGITS)
+        return {"prediction": best.text, "start": best.start, "end": best.end, "probability": probability}
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """exact and f1; if some questions have no answer, also best_exact and best_f1 at their best thresholds."""

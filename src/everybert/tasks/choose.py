@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +19,7 @@ from everybert.model.losses import choice_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import Encoded, Features, Task, cover_pair, lay, targets_of
+from everybert.tasks.task import DIGITS, Encoded, Features, Task, cover_pair, lay, targets_of
 from everybert.text.tokenizer import Tokenizer
 
 Prompt = tuple[str, Sequence[str]]
@@ -91,6 +92,12 @@ class Choose(Task):
         for (_, endings), p, cut in zip(inputs, self._probabilities(outputs, features), features.cut):
             best = int(p.argmax())
             yield Choice(best, endings[best], float(p[best]), tuple(p.tolist()), cut)
+
+    def as_columns(self, prediction: Choice, scores: bool = False) -> dict[str, Any]:
+        """The best ending, its number and probability."""
+        each = {f"p(ending{i})": round(p, DIGITS) for i, p in enumerate(prediction.scores)} if scores else {}
+        found = {"prediction": prediction.index, "ending": prediction.text}
+        return {**found, "probability": round(prediction.score, DIGITS), **each}
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """accuracy."""

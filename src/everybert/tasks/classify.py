@@ -27,6 +27,7 @@ from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples
 from everybert.tasks.task import (
+    DIGITS,
     Features,
     Task,
     combine,
@@ -187,6 +188,12 @@ class Classify(TextTask):
                 cut=cut,
             )
 
+    def as_columns(self, prediction: Prediction, scores: bool = False) -> dict[str, Any]:
+        """The label (multi-label: all of them) and its probability."""
+        each = {f"p({label})": round(p, DIGITS) for label, p in prediction.scores.items()} if scores else {}
+        label = list(prediction.labels) if self.multi else prediction.label
+        return {"prediction": label, "probability": round(prediction.score, DIGITS), **each}
+
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """accuracy, f1, f1_macro, f1_micro; with one label per text, matthews and the calibration error ece too."""
         gold = features.targets["label_E"]
@@ -255,6 +262,10 @@ class Regress(TextTask):
     def decode(self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Text]) -> Iterator[float]:
         """One number per text or pair."""
         yield from (features.combine(outputs)[:, 0] * self.scale + self.shift).tolist()
+
+    def as_columns(self, prediction: float, scores: bool = False) -> dict[str, Any]:
+        """The number."""
+        return {"prediction": round(prediction, DIGITS)}
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """pearson, spearman, mse, mae, in the units of the data."""

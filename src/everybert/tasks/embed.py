@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -21,9 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everybert.files import write_json
 from everybert.model.config import EncoderConfig
-from everybert.model.engine import Inputs, encode
+from everybert.model.engine import encode
 from everybert.model.heads import Network
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
@@ -114,7 +112,7 @@ class Embed(Task):
             out.update(zip(which, pool(x_TH, batch, self.pooling).float().cpu().numpy()))
 
         try:
-            encode(network, Inputs(features.ids, features.segments, features.globals), read, budget=budget)
+            encode(network, features.inputs(), read, budget=budget)
         finally:
             network.train(training)
         return [out[i] for i in range(len(features.lengths_S))]
@@ -139,31 +137,9 @@ class Embed(Task):
             ranks[i : i + 512] = (part @ b.T > right + 1e-6).sum(1)
         return {"recall@1": float((ranks == 0).mean()), "mrr": float((1 / (1 + ranks)).mean())}
 
-    def write_files(self, folder: Path, config: EncoderConfig) -> None:
-        """The files by which sentence-transformers opens a model folder: modules, pooling, normalisation, length."""
-        modules = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] * self.normalize)]
-        modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-        chosen = {"mean": "mean_tokens", "cls": "cls_token"}[self.pooling]
-        (folder / "1_Pooling").mkdir(parents=True, exist_ok=True)
-        files = {
-            "modules.json": [
-                {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-                for i, (path, kind) in enumerate(modules)
-            ],
-            "1_Pooling/config.json": {
-                "word_embedding_dimension": config.hidden_size,
-                **{f"pooling_mode_{mode}": mode == chosen for mode in modes},
-                "include_prompt": True,
-            },
-            "sentence_bert_config.json": {"max_seq_length": self.window.size, "do_lower_case": False},
-            "config_sentence_transformers.json": {
-                "prompts": {},
-                "default_prompt_name": None,
-                "similarity_fn_name": "cosine",
-            },
-        }
-        for name, content in files.items():
-            write_json(folder / name, content)
+    def sentence_pooling(self) -> tuple[str, bool]:
+        """(pooling, normalize)."""
+        return self.pooling, self.normalize
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

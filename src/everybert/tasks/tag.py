@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -28,6 +28,7 @@ from everybert.tasks import dataset, metrics
 from everybert.tasks import words as wording
 from everybert.tasks.dataset import Examples
 from everybert.tasks.task import (
+    DIGITS,
     Encoded,
     Features,
     Task,
@@ -248,6 +249,10 @@ class Tag(Task):
                 start, end = text.words[first].start, text.words[stop - 1].end
                 spans.append(Span(text.text[start:end], label, start, end, float(p_n[first:stop].mean())))
             yield spans
+
+    def as_columns(self, prediction: list[Span], scores: bool = False) -> dict[str, Any]:
+        """The spans."""
+        return {"prediction": [asdict(span) | {"score": round(span.score, DIGITS)} for span in prediction]}
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """Entity precision, recall and f1 as conlleval has them, and word accuracy; for plain labels accuracy and f1.

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -28,6 +27,8 @@ from everybert.tasks.dataset import Columns, Examples, Row, Source
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.windows import Window, windows
 
+DIGITS = 5
+"""Of a probability in a table: the other sequences of a batch change the seventh."""
 MOST_WINDOWS = 16
 """Windows of one example that a training step reads, spread evenly; prediction reads all."""
 
@@ -145,6 +146,10 @@ class Features:
     def with_targets(self, **targets: Any) -> Features:
         """The same sequences with more targets."""
         return replace(self, targets=self.targets | targets)
+
+    def inputs(self) -> Inputs:
+        """The sequences for the engine."""
+        return Inputs(self.ids, self.segments, self.globals)  # type: ignore[arg-type]
 
     def combine(self, outputs: Sequence[np.ndarray]) -> np.ndarray:
         """(E, C): the weighted mean over the sequences of each example, as `combine` has it in training."""
@@ -468,7 +473,7 @@ class Task(ABC):
         assert self.head is not None
         known = features.targets.get("features_B", features.targets.get("features_T"))
         if known is None:
-            return run_head(network, Inputs(features.ids, features.segments, features.globals), self.head, budget)
+            return run_head(network, features.inputs(), self.head, budget)
         head, training = network.heads[self.head].eval(), network.training
         like = next(head.parameters())
         whole = "features_B" in features.targets
@@ -490,6 +495,10 @@ class Task(ABC):
         for chunk, features in made:
             yield from self.decode(self.run(network, features, budget), features, chunk, **options)
 
+    def as_columns(self, prediction: Any, scores: bool = False) -> dict[str, Any]:
+        """A prediction as columns of a table; `scores` adds the probability of every label."""
+        return {"prediction": prediction}
+
     @abstractmethod
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """Scores of the network's predictions."""
@@ -502,8 +511,9 @@ class Task(ABC):
         """The task with the values that are fitted on held-out data after training (thresholds, temperature)."""
         return self
 
-    def write_files(self, folder: Path, config: EncoderConfig) -> None:  # noqa: B027
-        """Write further files of a model folder; most tasks have none."""
+    def sentence_pooling(self) -> tuple[str, bool] | None:
+        """(pooling, normalize) of a task that makes a vector per text, for sentence-transformers."""
+        return None
 
 
 def label_weights(

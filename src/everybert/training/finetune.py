@@ -131,7 +131,8 @@ def finetune(
     for note in (*data.notes, *(f"skipped: {row}" for row in bad)) if world.first else ():
         log.info(note)
 
-    runs, tried = [], []
+    runs: list[Run] = []
+    tried: list[dict[str, Any]] = []
     if axes:
         chosen, best, tried = search_grid(data, chosen, axes, seed, quiet)
         runs = [best]

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from everybert.corpus.masking import make_key, permutation
 from everybert.corpus.packs import Position
 from everybert.errors import EverybertError
+from everybert.files import write_json
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import initialise
 from everybert.model.heads import SEQUENCE_HEADS, FeatureConfig, FeatureHead, Network, add_feature_head
@@ -34,6 +35,7 @@ from everybert.model.lora import AdapterSet, LoraConfig
 from everybert.model.ragged import Ragged
 from everybert.store.adapters import load_adapter, read_adapter, save_adapter, save_feature_head
 from everybert.store.huggingface import read_config, save_network
+from everybert.store.sentence_transformers import Pooling, write_pooling
 from everybert.tasks.dataset import Examples
 from everybert.tasks.task import Features, Task, batch, targets_of
 from everybert.text.tokenizer import Tokenizer
@@ -203,7 +205,11 @@ class FullMode:
             extras={"task": task.state(), **extras},
             raw_config=read_config(data.folder)[1],
         )
-        task.write_files(folder, network.config)
+        if vectors := task.sentence_pooling():
+            pooling = Pooling((vectors[0],), vectors[1], task.window.size)
+            write_pooling(folder, pooling, network.config.hidden_size)
+            settings: dict[str, Any] = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+            write_json(folder / "config_sentence_transformers.json", settings)
 
 
 class FrozenMode(FullMode):
