@@ -140,13 +140,13 @@ def cli() -> str:
 def _command(name: str, command: Any) -> list[str]:
     import typer
 
+    from everybert.cli.options import parameter_rows
+
     context = typer.Context(command, info_name=f"everybert {name}")
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     usage = " ".join(["everybert", name, *(_metavar(p) for p in arguments), "[OPTIONS]"])
     out = [f"### everybert {name}", "", _prose(command.help), "", "```text", usage, "```", ""]
-    rows = [(_metavar(p), p.help or "") for p in arguments]
-    options = (p for p in command.params if p.param_type_name == "option" and p.name != "help")
-    rows += [p.get_help_record(context) for p in options]
+    rows = [row for section in parameter_rows(command, context).values() for row in section if "--help" not in row[0]]
     if rows:
         out += ["| | |", "|---|---|", *(f"| {_code(flags)} | {_cell(text)} |" for flags, text in rows)]
     examples = [line.strip() for line in (command.epilog or "").splitlines() if "everybert " in line]

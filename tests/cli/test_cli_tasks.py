@@ -7,9 +7,9 @@ import pytest
 import tiny_model
 from typer.testing import CliRunner
 
-from everybert.cli.docs import field_docs
 from everybert.cli.main import COMMANDS, app
 from everybert.inference import files
+from everybert.inference.model import Model
 
 FAST = ["--epochs", "2", "--lr", "5e-3", "--batch-size", "8", "--device", "cpu", "--quiet"]
 
@@ -145,7 +145,7 @@ def test_ctrl_c_exits_with_130_and_says_how_to_go_on(tuned, data, tmp_path, monk
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "iterate", stop)
+    monkeypatch.setattr(Model, "predict", stop)
     result = run("classify", data, "--text-column", "body", "--out", tmp_path / "o.csv", "--model", tuned, code=130)
     assert "run the same command again" in result.stderr
 
@@ -221,8 +221,3 @@ def test_blimp_prints_a_table(base, tmp_path):
 )
 def test_help_has_examples(name):
     assert "Examples" in run(name, "--help").stdout
-
-
-def test_help_shows_the_docs_of_the_settings():
-    docs = field_docs("everybert.training.tuning", "Settings")
-    assert docs["batch_size"].endswith("(default: 32)") and "layer" in docs["layer_decay"]

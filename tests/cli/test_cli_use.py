@@ -73,7 +73,7 @@ def test_fill(folder: Path):
     assert found["text"] == text
     assert [[c["id"] for c in blank] for blank in found["masks"]] == [[c.id for c in blank] for blank in expected]
     shown = run("fill", text, "--model", folder, "--top", 3).stdout
-    assert "blank 2" in shown and expected[0][0].token in shown
+    assert "mask 2" in shown and expected[0][0].token in shown
 
 
 def test_embed_from_arguments_a_file_and_a_pipe(folder: Path, tmp_path: Path):
@@ -205,9 +205,9 @@ def test_the_module_runs_and_says_its_version():
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def test_an_interruption_is_quiet():
     code = (
-        "import time\nfrom everybert.cli import main, use\n"
+        "import time\nfrom everybert.cli import common, main\n"
         "def stop(*a, **k):\n    print('ready', flush=True)\n    time.sleep(60)\n"
-        "use.load = stop\nmain.app(['fill', 'a [MASK]'])"
+        "common.ModelOptions.load = stop\nmain.app(['fill', 'a [MASK]'])"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"

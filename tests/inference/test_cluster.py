@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from everybert.cli.main import app
 from everybert.cluster import cluster
 from everybert.errors import EverybertError
-from everybert.inference import cluster as inferring
+from everybert.inference import parts
 from everybert.inference.parts import predict_parts
 
 pytest.importorskip("ray")
@@ -52,14 +52,14 @@ def test_a_killed_worker_loses_nothing_and_the_bytes_are_the_local_engines(
 ):
     mark = tmp_path / "killed"
 
-    class Dying(inferring.Actor):  # known here alone, so it is sent to the workers as it is
+    class Dying(parts.Actor):  # known here alone, so it is sent to the workers as it is
         def __call__(self, row):
             if row["number"] == 3 and not mark.exists():
                 mark.write_text(str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__call__(row)
 
-    monkeypatch.setattr(inferring, "Actor", Dying)
+    monkeypatch.setattr(parts, "Actor", Dying)
     seen = []
     how = {"part_rows": 16, "progress": lambda rows, total: seen.append((rows, total))}
     done = predict_parts("embed", folder, files, tmp_path / "ray", engine="ray", **how)

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 import everybert
 from everybert.cli.main import app
 from everybert.errors import EverybertError
-from everybert.inference.parquet import plan_parts, read_rows
-from everybert.inference.parts import predict_parts
+from everybert.inference.parts import plan_parts, predict_parts, read_part
 
 WORDS = ("good", "bad", "great", "awful", "poor")
 TEXTS = [f"the {a} was {b}" + f" {b}" * (25 * i) for i, b in enumerate(WORDS) for a in ("film", "food", "song")] * 3
@@ -215,7 +214,7 @@ def test_parts_hold_every_row_once_and_in_order(tmp_path_factory, groups, part_r
             at += size
     texts, parts = plan_parts("embed", [path], {}, max(part_rows, rows // 20))
     assert texts == ("text",)
-    read = [text for part in parts for text in read_rows(part).column("text").to_pylist()]
+    read = [text for part in parts for text in read_part(part).column("text").to_pylist()]
     assert read == table.column("text").to_pylist()
 
 

@@ -9,7 +9,7 @@ from grammar import write_corpus
 from typer.testing import CliRunner
 
 import everybert
-from everybert.cli.corpus import app
+from everybert.cli.main import app
 from everybert.corpus.examples import ExampleConfig
 from everybert.corpus.shards import Corpus, Layout
 from everybert.errors import EverybertError
@@ -104,9 +104,12 @@ def test_a_corpus_is_scored(network, corpus, heldout, tmp_path):
     assert full["length"] == 64 and full["tokens"] <= 16_384
     with pytest.raises(EverybertError, match="more than the model's 64 positions"):
         evaluate.score_corpus(model, corpus, length=65)
-    shown = CliRunner().invoke(app, ["score", str(corpus), "--model", str(tmp_path), "--tokens", "1"])
+    command = ["corpus", "score", str(corpus), "--model", str(tmp_path), "--tokens", "1"]
+    shown = CliRunner().invoke(app, command)
     assert f"{full['accuracy']:.1%} of {full['masked']:,}" in shown.output
-    as_json = CliRunner().invoke(app, ["score", str(corpus), "--model", str(tmp_path), "--tokens", "1", "--json"])
+    as_json = CliRunner().invoke(
+        app, ["corpus", "score", str(corpus), "--model", str(tmp_path), "--tokens", "1", "--json"]
+    )
     assert json.loads(as_json.stdout) == full
 
 

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from everybert.cli.main import app
-from everybert.cli.plan import human, read_size, size_of, span
+from everybert.cli.pretrain import duration, human, read_size
 from everybert.errors import EverybertError
 from everybert.model.config import preset
 from everybert.model.heads import Network
@@ -197,6 +197,6 @@ def test_mistakes_are_one_line(arguments: list[str], cause: str):
 
 def test_figures_are_short():
     assert [human(n) for n in (12, 999.9e3, 1.5e6, 128e9)] == ["12", "1M", "1.5M", "128B"]
-    assert [size_of(n) for n in (12, 8.58e9)] == ["12 B", "8.58 GB"]
-    assert [span(d) for d in (0.01, 0.5, 12)] == ["14 minutes", "12.0 hours", "12.0 days"]
+    assert [human(n, "B") for n in (12, 8.58e9)] == ["12 B", "8.58 GB"]
+    assert [duration(d) for d in (0.01, 0.5, 12)] == ["14 minutes", "12.0 hours", "12.0 days"]
     assert [read_size(t) for t in ("300B", "3.3b", "1e9", "1_000", "2,000")] == [300e9, 3.3e9, 1e9, 1e3, 2e3]

@@ -1,4 +1,4 @@
-"""The `everybert` command. A command's module is imported when the command is called, so that help is quick."""
+"""The `everybert` command. The module of a command is imported when the command is called, so that help is fast."""
 
 from __future__ import annotations
 
@@ -10,62 +10,62 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from everybert import __version__
+from everybert.cli.options import Command, Group
 from everybert.errors import EverybertError
 
-USE, LOOK, BUILD, MEASURE = "Use a model", "Look inside", "Make one", "Measure one"
+USE, LOOK, BUILD, MEASURE = "Use a model", "Look inside a model", "Make a model", "Measure a model"
 COMMANDS = {
-    "quickstart": ("everybert.cli.quickstart", "The whole story in miniature, in a minute or two.", USE),
-    "fill": ("everybert.cli.use", "Guess the words behind [MASK].", USE),
-    "embed": ("everybert.cli.use", "Turn texts into vectors.", USE),
-    "tokens": ("everybert.cli.use", "Show a text's tokens and their vectors.", USE),
-    "next": ("everybert.cli.use", "How likely one sentence follows another.", USE),
-    "classify": ("everybert.cli.tasks", "Label texts or pairs, or a file of them.", USE),
-    "regress": ("everybert.cli.tasks", "Predict a number for texts or pairs.", USE),
-    "tag": ("everybert.cli.tasks", "Find names, places, parts of speech.", USE),
-    "answer": ("everybert.cli.tasks", "Answer questions from a text.", USE),
-    "choose": ("everybert.cli.tasks", "Choose the ending that fits best.", USE),
-    "serve": ("everybert.cli.serve", "Serve models over HTTP.", USE),
-    "info": ("everybert.cli.info", "A model's size, part by part; the family side by side.", USE),
-    "export": ("everybert.cli.export", "A model for other runtimes: ONNX, or a folder of transformers.", USE),
-    "explain": ("everybert.cli.inside", "Every step of the forward pass, with its numbers.", LOOK),
-    "attention": ("everybert.cli.inside", "A page with all of a text's attention.", LOOK),
-    "neighbours": ("everybert.cli.inside", "One word in several texts, layer by layer.", LOOK),
-    "probe": ("everybert.cli.inside", "What heads know of syntax; where a task's information lives.", LOOK),
-    "tokenizer": ("everybert.cli.tokenizer", "Train a tokenizer, and look at one.", BUILD),
-    "corpus": ("everybert.cli.corpus", "Build a pre-training corpus from text, and look at one.", BUILD),
-    "plan": ("everybert.cli.plan", "What a recipe would need: memory, days, network, cost.", BUILD),
-    "pretrain": ("everybert.cli.pretrain", "Pre-train a model by a recipe; run again to resume.", BUILD),
-    "distil": ("everybert.cli.pretrain", "Train a small model to do what a larger one does.", BUILD),
-    "extend": ("everybert.cli.pretrain", "Add words to a model's vocabulary.", BUILD),
-    "finetune": ("everybert.cli.finetune", "Fine-tune a model on labelled data.", BUILD),
-    "doctor": ("everybert.cli.finetune", "What is wrong with labelled data, before training on it.", BUILD),
-    "quantize": ("everybert.cli.quantize", "Store a model at a byte a parameter.", BUILD),
-    "push": ("everybert.cli.push", "Send a model's folder to the Hugging Face hub.", BUILD),
-    "evaluate": ("everybert.cli.finetune", "Score a fine-tuned model on labelled data.", MEASURE),
-    "bench": ("everybert.cli.bench", "How fast a model is on this machine.", MEASURE),
-    "glue": ("everybert.cli.benchmarks", "Fine-tune and score on the GLUE tasks of a folder.", MEASURE),
-    "squad": ("everybert.cli.benchmarks", "SQuAD's official scores, of a model or of predictions.", MEASURE),
-    "blimp": ("everybert.cli.benchmarks", "Which of two sentences a model finds more likely.", MEASURE),
+    "quickstart": ("folders", "Make a small model from bundled text: all steps, in two minutes.", USE),
+    "fill": ("use", "Predict the words behind [MASK].", USE),
+    "embed": ("use", "Compute one vector per text.", USE),
+    "tokens": ("use", "Print the tokens of a text and their vectors.", USE),
+    "next": ("use", "Probability that one sentence follows another.", USE),
+    "classify": ("use", "Predict labels of texts or pairs, or of a file.", USE),
+    "regress": ("use", "Predict a number for texts or pairs.", USE),
+    "tag": ("use", "Find names, places, parts of speech.", USE),
+    "answer": ("use", "Answer questions from a text.", USE),
+    "choose": ("use", "Choose the ending that fits best.", USE),
+    "serve": ("folders", "Serve models over HTTP.", USE),
+    "info": ("folders", "Parameters of a model by part; the BERT family side by side.", USE),
+    "export": ("folders", "Export a model to ONNX, or to a transformers folder.", USE),
+    "explain": ("inside", "Every step of the forward pass, with its numbers.", LOOK),
+    "attention": ("inside", "Write a page with all attention weights of a text.", LOOK),
+    "neighbours": ("inside", "Compare one word in several texts, layer by layer.", LOOK),
+    "probe": ("inside", "Probe heads for syntax, and layers for a task.", LOOK),
+    "tokenizer": ("pretrain", "Train a tokenizer.", BUILD),
+    "corpus": ("pretrain", "Build a pre-training corpus from text, and describe one.", BUILD),
+    "plan": ("pretrain", "Estimate memory, time, network and cost of a recipe.", BUILD),
+    "pretrain": ("pretrain", "Pre-train a model with a recipe; run again to resume.", BUILD),
+    "distil": ("pretrain", "Train a small model to imitate a larger one.", BUILD),
+    "extend": ("pretrain", "Add words to the vocabulary of a model.", BUILD),
+    "finetune": ("finetune", "Fine-tune a model on labelled data.", BUILD),
+    "doctor": ("finetune", "Check labelled data before training.", BUILD),
+    "quantize": ("folders", "Store a model in int8.", BUILD),
+    "push": ("folders", "Upload a model folder to the Hugging Face hub.", BUILD),
+    "evaluate": ("finetune", "Score a fine-tuned model on labelled data.", MEASURE),
+    "bench": ("finetune", "Measure the speed of a model on this machine.", MEASURE),
+    "glue": ("finetune", "Fine-tune and score on the GLUE tasks in a folder.", MEASURE),
+    "squad": ("finetune", "SQuAD's official scores, of a model or of predictions.", MEASURE),
+    "blimp": ("finetune", "How often a model prefers the grammatical sentence of a pair.", MEASURE),
 }
-"""Name → the module whose `app` has the command (or is the group of that name), its line of help, its panel."""
+"""Command → the module of everybert.cli that has it, its line in the help, its heading."""
 
 
-class Commands(TyperGroup):
-    """Lists commands without importing them, and turns a user's errors into one line and exit code 2."""
+class Commands(Group):
+    """Lists commands without importing them. Errors that users can fix are one line, with exit code 2."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order of the table."""
+        """The commands in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """What help shows of a command."""
+        """What the help shows of a command."""
         if cmd_name not in COMMANDS:
             return None
         _, line, panel = COMMANDS[cmd_name]
-        return TyperCommand(cmd_name, help=line, rich_help_panel=panel)
+        return Command(cmd_name, help=line, rich_help_panel=panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command itself, imported now."""
@@ -73,14 +73,12 @@ class Commands(TyperGroup):
         if name not in COMMANDS:
             close = get_close_matches(name, COMMANDS, n=2)
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {' or '.join(close)}?" if close else ""))
-        around = typer.Typer(add_completion=False)
-        around.add_typer(import_module(COMMANDS[name][0]).app, name=name)
-        group: Any = typer.main.get_command(around).commands[name]  # type: ignore[attr-defined]
-        return name, group.commands.get(name, group), args[1:]
+        group: Any = typer.main.get_command(import_module(f"everybert.cli.{COMMANDS[name][0]}").app)
+        return name, group.commands[name], args[1:]
 
     def invoke(self, ctx: Any) -> Any:
-        """Run; errors that the user can fix are one line, an interruption is quiet."""
-        warnings.showwarning = _note
+        """Run a command and print its errors."""
+        warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
         try:
             return super().invoke(ctx)
         except EverybertError as error:
@@ -90,17 +88,13 @@ class Commands(TyperGroup):
             sys.exit(130)
 
 
-def _note(message: Any, *_: Any, **__: Any) -> None:
-    """A warning as one line."""
-    print(f"note: {message}", file=sys.stderr)
-
-
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 
 
@@ -121,7 +115,7 @@ def main(
 
 def run() -> None:
     """The console script."""
-    for stream in (sys.stdout, sys.stderr):  # text that the terminal cannot show is escaped, never a traceback
+    for stream in (sys.stdout, sys.stderr):  # characters that the terminal cannot show are escaped
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     app(prog_name="everybert")

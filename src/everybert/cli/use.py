@@ -1,127 +1,143 @@
-"""`everybert fill`, `embed`, `tokens`, `next`: use a model on texts from the command line or a file."""
+"""`everybert fill`, `embed`, `tokens`, `next`, and one command per task: a model on texts or files."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from everybert.cli.common import (
-    DEFAULT,
-    Device,
-    Dtype,
-    File,
-    Json,
-    ModelName,
-    Texts,
-    examples,
-    load,
-    print_json,
-    read_texts,
-)
-from everybert.cli.parts import Address, EngineName, PartRows, Workers, only_parquet, parquet_files, run_parts
+from everybert.cli.common import Count, Long, Name, Use, read_texts, shorten
+from everybert.cli.options import Fields, Output, command
 from everybert.errors import EverybertError
 
+if TYPE_CHECKING:
+    from everybert.inference.files import Scored
+    from everybert.inference.model import Model
+
 app = typer.Typer()
+RECORDS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt")
+Texts = Annotated[list[str] | None, "One or more texts, each in quotes.", {"metavar": "TEXT"}]
+Lines = Annotated[Path | None, "Read one text per line from a file; - is standard input."]
+Second = Annotated[str | None, "A second text."]
+Given = Annotated[list[str] | None, "Texts in quotes, or one file.", {"metavar": "TEXT|FILE"}]
 
 
-@app.command(
-    epilog=examples(
-        'everybert fill "Istanbul is a great [MASK] to visit"',
-        'everybert fill "[MASK] loves [MASK]" --top 3 --json',
-        "everybert fill --file questions.txt --model ./my-model",
-    )
-)
+@dataclass(frozen=True)
+class TaskOptions:
+    """Options of the task commands. Each command has those that its task can use."""
+
+    file: Path | None = None
+    """A file: csv, tsv, jsonl, parquet, or txt with one text per line."""
+    out: Path | None = None
+    """Write the rows of the file with their predictions: csv, tsv or jsonl. Run again to resume."""
+    text_column: Name = None
+    """The text column of the file. Guessed if not given."""
+    pair_column: Name = None
+    """The column of the second text."""
+    pair: str | None = None
+    """The second text of a pair."""
+    context: str | None = None
+    """The text that holds the answer."""
+    context_file: Path | None = None
+    """A file that holds the answer."""
+    top: Count = 1
+    """Answers per question."""
+    scores: bool = False
+    """The probability of every label."""
+    adapter: Name = None
+    """An adapter: the name of one that comes with the model, or a folder."""
+    skip_bad: bool = False
+    """Leave out rows that cannot be read, and count them."""
+    fresh: bool = False
+    """Start the output again instead of continuing it."""
+
+    def inputs(self, texts: list[str]) -> list[Any]:
+        """Texts, or pairs."""
+        return list(texts) if self.pair is None else [(text, self.pair) for text in texts]
+
+    def reading(self) -> dict[str, Any]:
+        """How the rows of files are read and written."""
+        columns = {"text": self.text_column, "pair": self.pair_column}
+        named = {role: name for role, name in columns.items() if name is not None}
+        return {"columns": named, "skip_bad": self.skip_bad, "fresh": self.fresh}
+
+
+SHARED = " adapter skip_bad fresh"
+RowOptions = Annotated[TaskOptions, Fields("text_column skip_bad fresh", "Parquet files")]
+TagOptions = Annotated[TaskOptions, Fields("file out text_column" + SHARED)]
+RegressOptions = Annotated[TaskOptions, Fields("file out text_column pair_column pair" + SHARED)]
+ClassifyOptions = Annotated[TaskOptions, Fields("file out text_column pair_column pair scores" + SHARED)]
+AnswerOptions = Annotated[TaskOptions, Fields("context context_file top file out" + SHARED)]
+ChooseOptions = Annotated[TaskOptions, Fields("file out scores" + SHARED)]
+PARTS = Fields("part_rows engine address workers", "Parquet files", "everybert.inference.parts:PartOptions")
+Parts = Annotated[dict[str, Any], PARTS]
+
+
+# ── pre-trained models ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@command(app)
 def fill(
     texts: Texts = None,
-    top: Annotated[int, typer.Option(help="Candidates for each blank.")] = 5,
-    pair: Annotated[str | None, typer.Option(help="A second text, which may have blanks too.")] = None,
-    model: ModelName = DEFAULT,
-    file: File = None,
-    as_json: Json = False,
-    device: Device = None,
-    dtype: Dtype = None,
-) -> None:
-    """Guess the words behind [MASK], each with its probability."""
-    given = read_texts(texts, file)
-    loaded = load(model, device, dtype)
-    found = []
-    for text in given:
-        blanks = loaded.fill(text, top=top, pair=pair)
-        if as_json:
-            found.append({"text": text, "masks": [[asdict(candidate) for candidate in blank] for blank in blanks]})
-            continue
-        print(text)
-        for number, blank in enumerate(blanks, 1):
-            if len(blanks) > 1:
-                print(f"  blank {number}")
-            for candidate in blank:
-                print(f"  {candidate.score:7.4f}  {candidate.token}")
-    if as_json:
-        print_json(found)
+    *,
+    top: Annotated[int, "Candidates per masked token."] = 5,
+    pair: Annotated[str | None, "A second text, which may have masked tokens too."] = None,
+    file: Lines = None,
+    use: Use,
+) -> Output:
+    """Predict the words behind [MASK], each with its probability.
 
+    Examples:
+        everybert fill "Istanbul is a great [MASK] to visit"
+        everybert fill "[MASK] loves [MASK]" --top 3 --json
+        everybert fill --file questions.txt --model ./my-model
+    """
+    given, model = read_texts(texts, file), use.load()
+    found = ((text, model.fill(text, top=top, pair=pair)) for text in given)
 
-@app.command(
-    epilog=examples(
-        'everybert embed "A dog barks." "A cat sleeps." --model ./all-MiniLM-L6-v2',
-        "everybert embed --file sentences.txt --out vectors.npy",
-        "everybert embed --file long.txt --long cut --json",
-        "everybert embed rows-*.parquet --text-column body --out vectors --engine ray --address auto",
+    def lines() -> Iterator[str]:
+        for text, masks in found:
+            yield text
+            for number, candidates in enumerate(masks, 1):
+                yield from [f"  mask {number}"] if len(masks) > 1 else []
+                yield from (f"  {candidate.score:7.4f}  {candidate.token}" for candidate in candidates)
+
+    return Output(
+        ({"text": text, "masks": [list(map(asdict, mask)) for mask in masks]} for text, masks in found), lines()
     )
-)
+
+
+@command(app)
 def embed(
-    texts: Texts = None,
-    pooling: Annotated[
-        str | None, typer.Option(help="mean, cls or max; by default as the model's folder says.")
-    ] = None,
-    normalize: Annotated[
-        bool | None,
-        typer.Option("--normalize/--no-normalize", help="Scale to length 1; by default as the folder says."),
-    ] = None,
-    long: Annotated[
-        Literal["window", "cut"], typer.Option(help="Texts longer than the window: read in windows, or cut.")
-    ] = "window",
-    out: Annotated[
-        Path | None, typer.Option(help="Write the vectors to a .npy file; of parquet files: to a folder.")
-    ] = None,
-    model: ModelName = DEFAULT,
-    file: File = None,
-    as_json: Json = False,
-    device: Device = None,
-    dtype: Dtype = None,
-    text_column: Annotated[str | None, typer.Option(help="Parquet: the text column; guessed when not given.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Parquet: leave rows without text out.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Parquet: start the output over.")] = False,
-    engine: EngineName = "local",
-    address: Address = None,
-    workers: Workers = None,
-    part_rows: PartRows = 4096,
-) -> None:
-    """Turn texts into vectors, one each; or the rows of parquet files, into a folder of them with a vector each."""
+    texts: Annotated[Texts, "One or more texts, each in quotes; or parquet files."] = None,
+    *,
+    pooling: Annotated[Name, "mean, cls or max. If not given: as the model's folder says."] = None,
+    normalize: Annotated[bool | None, "Scale vectors to length 1. If not given: as the model's folder says."] = None,
+    long: Annotated[Long, "Read texts longer than the window in windows, or cut them."] = "window",
+    file: Lines = None,
+    out: Annotated[Path | None, "Write the vectors to a .npy file; for parquet files, to a folder."] = None,
+    rows: RowOptions,
+    parts: Parts,
+    use: Use,
+) -> Output:
+    """Compute one vector per text, or one per row of parquet files.
+
+    Examples:
+        everybert embed "A dog barks." "A cat sleeps." --model ./all-MiniLM-L6-v2
+        everybert embed --file sentences.txt --out vectors.npy
+        everybert embed rows-*.parquet --text-column body --out vectors
+    """
+    options: dict[str, Any] = {"pooling": pooling, "normalize": normalize, "long": long}
     if files := parquet_files(texts, file):
-        run_parts(
-            "embed",
-            model,
-            files,
-            out,
-            as_json,
-            device=device,
-            dtype=dtype,
-            columns={"text": text_column} if text_column is not None else {},
-            options={"pooling": pooling, "normalize": normalize, "long": long},
-            skip_bad=skip_bad,
-            fresh=fresh,
-            engine=engine,
-            address=address,
-            workers=workers,
-            part_rows=part_rows,
-        )
-        return
-    only_parquet(engine, address, workers)
+        return on_parts("embed", files, out, use, options=options, **rows.reading(), **parts)
+    only_parquet(parts)
     given = read_texts(texts, file)
-    vectors = load(model, device, dtype).embed(given, pooling=pooling, normalize=normalize, long=long)
+    vectors = use.load().embed(given, **options)
+    lines: Iterable[str] = (f"{_start(v, 6)} … ({len(v)} numbers)  {shorten(text)}" for text, v in zip(given, vectors))
     if out is not None:
         import numpy as np
 
@@ -129,97 +145,288 @@ def embed(
 
         with atomic_file(out) as draft, draft.open("wb") as stream:
             np.save(stream, vectors)
-    if as_json:
-        print_json([{"text": text, "vector": vector.tolist()} for text, vector in zip(given, vectors)])
-    elif out is not None:
-        print(f"{out}: {vectors.shape[0]} vectors of {vectors.shape[1]} numbers")
-    else:
-        for text, vector in zip(given, vectors):
-            start = " ".join(f"{x:+.3f}" for x in vector[:6])
-            print(f"{start} … ({len(vector)} numbers)  {_short(text)}")
+        lines = [f"{out}: {vectors.shape[0]} vectors of {vectors.shape[1]} numbers"]
+    return Output(({"text": text, "vector": vector.tolist()} for text, vector in zip(given, vectors)), lines)
 
 
-@app.command(
-    epilog=examples(
-        'everybert tokens "I love my pet Python"',
-        'everybert tokens "I love my pet Python" --layer 0 --json',
-    )
-)
+@command(app)
 def tokens(
     texts: Texts = None,
-    layer: Annotated[
-        int | None, typer.Option(help="0 is the embeddings, the last is the default, -2 counts back.")
-    ] = None,
-    pair: Annotated[str | None, typer.Option(help="A second text.")] = None,
-    model: ModelName = DEFAULT,
-    file: File = None,
-    as_json: Json = False,
-    device: Device = None,
-    dtype: Dtype = None,
-) -> None:
-    """Show a text's tokens, where they stand in it, and their vectors after a layer."""
-    given = read_texts(texts, file)
-    loaded = load(model, device, dtype)
-    found = []
-    for text in given:
-        result = loaded.tokens(text, layer=layer, pair=pair)
-        rows = list(zip(result.tokens, result.ids, result.offsets, result.vectors))
-        if as_json:
-            entries = [
-                {"token": token, "id": number, "start": start, "end": end, "vector": vector.tolist()}
-                for token, number, (start, end), vector in rows
-            ]
-            found.append({"text": text, "layer": result.layer, "tokens": entries})
-            continue
-        print(f"{_short(text)}  (layer {result.layer}, {result.vectors.shape[1]} numbers a token)")
-        for i, (token, number, (start, end), vector) in enumerate(rows):
-            begin = " ".join(f"{x:+.3f}" for x in vector[:4])
-            print(f"  {i:4}  {token:16} id {number:<7} {start:5}-{end:<5} {begin} …")
-    if as_json:
-        print_json(found)
+    *,
+    layer: Annotated[int | None, "0 is the embeddings, -2 the last layer but one. If not given: the last."] = None,
+    pair: Second = None,
+    file: Lines = None,
+    use: Use,
+) -> Output:
+    """Print the tokens of a text, their offsets, and their vectors after a layer.
+
+    Examples:
+        everybert tokens "I love my pet Python"
+        everybert tokens "I love my pet Python" --layer 0 --json
+    """
+    given, model = read_texts(texts, file), use.load()
+    found = ((text, model.tokens(text, layer=layer, pair=pair)) for text in given)
+
+    def rows(result: Any) -> Iterator[dict[str, Any]]:
+        for token, number, (start, end), vector in zip(result.tokens, result.ids, result.offsets, result.vectors):
+            yield {"token": token, "id": number, "start": start, "end": end, "vector": vector.tolist()}
+
+    def lines() -> Iterator[str]:
+        for text, result in found:
+            yield f"{shorten(text)}  (layer {result.layer}, {result.vectors.shape[1]} numbers per token)"
+            for i, row in enumerate(rows(result)):
+                where = f"{row['start']:5}-{row['end']:<5}"
+                yield f"  {i:4}  {row['token']:16} id {row['id']:<7} {where} {_start(row['vector'], 4)} …"
+
+    return Output(({"text": text, "layer": one.layer, "tokens": list(rows(one))} for text, one in found), lines())
 
 
-@app.command(
-    epilog=examples(
-        'everybert next "The man went to the store." "He bought a gallon of milk."',
-        "everybert next --file pairs.tsv --json",
-    )
-)
+@command(app)
 def next(
-    first: Annotated[str | None, typer.Argument(help="A text.")] = None,
-    second: Annotated[str | None, typer.Argument(help="What may follow it.")] = None,
-    model: ModelName = DEFAULT,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="A pair a line, with a tab between; - is stdin.")
+    first: Annotated[str | None, "A text."] = None,
+    second: Annotated[str | None, "The text that may follow it."] = None,
+    *,
+    file: Annotated[Lines, "Read one pair per line, with a tab between the texts; - is standard input."] = None,
+    use: Use,
+) -> Output:
+    """Probability that the second text follows the first.
+
+    Examples:
+        everybert next "The man went to the store." "He bought a gallon of milk."
+        everybert next --file pairs.tsv --json
+    """
+    pairs = [(first or "", second or "")]
+    if file is not None:
+        rows = [line.partition("\t") for line in read_texts([first] if first is not None else None, file)]
+        if bad := [number for number, (_, tab, _) in enumerate(rows, 1) if not tab]:
+            raise EverybertError(f"{file}:{bad[0]} has no tab; give two texts per line with a tab between them")
+        pairs = [(a, b) for a, _, b in rows]
+    elif first is None or second is None:
+        raise EverybertError("next compares two texts; give both in quotes, or --file F with a tab between them")
+    model = use.load()
+    found = [(a, b, model.next_sentence(a, b)) for a, b in pairs]
+    lines = (f"{p:.4f}  {shorten(a)} → {shorten(b)}" for a, b, p in found)
+    return Output([{"first": a, "second": b, "probability": p} for a, b, p in found], lines)
+
+
+def _start(vector: Any, count: int) -> str:
+    return " ".join(f"{x:+.3f}" for x in vector[:count])
+
+
+# ── fine-tuned models ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@command(app)
+def classify(given: Given = None, *, options: ClassifyOptions, parts: Parts, use: Use) -> Output:
+    """Predict the label of each text or pair.
+
+    Give a file and --out to predict its rows; run again to resume. Parquet files with a folder as --out are read and
+    written in parts, on this machine or on a Ray cluster.
+
+    Examples:
+        everybert classify "What a film!" "Never again." --model ./sentiment
+        everybert classify "A man sleeps." --pair "Someone is awake." --scores
+        everybert classify data.csv --text-column body --out scored.csv
+        everybert classify rows-*.parquet --out scored --engine ray --address auto
+    """
+    if (files := parquet_files(given, options.file)) and (options.out is None or not options.out.suffix):
+        more = {"adapter": options.adapter, "options": {"scores": options.scores}}
+        return on_parts("classify", files, options.out, use, **more, **options.reading(), **parts)
+    only_parquet(parts)
+
+    def predict(model: Model, texts: list[str]) -> Output:
+        found = list(zip(texts, model.classify(options.inputs(texts))))
+        data = [{"text": text, **asdict(result)} for text, result in found]
+        return Output(data, (line for one in found for line in _labels(*one, options.scores)))
+
+    return predicted("classify", given, options, use, predict)
+
+
+def _labels(text: str, result: Any, scores: bool) -> Iterator[str]:
+    yield f"{', '.join(result.labels) or result.label}  {result.score:.4f}  {shorten(text)}"
+    ranked = sorted(result.scores.items(), key=lambda item: -item[1]) if scores else ()
+    yield from (f"    {score:.4f}  {label}" for label, score in ranked)
+
+
+@command(app)
+def regress(given: Given = None, *, options: RegressOptions, use: Use) -> Output:
+    """Predict a number for each text or pair.
+
+    Examples:
+        everybert regress "A man sleeps." --pair "A person is asleep." --model ./sts
+        everybert regress pairs.tsv --out scored.tsv --model ./sts
+    """
+
+    def predict(model: Model, texts: list[str]) -> Output:
+        found = list(zip(texts, model.regress(options.inputs(texts))))
+        lines = (f"{value:.4f}  {shorten(text)}" for text, value in found)
+        return Output([{"text": text, "value": value} for text, value in found], lines)
+
+    return predicted("regress", given, options, use, predict)
+
+
+@command(app)
+def tag(given: Given = None, *, options: TagOptions, use: Use) -> Output:
+    """Find the labelled spans of each text: names, places, parts of speech.
+
+    Examples:
+        everybert tag "John Smith lives in New York." --model ./ner
+        everybert tag articles.jsonl --text-column body --out tagged.jsonl -m ./ner
+    """
+
+    def predict(model: Model, texts: list[str]) -> Output:
+        found: list[tuple[str, Any]] = list(zip(texts, model.tag(texts)))
+        lines = (line for text, spans in found for line in (shorten(text), *map(_span, spans)))
+        return Output([{"text": text, "spans": list(map(asdict, spans))} for text, spans in found], lines)
+
+    return predicted("tag", given, options, use, predict)
+
+
+@command(app)
+def answer(
+    given: Annotated[
+        Given, "Questions, then the text that answers them; or one file.", {"metavar": "QUESTION… TEXT"}
     ] = None,
-    as_json: Json = False,
-    device: Device = None,
-    dtype: Dtype = None,
-) -> None:
-    """How likely the second text follows the first: P(B follows A)."""
-    pairs = _pairs(first, second, file)
-    loaded = load(model, device, dtype)
-    found = [(a, b, loaded.next_sentence(a, b)) for a, b in pairs]
-    if as_json:
-        print_json([{"first": a, "second": b, "probability": p} for a, b, p in found])
-        return
-    for a, b, p in found:
-        print(f"{p:.4f}  {_short(a)} → {_short(b)}")
+    *,
+    options: AnswerOptions,
+    use: Use,
+) -> Output:
+    """Answer questions from a text of any length. An empty answer means that the text has none.
+
+    Examples:
+        everybert answer "Where does Matt live?" "Matt lives in Canada."
+        everybert answer "Who wrote it?" --context-file book.txt --top 3 -m ./squad
+        everybert answer questions.jsonl --out answers.jsonl --model ./squad
+    """
+    questions, context = given or [], options.context or ""
+    if options.context_file is not None:
+        context = "\n".join(read_texts(None, options.context_file))
+    elif not context and len(questions) > 1:
+        *questions, context = questions
+    if questions and not context and named_file(questions) is None:
+        raise EverybertError("there is no context; give it after the question, or as --context-file F")
+
+    def predict(model: Model, texts: list[str]) -> Output:
+        found: list[tuple[str, Any]] = list(zip(texts, model.answer(texts, context, top=options.top)))
+        lines = (line for question, answers in found for line in (question, *map(_span, answers)))
+        return Output([{"question": q, "answers": list(map(asdict, answers))} for q, answers in found], lines)
+
+    return predicted("answer", questions, options, use, predict, may_be_file=not context)
 
 
-def _pairs(first: str | None, second: str | None, file: Path | None) -> list[tuple[str, str]]:
-    if file is None:
-        if first is None or second is None:
-            raise EverybertError("next compares two texts; give both in quotes, or --file F with a tab between them")
-        return [(first, second)]
-    pairs = []
-    for number, line in enumerate(read_texts([first] if first is not None else None, file), 1):
-        a, tab, b = line.partition("\t")
-        if not tab:
-            raise EverybertError(f"{file}:{number} has no tab; give two texts a line with a tab between them")
-        pairs.append((a, b))
-    return pairs
+def _span(found: Any) -> str:
+    """A labelled span, or an answer."""
+    label = f"{found.label:8} " if hasattr(found, "label") else ""
+    return f"    {label}{found.score:.4f}  {found.start:5}-{found.end:<5} {found.text or '(no answer)'}"
 
 
-def _short(text: str, width: int = 60) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+@command(app)
+def choose(
+    given: Annotated[Given, "A prompt and its endings, or one file.", {"metavar": "PROMPT ENDING…"}] = None,
+    *,
+    options: ChooseOptions,
+    use: Use,
+) -> Output:
+    """Choose the ending that fits a prompt best.
+
+    Examples:
+        everybert choose "She opened the door and" "walked in." "ate the piano."
+        everybert choose swag.csv --out chosen.csv --model ./swag
+    """
+    if given and len(given) < 3 and named_file(given) is None:
+        raise EverybertError("give a prompt and two endings or more, each in quotes")
+
+    def predict(model: Model, texts: list[str]) -> Output:
+        prompt, *endings = texts
+        found = model.choose(prompt, endings)
+        marks = ("→" if i == found.index else " " for i in range(len(endings)))
+        lines = [f"{mark} {score:.4f}  {ending}" for mark, score, ending in zip(marks, found.scores, endings)]
+        return Output({"prompt": prompt, **asdict(found)}, lines)
+
+    return predicted("choose", given, options, use, predict)
+
+
+def predicted(
+    task: str,
+    given: list[str] | None,
+    options: TaskOptions,
+    use: Use,
+    predict: Callable[[Model, list[str]], Output],
+    may_be_file: bool = True,
+) -> Output:
+    """Predict the texts that were given, or the rows of a file."""
+    if options.file is not None and given:
+        raise EverybertError("give texts or --file, not both")
+    file = options.file or (named_file(given) if may_be_file else None)
+    if file is None and not given:
+        raise EverybertError("there is no text; give one in quotes, or a file")
+    if file is not None and options.out is None:
+        raise EverybertError(f"{file} is a file: say where its predictions go, for example --out scored.csv")
+    model = use.load()
+    if (adapter := options.adapter) is not None:
+        model.use(adapter if adapter in model.bundle.folders else model.add_adapter(adapter))
+    if file is None or options.out is None:
+        return predict(model, given or [])
+    from everybert.inference.files import predict_file
+    from everybert.training.logs import progress_bar
+
+    with progress_bar(task, _rows(file)) as tell:
+        more = options.reading() | {"scores": options.scores, "progress": tell}
+        return summary(options.out, predict_file(model, task, file, options.out, **more))
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def on_parts(task: str, files: list[Path], out: Path | None, use: Use, **options: Any) -> Output:
+    """Predict the rows of parquet files."""
+    from everybert.inference.parts import predict_parts
+    from everybert.training.logs import progress_bar
+
+    if out is None:
+        raise EverybertError(f"{files[0]} is a file: give a folder for the rows with their results, as --out rows-done")
+    options |= {"device": use.device, "dtype": use.dtype}
+    with progress_bar(task) as tell:
+        return summary(out, predict_parts(task, use.model, files, out, progress=tell, **options))
+
+
+def summary(out: Path, done: Scored) -> Output:
+    """What was done. Bad rows and an interruption are printed on standard error."""
+    for line in done.bad:
+        print(f"left out: {line}", file=sys.stderr)
+    if done.stopped:
+        print(f"stopped after {done.rows:,} rows: run the same command again to resume", file=sys.stderr)
+    line = f"{out}: {done.rows:,} rows" + (f", {done.before:,} of them from before" if done.before else "")
+    if done.before and done.rows == done.before:
+        line = f"{out}: all {done.rows:,} rows were there already"
+    return Output({"out": str(out), **asdict(done)}, [line], 130 if done.stopped else 0)
+
+
+def named_file(given: list[str] | None) -> Path | None:
+    """The file that is given in place of a text."""
+    only = Path(given[0]) if given and len(given) == 1 and " " not in given[0] else None
+    return only if only is not None and only.suffix.lower() in RECORDS else None
+
+
+def parquet_files(given: list[str] | None, file: Path | None) -> list[Path]:
+    """The parquet files that were named; none where texts or other files were."""
+    files = [Path(name) for name in given or []] + ([file] if file is not None else [])
+    return files if all(path.suffix.lower() == ".parquet" for path in files) else []
+
+
+def only_parquet(parts: dict[str, Any]) -> None:
+    """Refuse options that other inputs cannot use."""
+    if set(parts) - {"part_rows"}:
+        raise EverybertError(
+            "--engine, --address and --workers are for parquet files: give FILE.parquet … and a folder as --out"
+        )
+
+
+def _rows(source: Path) -> int | None:
+    """About how many rows a file has, for the progress bar; None where counting means parsing."""
+    kind = source.suffix.lower()
+    if kind not in (".csv", ".tsv", ".jsonl", ".ndjson", ".txt") or not source.is_file():
+        return None
+    with source.open("rb") as file:
+        count = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    return count - (kind in (".csv", ".tsv"))

@@ -63,7 +63,12 @@ class Limits:
     body_seconds: float = 10.0
     """Time in which a request must arrive, and in which each part of a response must be read."""
     budget: int | None = None
-    """Tokens per batch; None takes the default of the device."""
+    """Tokens per batch. If not given: the default of the device."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None and value <= 0:
+                raise EverybertError(f"the limit {name} must be positive, not {value}")
 
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────

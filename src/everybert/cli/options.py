@@ -1,0 +1,251 @@
+"""Commands from plain functions: options from signatures and dataclass fields, help as plain text.
+
+Parameters of a command before `*` are arguments, those after it are options. `Annotated[int, "Help.", {"min": 1}]` has
+the help, and more for typer (min, metavar …). The docstring is the help of the command, with a section "Examples:".
+A parameter whose type is a dataclass, or `Fields`, stands for one option per field: see `Fields`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from functools import cache, wraps
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+SHORT = {"model": "-m", "file": "-f", "context": "-c"}
+VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
+ARGUMENTS, OPTIONS = "Arguments", "Options"
+REQUIRED = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Options for the fields of a dataclass; their docstrings are the help.
+
+    They are read from the source file, so that help does not import torch. Options that are not given keep the default
+    of the dataclass. `Annotated[Class, Fields(…)]` gives an instance, `Annotated[dict, Fields(source=…)]` a dict.
+    """
+
+    only: str = ""
+    """The fields that have an option; field=option renames it. If empty: all fields."""
+    panel: str = OPTIONS
+    """The heading in the help."""
+    source: str = ""
+    """module:Class"""
+    without: str = ""
+    """Fields that have no option."""
+
+    def options(self) -> dict[str, Option]:
+        """Field → option, in the order of `only`."""
+        module, _, name = self.source.partition(":")
+        known = {"Literal": Literal, "Path": Path, **vars(sys.modules.get(module, types))}
+        fields = read_fields(module, name)
+        names = {one.partition("=")[0]: one.rpartition("=")[2] for one in self.only.split() or fields}
+        found = {}
+        for key in (key for key in names if key not in self.without.split()):
+            kind, default, doc = fields[key]
+            real = _evaluate(kind, known)
+            shown = "" if default in (None, False, REQUIRED) else f" [default: {default}]"
+            start = default if default is REQUIRED else False if real is bool else None
+            found[key] = Option(names[key], real, start, doc + shown, self.panel)
+        return found
+
+
+def _evaluate(kind: str, known: dict[str, Any]) -> Any:
+    """The type of a field of the package's own source; a name that is not known is taken as text."""
+    try:
+        return eval(kind, known)
+    except NameError:
+        return str
+
+
+@cache
+def read_fields(module: str, name: str) -> dict[str, tuple[str, Any, str]]:
+    """Field → (type, default, docstring) of a dataclass and its bases in the file. Computed defaults are None."""
+    path = Path(find_spec(module).origin)  # type: ignore[union-attr, arg-type]
+    classes = {node.name: node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.ClassDef)}
+    found: dict[str, tuple[str, Any, str]] = {}
+    for base in classes[name].bases:
+        if isinstance(base, ast.Name) and base.id in classes:
+            found |= read_fields(module, base.id)
+    for one, doc in pairwise([*classes[name].body, ast.Pass()]):
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            said = doc.value.value if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant) else ""
+            default = REQUIRED if one.value is None else getattr(one.value, "value", None)
+            found[one.target.id] = (ast.unparse(one.annotation), default, " ".join(str(said).split()))
+    return found
+
+
+@dataclass(frozen=True)
+class Option:
+    """One parameter of a command."""
+
+    name: str
+    kind: Any
+    default: Any
+    help: str
+    panel: str = OPTIONS
+
+    def parameter(self) -> inspect.Parameter:
+        """The parameter as typer reads it."""
+        kind, *more = get_args(self.kind) if get_origin(self.kind) is Annotated else (self.kind,)
+        plain = self.name.strip("_").replace("_", "-")
+        about: dict[str, Any] = {"help": self.help, "metavar": value_name(kind, plain)}
+        for one in more:  # of nested annotations, the last has precedence
+            about |= one if isinstance(one, dict) else {"help": one}
+        also = about.pop("also", SHORT.get(plain))
+        if self.panel == ARGUMENTS:
+            info: Any = typer.Argument(**about)
+        else:
+            flag = f"--{plain}" + (f"/--no-{plain}" if about["metavar"] is None and self.default is None else "")
+            info = typer.Option(about.pop("flag", flag), *([also] if also else []), rich_help_panel=self.panel, **about)
+        word = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(self.name, word, default=self.default, annotation=Annotated[kind, info])
+
+
+def value_name(kind: Any, name: str) -> str | None:
+    """What stands for a value in the help: N, PATH, a|b; None for a flag."""
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(one for one in get_args(kind) if one is not type(None))
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if get_origin(kind) is list:
+        return value_name(get_args(kind)[0], name)
+    return None if kind is bool else VALUES.get(kind, name.upper())
+
+
+# ── functions ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command prints."""
+
+    data: Any
+    """With --json. A generator is printed as a list."""
+    text: Iterable[Any] = ()
+    """Without it: lines, or objects that rich prints."""
+    code: int = 0
+    """The exit code."""
+
+    def show(self, as_json: bool) -> None:
+        """Print the result."""
+        if as_json:
+            print(json.dumps(list(self.data) if isinstance(self.data, Iterator) else self.data, ensure_ascii=False))
+        for line in () if as_json else self.text:
+            if isinstance(line, str):
+                print(line)
+            else:
+                from rich.console import Console
+
+                Console(highlight=False).print(line)
+        if self.code:
+            raise typer.Exit(self.code)
+
+
+def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
+    """Register a function as a command. One that returns `Output` gets the option --json."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        text, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\nExamples:\n")
+        hints = get_type_hints(function, include_extras=True)
+        every: list[Option] = []
+        groups: dict[str, tuple[Any, dict[str, Option]]] = {}
+        for name, one in inspect.signature(function).parameters.items():
+            kind: Any = hints[name]
+            inner: Any = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+            group = next((more for more in getattr(kind, "__metadata__", ()) if isinstance(more, Fields)), None)
+            if is_dataclass(inner):
+                group = group or Fields(panel=inspect.cleandoc(inner.__doc__ or "").strip("."))
+                group = replace(group, source=f"{inner.__module__}:{getattr(inner, '__name__', '')}")
+            if group is not None:
+                groups[name] = (inner if is_dataclass(inner) else dict, group.options())
+                every += groups[name][1].values()
+            else:
+                panel = ARGUMENTS if one.kind is one.POSITIONAL_OR_KEYWORD else OPTIONS
+                every.append(Option(name, kind, one.default, "", panel))
+        if prints := hints["return"] is Output:
+            every.append(Option("json_", bool, False, "Print the result as JSON."))
+
+        @wraps(function)
+        def run(**values: Any) -> None:
+            as_json = values.pop("json_", False)
+            for name, (kind, options) in groups.items():
+                given = {key: values.pop(one.name) for key, one in options.items()}
+                values[name] = kind(**{k: v for k, v in given.items() if v is not None and v is not False})
+            result = function(**values)
+            if prints:
+                result.show(as_json)
+
+        run.__signature__ = inspect.Signature([one.parameter() for one in every])  # type: ignore[attr-defined]
+        run.__annotations__ = {}
+        app.command(function.__name__.strip("_"), cls=Command, help=text.strip(), epilog=inspect.cleandoc(examples))(
+            run
+        )
+        return function
+
+    return register
+
+
+# ── help ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Command(TyperCommand):
+    """A command with plain help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Usage, description, parameters by heading, examples."""
+        write_help(self, ctx, formatter, parameter_rows(self, ctx))
+
+
+class Group(TyperGroup):
+    """A group of commands with plain help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Usage, description, commands by heading, options."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            one: Any = self.get_command(ctx, name)
+            panel = one.rich_help_panel if isinstance(one.rich_help_panel, str) else "Commands"
+            found.setdefault(panel, []).append((one.name, (one.help or "").partition("\n\n")[0]))
+        write_help(self, ctx, formatter, found | parameter_rows(self, ctx))
+
+
+def write_help(command: Any, ctx: Any, formatter: Any, sections: Mapping[str, list[tuple[str, str]]]) -> None:
+    """Write help as plain text."""
+    command.format_usage(ctx, formatter)
+    command.format_help_text(ctx, formatter)
+    for panel, rows in sections.items():
+        with formatter.section(panel):
+            formatter.write_dl(rows, col_max=24)
+    if command.epilog:
+        with formatter.section("Examples"):
+            for line in command.epilog.splitlines():
+                formatter.write(f"  {line}\n")
+
+
+def parameter_rows(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    """Heading → (flags and value, help) of each parameter."""
+    found: dict[str, list[tuple[str, str]]] = {ARGUMENTS: [], OPTIONS: []}
+    for one in command.get_params(ctx):
+        said, flags, value = one.help or "", "", one.metavar or ""
+        if one.param_type_name == "option":
+            flags = ", ".join(sorted([*one.opts, *one.secondary_opts], key=lambda flag: flag.startswith("--")))
+            if one.required:
+                said += " [required]"
+            elif value and one.default not in (None, False) and "[default: " not in said:
+                said += f" [default: {one.default}]"
+        panel = getattr(one, "rich_help_panel", None) or (OPTIONS if flags else ARGUMENTS)
+        found.setdefault(panel, []).append((f"{flags} {value}".strip(), said))
+    return {panel: rows for panel, rows in found.items() if rows}

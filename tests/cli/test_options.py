@@ -1,0 +1,125 @@
+"""Options from signatures and dataclass fields, and the help of every command."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from everybert.cli.main import COMMANDS
+from everybert.cli.main import app as everybert
+from everybert.cli.options import Fields, Output, command, read_fields
+
+
+@dataclass(frozen=True)
+class Base:
+    """Size."""
+
+    width: int = 3
+    """How wide."""
+
+
+@dataclass(frozen=True)
+class Size(Base):
+    """Size."""
+
+    tall: bool = False
+    """Whether tall."""
+
+
+SETTINGS = Fields("epochs mode=way new_pooler", "Training", "everybert.training.tuning:Settings")
+app = typer.Typer()
+
+
+@command(app)
+def first(
+    texts: Annotated[list[str], "Some texts."],
+    *,
+    kind: Annotated[Literal["a", "b"], "The kind."] = "a",
+    path: Path | None = None,
+    sign: bool | None = None,
+    set_: Annotated[list[str] | None, {"metavar": "K=V"}] = None,
+    size: Size,
+    settings: Annotated[dict[str, Any], SETTINGS],
+) -> Output:
+    """Do it.
+
+    Examples:
+        everybert first a
+    """
+    data = [texts, kind, path and str(path), sign, set_, size.width, size.tall, settings]
+    return Output(data, ["text"], code=3)
+
+
+@command(app)
+def second() -> None:
+    """Nothing."""
+
+
+def run(*words):
+    return CliRunner().invoke(app, ["first", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["x", "y"], [["x", "y"], "a", None, None, None, 3, False, {}]),
+        (["x", "--kind", "b", "--path", "p", "--no-sign"], [["x"], "b", "p", False, None, 3, False, {}]),
+        (["x", "--set", "a=1", "--set", "b=2"], [["x"], "a", None, None, ["a=1", "b=2"], 3, False, {}]),
+        (["x", "--tall", "--width", "0"], [["x"], "a", None, None, None, 0, True, {}]),
+        (["x", "--way", "lora", "--new-pooler"], [["x"], *["a", None, None, None, 3, False]]),
+    ],
+)
+def test_values_reach_the_function(words, expected):
+    done = run(*words, "--json")
+    assert done.exit_code == 3
+    if "--way" in words:
+        expected.append({"mode": "lora", "new_pooler": True})
+    assert json.loads(done.stdout) == expected
+
+
+def test_the_output_is_text_or_json():
+    assert run("x").stdout == "text\n"
+    assert run("x", "--kind", "c").exit_code == run().exit_code == 2
+
+
+def test_help_has_the_docs_of_parameters_and_fields():
+    text = run("--help").stdout
+    for line in (
+        "Some texts.",
+        "--kind a|b",
+        "The kind. [default: a]",
+        "--set K=V",
+        "--sign, --no-sign",
+        "Size:",
+        "How wide. [default: 3]",
+        "Whether tall.",
+        "Training:",
+        "--way TEXT",
+        "Examples:\n  everybert first a",
+    ):
+        assert line in text
+    assert "--lr" not in text and "bool" not in text
+    assert read_fields("everybert.training.tuning", "Settings")["batch_size"][1] == 32
+
+
+def all_commands():
+    group: Any = typer.main.get_command(everybert)
+    for name in COMMANDS:
+        found = group.resolve_command(typer.Context(group, info_name="everybert"), [name])[1]
+        inner = getattr(found, "commands", None)
+        yield from ((name, one) for one in inner) if inner else ((name,),)
+
+
+@pytest.mark.parametrize("words", all_commands(), ids=" ".join)
+def test_help_is_complete_and_fits_80_columns(words):
+    text = CliRunner().invoke(everybert, [*words, "--help"], env={"COLUMNS": "80"}).stdout
+    assert max(map(len, text.splitlines())) <= 80, text
+    assert "<" not in text and " bool" not in text
+    if words != ("corpus", "cloze"):
+        assert "Examples:\n" in text and f"everybert {' '.join(words)}" in text
+    rows = [line for line in text.splitlines() if line.startswith("  -")]
+    assert all(row.count("  ") > 1 or len(row) > 24 for row in rows), "an option without help"
