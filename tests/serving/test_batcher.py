@@ -11,7 +11,7 @@ import pytest
 from server import until
 
 from everybert.inference.adapters import Bundle
-from everybert.serving.batcher import Batcher, Job, Work, guess_tokens, once
+from everybert.serving.batcher import Batcher, Job, guess_tokens, once
 from everybert.serving.limits import HttpError, Limits, RequestContext
 from everybert.serving.metrics import Metrics
 from everybert.serving.models import LoadedModel, Served
@@ -52,8 +52,10 @@ class World:
 
     def submit(self, texts, adapter=None, options=(), context=None, task="echo"):
         served = Served("echo", self.loaded, adapter, None, frozenset({"echo"}), False, "", True, None)
-        work = Work(task, texts, lambda model, inputs: model.run(inputs), lambda results: results, options)
-        return self.batcher.submit(Job(served, context or RequestContext(Limits()), work))
+        context = context or RequestContext(Limits())
+        context.served = served
+        job = Job(context, task, texts, lambda model, inputs: model.run(inputs), lambda results: results, options)
+        return self.batcher.submit(job)
 
     async def busy(self):
         """Keep the one thread in a call until the door opens: what is submitted now waits in the queue."""
@@ -65,7 +67,7 @@ class World:
     def close(self):
         self.echo.opened.set()
         self.batcher.close()
-        assert self.batcher.waiting == 0 and self.loaded.running == 0
+        assert self.batcher._waiting == 0 and self.loaded.running == 0
 
 
 def played(story, **settings):
@@ -138,10 +140,10 @@ def test_one_bad_job_does_not_spoil_its_neighbours_and_its_other_pieces_are_drop
 
 def test_what_cannot_become_json_fails_alone():
     async def story(world):
-        served = Served("echo", world.loaded, None, None, frozenset(), False, "", True, None)
-        work = once("tokens", ("a",), lambda model: object())
+        context = RequestContext(Limits())
+        context.served = Served("echo", world.loaded, None, None, frozenset(), False, "", True, None)
         with pytest.raises(Exception, match="serialize"):
-            await world.batcher.submit(Job(served, RequestContext(Limits()), work))
+            await world.batcher.submit(once(context, "tokens", ("a",), lambda model: object()))
 
     played(story)
 
@@ -208,18 +210,5 @@ def test_closing_computes_what_waits_and_takes_no_more():
         assert [json.loads(await job) for job in jobs] == [echoed([f"text{i}"]) for i in range(8)]
         await closing
         assert not world.batcher.alive
-
-    played(story)
-
-
-def test_retry_after_follows_the_queue():
-    async def story(world):
-        assert world.batcher.retry_after() == 1
-        await world.busy()
-        world.submit(["x" * 500])
-        world.batcher._speed = 10.0
-        assert world.batcher.retry_after() == 11
-        world.batcher._speed = 0.1
-        assert world.batcher.retry_after() == 60
 
     played(story)

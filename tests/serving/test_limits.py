@@ -155,7 +155,7 @@ def test_a_request_over_its_time_is_503(folders):
         with own.held(service, "words"):
             answer = post(url, "/embed", {"inputs": "a"})
             assert answer.status_code == 503 and "retry-after" in answer.headers
-        own.until(lambda: service.batcher.waiting == 0)
+        own.until(lambda: not service.batcher.queue)
 
 
 # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -252,10 +252,10 @@ def test_a_client_that_leaves_is_noticed_though_it_had_asked_for_more(folders):
         with contextlib.ExitStack() as others, connect(url) as client:
             for number in range(len(batcher._threads)):  # keep every thread busy
                 others.enter_context(connect(url)).sendall(request({"inputs": ["the cat sees a red dog ."] * 20}))
-                own.until(lambda count=number + 1: loaded.running == count and not batcher._queue)
+                own.until(lambda count=number + 1: loaded.running == count and not batcher.queue)
             client.sendall(request({"inputs": "a " * 100}) * 3)
-            own.until(lambda: len(batcher._queue) == 1)
-            (waiting,) = batcher._queue
+            own.until(lambda: len(batcher.queue) == 1)
+            (waiting,) = batcher.queue
             assert waiting.job.wanted
             client.close()
             own.until(lambda: not waiting.job.wanted)

@@ -11,7 +11,6 @@ A network computes with one adapter at a time: a piece is taken only if its mode
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
 from collections import deque
@@ -25,16 +24,17 @@ from pydantic_core import to_json
 from everybert.inference.model import Model
 from everybert.serving.limits import HttpError, RequestContext
 from everybert.serving.metrics import Metrics
-from everybert.serving.models import LoadedModel, Served
+from everybert.serving.models import LoadedModel
 
 LETTERS = 5
 """Characters per token, about."""
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a request asks of a model."""
+@dataclass(eq=False)
+class Job:
+    """What a request asks of a model, and the results so far."""
 
+    context: RequestContext
     task: str
     """Decides the adapter where the request names none."""
     inputs: Sequence[Any]
@@ -44,27 +44,16 @@ class Work:
     finish: Callable[[list[Any]], Any]
     """Makes the response, which becomes JSON, from all results."""
     options: Hashable = ()
-    """Work with the same task and options shares a call of `run`; None never does."""
+    """Jobs with the same task and options share a call of `run`; None shares with no other."""
     count: bool = True
-    """Whether the tokens are counted, and the limits checked, before it goes into the queue."""
+    """Whether the tokens are counted, and the limits checked, before the job goes into the queue."""
     specials: bool = False
     """Whether the count includes special tokens."""
+    response: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-
-def once(task: str, texts: tuple[str, ...], compute: Callable[[Model], Any]) -> Work:
-    """Work that is one call for some texts, shared with no other request."""
-    return Work(task, [texts], lambda model, _: [compute(model)], lambda results: results[0], None, specials=True)
-
-
-class Job:
-    """The work for one request, and its results so far."""
-
-    def __init__(self, served: Served, context: RequestContext, work: Work) -> None:
-        self.served, self.context, self.work = served, context, work
-        self.loop = asyncio.get_running_loop()
-        self.response: asyncio.Future[bytes] = self.loop.create_future()
-        self.results: list[Any] = [None] * len(work.inputs)
-        self.left = len(work.inputs)
+    def __post_init__(self) -> None:
+        self.results: list[Any] = [None] * len(self.inputs)
+        self.left = len(self.inputs)
         self.failed = False
 
     @property
@@ -75,16 +64,17 @@ class Job:
     def pieces(self) -> Iterator[Piece]:
         """The inputs in parts, each with one adapter and at most a batch."""
         by_adapter: dict[str | None, list[int]] = {}
-        for i, given in enumerate(self.work.inputs):
+        for i, given in enumerate(self.inputs):
             pair = isinstance(given, tuple) and len(given) == 2
-            by_adapter.setdefault(self.served.adapter_for(self.work.task, pair), []).append(i)
+            by_adapter.setdefault(self.context.served.adapter_for(self.task, pair), []).append(i)
+        loaded, shared = self.context.served.loaded, object() if self.options is None else self.options
         for adapter, indices in by_adapter.items():
-            piece = Piece(self, adapter)
+            piece = Piece(self, loaded, adapter, (loaded, adapter, self.task, shared))
             for i in indices:
-                tokens = guess_tokens(self.work.inputs[i])
-                if piece.which and piece.tokens + tokens > self.served.loaded.budget:
+                tokens = guess_tokens(self.inputs[i])
+                if piece.which and piece.tokens + tokens > loaded.budget:
                     yield piece
-                    piece = Piece(self, adapter)
+                    piece = Piece(self, loaded, adapter, piece.key)
                 piece.which.append(i)
                 piece.tokens += tokens
             yield piece
@@ -95,22 +85,23 @@ class Piece:
     """A part of a job, small enough for one batch."""
 
     job: Job
+    loaded: LoadedModel
     adapter: str | None
+    key: Hashable
+    """One call computes pieces with equal keys."""
     which: list[int] = field(default_factory=list)
     """Indices of its inputs."""
     tokens: int = 0
     """Estimated."""
 
-    @property
-    def loaded(self) -> LoadedModel:
-        """Its model."""
-        return self.job.served.loaded
 
-    def shares_with(self, other: Piece) -> bool:
-        """Whether one call can compute both."""
-        one, two = self.job.work, other.job.work
-        same = self.loaded is other.loaded and self.adapter == other.adapter and one.task == two.task
-        return same and one.options == two.options is not None
+def once(context: RequestContext, task: str, texts: tuple[str, ...], compute: Callable[[Model], Any]) -> Job:
+    """A job that is one call for some texts, shared with no other request."""
+
+    def run(model: Model, _: list[Any]) -> Sequence[Any]:
+        return [compute(model)]
+
+    return Job(context, task, [texts], run, lambda results: results[0], None, specials=True)
 
 
 def guess_tokens(given: str | Sequence[str]) -> int:
@@ -123,19 +114,17 @@ class Batcher:
 
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
-        self.waiting = 0
-        """Tokens in the queue, estimated."""
-        self._queue: deque[Piece] = deque()
+        self.queue: deque[Piece] = deque()
+        self._waiting = 0  # tokens in the queue, estimated
         self._wake = threading.Condition()
         self._closing = False
-        self._speed = 0.0  # tokens per second of a thread, lately
         self._threads: list[threading.Thread] = []
 
     def start(self, threads: int) -> None:
         """Start the threads."""
-        for i in range(threads):
-            thread = threading.Thread(target=self._work, name=f"everybert-batcher-{i}", daemon=True)
-            self._threads.append(thread)
+        names = [f"everybert-batcher-{i}" for i in range(threads)]
+        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
+        for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
@@ -151,25 +140,20 @@ class Batcher:
         """Whether all threads run."""
         return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
 
-    def retry_after(self) -> int:
-        """Seconds, rounded up, in which the queue will be empty."""
-        speed = self._speed * max(len(self._threads), 1)
-        return min(60, max(1, math.ceil(self.waiting / speed))) if speed else 1
-
     def submit(self, job: Job) -> asyncio.Future[bytes]:
         """Put a job into the queue; the future gives its response as JSON."""
         pieces = list(job.pieces())
         with self._wake:
             if self._closing:
                 raise HttpError(503, "the server is shutting down; try another", {"Retry-After": "5"})
-            self._queue.extend(pieces)
+            self.queue.extend(pieces)
             self._count(sum(piece.tokens for piece in pieces))
             self._wake.notify(len(pieces))
         return job.response
 
     def _count(self, tokens: int) -> None:
-        self.waiting += tokens
-        self.metrics.waiting.set(self.waiting)
+        self._waiting += tokens
+        self.metrics.waiting.set(self._waiting)
 
     # ── the threads ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -182,22 +166,24 @@ class Batcher:
             finally:
                 with self._wake:
                     pieces[0].loaded.running -= 1
-                    if self._queue or self._closing:  # some may have waited for this model
+                    if self.queue or self._closing:  # some may have waited for this model
                         self._wake.notify_all()
-            self._measure(pieces, time.monotonic() - start)
-            if done:
-                pieces[0].job.loop.call_soon_threadsafe(_settle, done)
+            self.metrics.batch_tokens.observe(sum(piece.tokens for piece in pieces))
+            self.metrics.batch_seconds.observe(time.monotonic() - start)
+            settle(done)
 
     def _take(self) -> list[Piece]:
         """The oldest piece that can run, and those that share its call, up to the budget; empty at the end."""
         with self._wake:
             while (first := self._first()) is None:
-                if self._closing and not self._queue:
+                if self._closing and not self.queue:
                     return []
                 self._wake.wait()
-            taken, room = [first], self._room(first) - first.tokens
-            for piece in self._queue:
-                if piece is not first and piece.tokens <= room and piece.shares_with(first):
+            budget = first.loaded.budget
+            share = self._waiting // len(self._threads)  # a short queue is divided among the threads
+            taken, room = [first], min(budget, max(share, budget // 4)) - first.tokens
+            for piece in self.queue:
+                if piece is not first and piece.tokens <= room and piece.key == first.key:
                     taken.append(piece)
                     room -= piece.tokens
             self._remove(taken)
@@ -206,33 +192,26 @@ class Batcher:
 
     def _first(self) -> Piece | None:
         """The oldest piece whose model is free for it; none overtakes an older piece of the same model."""
-        if unwanted := [piece for piece in self._queue if not piece.job.wanted]:
+        if unwanted := [piece for piece in self.queue if not piece.job.wanted]:
             self._remove(unwanted)
-            dropped = [(piece.job, piece.job.context.late()) for piece in unwanted]
-            unwanted[0].job.loop.call_soon_threadsafe(_settle, dropped)
+            settle([(piece.job, piece.job.context.late()) for piece in unwanted])
         blocked: set[LoadedModel] = set()
-        for piece in self._queue:
+        for piece in self.queue:
             if piece.loaded not in blocked and piece.loaded.can_run(piece.adapter):
                 return piece
             blocked.add(piece.loaded)
         return None
 
-    def _room(self, first: Piece) -> int:
-        """The budget of a batch: a short queue is shared between the threads."""
-        share = self.waiting // len(self._threads)
-        return min(first.loaded.budget, max(share, first.loaded.budget // 4))
-
     def _remove(self, pieces: Sequence[Piece]) -> None:
         gone = set(pieces)
-        self._queue = deque(piece for piece in self._queue if piece not in gone)
+        self.queue = deque(piece for piece in self.queue if piece not in gone)
         self._count(-sum(piece.tokens for piece in pieces))
 
     def _compute(self, pieces: list[Piece]) -> list[tuple[Job, bytes | Exception]]:
         """Compute pieces by one call; the jobs that are done now, with their responses."""
         job = pieces[0].job
         try:
-            inputs = [piece.job.work.inputs[i] for piece in pieces for i in piece.which]
-            results = job.work.run(job.served.model, inputs)
+            results = job.run(job.context.served.model, [piece.job.inputs[i] for piece in pieces for i in piece.which])
         except Exception as error:
             if len(pieces) == 1:
                 job.failed = True
@@ -247,31 +226,24 @@ class Batcher:
                 piece.job.left -= len(piece.which)
                 last = piece.job.left == 0
             if last:
-                done.append((piece.job, _response(piece.job)))
+                try:
+                    done.append((piece.job, to_json(piece.job.finish(piece.job.results), inf_nan_mode="null")))
+                except Exception as error:
+                    done.append((piece.job, error))
         return done
 
-    def _measure(self, pieces: list[Piece], seconds: float) -> None:
-        tokens = sum(piece.tokens for piece in pieces)
-        speed = tokens / max(seconds, 1e-6)
-        self._speed = 0.9 * self._speed + 0.1 * speed if self._speed else speed
-        self.metrics.batch_tokens.observe(tokens)
-        self.metrics.batch_seconds.observe(seconds)
 
+def settle(done: Sequence[tuple[Job, bytes | Exception]]) -> None:
+    """Hand responses and errors to the event loop, for those who still wait."""
 
-def _response(job: Job) -> bytes | Exception:
-    """The response of a job as JSON."""
-    try:
-        return to_json(job.work.finish(job.results), inf_nan_mode="null")
-    except Exception as error:
-        return error
+    def hand_over() -> None:
+        for job, response in done:
+            if job.response.done():
+                continue
+            if isinstance(response, Exception):
+                job.response.set_exception(response)
+            else:
+                job.response.set_result(response)
 
-
-def _settle(done: Sequence[tuple[Job, bytes | Exception]]) -> None:
-    """On the event loop: hand responses to those who still wait."""
-    for job, response in done:
-        if job.response.done():
-            continue
-        if isinstance(response, Exception):
-            job.response.set_exception(response)
-        else:
-            job.response.set_result(response)
+    if done:
+        done[0][0].response.get_loop().call_soon_threadsafe(hand_over)

@@ -25,6 +25,7 @@ from everybert.errors import EverybertError
 
 if TYPE_CHECKING:
     from everybert.serving.app import Service
+    from everybert.serving.models import Served
 
 log = logging.getLogger("everybert.serving")
 
@@ -73,27 +74,23 @@ class Limits:
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-KINDS = {
-    400: "bad_request",
-    401: "unauthorized",
-    404: "not_found",
-    405: "method_not_allowed",
-    408: "timeout",
-    413: "too_large",
-    415: "unsupported_media_type",
-    422: "validation",
-    429: "overloaded",
-    503: "unavailable",
+STATUSES = {
+    400: ("bad_request", "The body is not JSON."),
+    401: ("unauthorized", "The API key is missing or wrong."),
+    404: ("not_found", "No such model."),
+    405: ("method_not_allowed", "No such method."),
+    408: ("timeout", "The body did not arrive in time."),
+    413: ("too_large", "The request is over a limit."),
+    415: ("unsupported_media_type", "The body is compressed."),
+    422: ("validation", "The body is not what this endpoint, or this model, takes."),
+    429: ("overloaded", "Too many requests; Retry-After says when to try again."),
+    503: ("unavailable", "No answer in time, or shutting down."),
 }
+"""Statuses of errors: the type in the response, and the description in the OpenAPI document."""
 
 
 class HttpError(HTTPException):
-    """An error response: its status, the reason, and what the client can do."""
-
-    @property
-    def message(self) -> str:
-        """The reason."""
-        return str(self.detail)
+    """An error response: its status, the reason with what the client can do, and headers."""
 
 
 def too_large(asked: int, limit: int, what: str) -> HttpError:
@@ -110,7 +107,7 @@ def error_response(path: str, error: Exception) -> JSONResponse:
         status, message = 422, str(error)
     else:
         log.error("a request failed", exc_info=error)
-    kind = KINDS.get(status, "error")
+    kind, _ = STATUSES.get(status, ("error", ""))
     body: dict[str, Any] = {"error": message, "error_type": kind}
     if path.startswith("/v1/"):
         body = {"error": {"message": message, "type": kind, "param": None, "code": str(status)}}
@@ -125,6 +122,8 @@ class RequestContext:
     """A request in progress: how long its answer is wanted, and what it has used."""
 
     limits: Limits
+    served: Served = field(init=False)
+    """What the body names."""
     deadline: float = math.inf
     """By time.monotonic."""
     gone: bool = False
@@ -241,8 +240,7 @@ class LimitsMiddleware:
         self.service.metrics.in_flight.set(self.accepted)
 
     def _overloaded(self) -> HttpError:
-        after = {"Retry-After": str(self.service.batcher.retry_after())}
-        return HttpError(429, "too many requests at a time; try again later", after)
+        return HttpError(429, "too many requests at a time; try again later", {"Retry-After": "1"})
 
     async def _body(self, scope: Scope, read: Receive) -> bytes:
         headers = dict(scope["headers"])

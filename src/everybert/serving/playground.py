@@ -24,7 +24,7 @@ from everybert.inside.attention import quantised
 from everybert.inside.masked import fill_sides
 from everybert.inside.steps import Part, needed, part_value, story
 from everybert.inside.trace import Trace
-from everybert.serving.batcher import Work, once
+from everybert.serving.batcher import Job, once
 from everybert.serving.limits import HttpError, RequestContext, too_large
 from everybert.serving.models import Served
 from everybert.serving.routes import JsonRoute, add_endpoint
@@ -49,39 +49,20 @@ KEPT = 256 << 20
 
 
 class TextRequest(BaseRequest):
-    """A text or a pair."""
+    """A text or a pair, and what the panels ask about it."""
 
     text: str
     pair: str | None = None
-
-
-class FillRequest(TextRequest):
-    """A text with masked tokens, and the words that were there where the page knows them."""
-
-    originals: list[str | None] = Field(default=[], max_length=512)
+    originals: list[str | None] = Field(default=[], max_length=512, description="fill: the words behind [MASK]")
     top: int = Field(default=8, ge=1, le=50)
-
-
-class HeadRequest(TextRequest):
-    """One attention head."""
-
-    layer: int = Field(ge=0)
-    head: int = Field(ge=0)
-
-
-class LinkRequest(TextRequest):
-    """The attention from one token to another, in all heads."""
-
-    source: int = Field(ge=0)
-    target: int = Field(ge=0)
-
-
-class StepRequest(TextRequest):
-    """One step of the forward pass, in one layer and head."""
-
     layer: int = Field(default=0, ge=0)
     head: int = Field(default=0, ge=0)
+    source: int = Field(default=0, ge=0, description="attention/link: from this token")
+    target: int = Field(default=0, ge=0, description="attention/link: to this token")
     step: int = Field(default=0, ge=0)
+    task: str | None = None
+    label: str | None = None
+    method: str = "integrated"
 
 
 class ContextRequest(BaseRequest):
@@ -96,14 +77,6 @@ class SimilarRequest(BaseRequest):
     """Texts to compare."""
 
     texts: list[str] = Field(min_length=1)
-
-
-class AttributionRequest(TextRequest):
-    """A prediction to explain."""
-
-    task: str | None = None
-    label: str | None = None
-    method: str = "integrated"
 
 
 class AnswerRequest(BaseRequest):
@@ -127,22 +100,23 @@ def router(service: Service) -> APIRouter:
         return [describe(served, local) for served in service.registry.entries.values()]
 
     def add(path: str, task: str, kind: type[BaseRequest], compute: Callable[[Served, Any], Any]) -> None:
-        def handler(served: Served, body: Any, context: RequestContext) -> Work:
-            return once(getattr(body, "task", None) or task, texts_of(body), lambda model: compute(served, body))
+        def handler(context: RequestContext, body: Any) -> Job:
+            chosen = getattr(body, "task", None) or task
+            return once(context, chosen, texts_of(body), lambda model: compute(context.served, body))
 
         handler.__annotations__["body"] = kind
         add_endpoint(routes, service, f"/playground/{path}", handler)
 
-    add("fill", "fill", FillRequest, fill)
+    add("fill", "fill", TextRequest, fill)
     add("tokens", "tokens", TextRequest, lambda served, body: tokens(service, served, body))
     add("attention", "attention", TextRequest, lambda served, body: attention(cache, served, body))
-    add("attention/head", "attention", HeadRequest, lambda served, body: head(cache, served, body))
-    add("attention/link", "attention", LinkRequest, lambda served, body: link(cache, served, body))
+    add("attention/head", "attention", TextRequest, lambda served, body: head(cache, served, body))
+    add("attention/link", "attention", TextRequest, lambda served, body: link(cache, served, body))
     add("context", "tokens", ContextRequest, context)
     add("answer", "answer", AnswerRequest, answer_question)
-    add("attribution", "classify", AttributionRequest, attribution)
+    add("attribution", "classify", TextRequest, attribution)
     add("similar", "embed", SimilarRequest, similar)
-    add("step", "tokens", StepRequest, lambda served, body: step(cache, served, body))
+    add("step", "tokens", TextRequest, lambda served, body: step(cache, served, body))
     return routes
 
 
@@ -261,7 +235,7 @@ def describe(served: Served, local: bool) -> dict[str, Any]:
     }
 
 
-def fill(served: Served, body: FillRequest) -> dict[str, Any]:
+def fill(served: Served, body: TextRequest) -> dict[str, Any]:
     """Each masked token predicted from both sides, from the left and from the right."""
     model = served.model
     pair = body.pair or None
@@ -321,7 +295,7 @@ def attention(cache: Cache, served: Served, body: TextRequest) -> dict[str, Any]
     return {"tokens": found["tokens"], "texts": found["texts"], **sizes, "thumbnails": packed(found["small"])}
 
 
-def head(cache: Cache, served: Served, body: HeadRequest) -> dict[str, Any]:
+def head(cache: Cache, served: Served, body: TextRequest) -> dict[str, Any]:
     """The weights of one head, exact to 1e-5."""
     weights = _attention(cache, served, body)["weights"]
     if body.layer >= weights.shape[0] or body.head >= weights.shape[1]:
@@ -329,7 +303,7 @@ def head(cache: Cache, served: Served, body: HeadRequest) -> dict[str, Any]:
     return {"weights": packed(weights[body.layer, body.head])}
 
 
-def link(cache: Cache, served: Served, body: LinkRequest) -> dict[str, Any]:
+def link(cache: Cache, served: Served, body: TextRequest) -> dict[str, Any]:
     """One weight in every head."""
     weights = _attention(cache, served, body)["weights"]
     n = weights.shape[-1]
@@ -357,7 +331,7 @@ def answer_question(served: Served, body: AnswerRequest) -> dict[str, Any]:
     }
 
 
-def attribution(served: Served, body: AttributionRequest) -> dict[str, Any]:
+def attribution(served: Served, body: TextRequest) -> dict[str, Any]:
     """The contribution of each token to a prediction."""
     found = served.model.attribution(body.text, body.pair or None, label=body.label, task=body.task, method=body.method)
     return {
@@ -374,7 +348,7 @@ def similar(served: Served, body: SimilarRequest) -> dict[str, Any]:
     return {"cosine": (unit @ unit.T).astype(float).round(5).tolist()}
 
 
-def step(cache: Cache, served: Served, body: StepRequest) -> dict[str, Any]:
+def step(cache: Cache, served: Served, body: TextRequest) -> dict[str, Any]:
     """One step of the forward pass with its arrays, and the titles of all steps."""
     model, pair = served.model, body.pair or None
 

@@ -1,6 +1,6 @@
 """The endpoints: everybert's own, OpenAI's /v1, and those of text-embeddings-inference (TEI).
 
-A handler turns a validated body into `Work` for the batcher; `add_endpoint` makes an HTTP endpoint of it.
+A handler turns a validated body into a `Job` for the batcher; `add_endpoint` makes an HTTP endpoint of it.
 """
 
 from __future__ import annotations
@@ -20,31 +20,20 @@ from pydantic_core import from_json
 
 from everybert.inference.model import Model
 from everybert.serving import schemas as s
-from everybert.serving.batcher import Job, Work, once
-from everybert.serving.limits import HttpError, RequestContext, too_large
-from everybert.serving.models import Served, count_tokens, may_be_too_long
+from everybert.serving.batcher import Job, once
+from everybert.serving.limits import STATUSES, HttpError, RequestContext, too_large
+from everybert.serving.models import count_tokens, may_be_too_long
 from everybert.tasks.metrics import sigmoid
 
 if TYPE_CHECKING:
     from everybert.serving.app import Service
 
-Handler = Callable[[Served, Any, RequestContext], Work]
+Handler = Callable[[RequestContext, Any], Job]
 
 MOST_WEIGHTS = 1_000_000
 """Attention weights per response; each takes about eight bytes of JSON."""
 FAILURES: dict[int | str, dict[str, Any]] = {
-    status: {"model": s.Failure, "description": description}
-    for status, description in {
-        400: "The body is not JSON.",
-        401: "The API key is missing or wrong.",
-        404: "No such model.",
-        408: "The body did not arrive in time.",
-        413: "The request is over a limit.",
-        415: "The body is compressed.",
-        422: "The body is not what this endpoint, or this model, takes.",
-        429: "Too many requests; Retry-After says when to try again.",
-        503: "No answer in time, or shutting down.",
-    }.items()
+    status: {"model": s.Failure, "description": text} for status, (_, text) in STATUSES.items() if status != 405
 }
 
 
@@ -87,13 +76,13 @@ def add_endpoint(routes: APIRouter, service: Service, path: str, handler: Handle
 
     async def endpoint(body: Any, request: Request) -> Response:
         context: RequestContext = request.scope["context"]
-        served = service.registry.get(body.model)
-        work = handler(served, body, context)
+        context.served = served = service.registry.get(body.model)
+        job = handler(context, body)
         try:
             async with asyncio.timeout(service.limits.seconds):
-                if work.count:
-                    await asyncio.to_thread(count_tokens, served.model, work.inputs, context, work.specials)
-                body = await service.batcher.submit(Job(served, context, work))
+                if job.count:
+                    await asyncio.to_thread(count_tokens, served.model, job.inputs, context, job.specials)
+                body = await service.batcher.submit(job)
         except TimeoutError:
             raise context.late() from None
         service.metrics.tokens.labels(served.loaded.name).inc(context.tokens)
@@ -153,8 +142,8 @@ def rounded(values: np.ndarray) -> list[Any]:
 
 
 def embed_work(
-    texts: list[str], context: RequestContext, finish: Callable[..., Any], normalize: bool | None, long: Any = "window"
-) -> Work:
+    context: RequestContext, texts: list[str], finish: Callable[..., Any], normalize: bool | None, long: Any = "window"
+) -> Job:
     """Embed texts; `finish` takes the vectors (N, H), the tokens of each text, and the tokens cut of each."""
 
     def run(model: Model, texts: list[str]) -> Sequence[Any]:
@@ -167,14 +156,14 @@ def embed_work(
         context.tokens = sum(read) + context.cut
         return finish(np.stack(vectors), read, cut)
 
-    return Work("embed", texts, run, finish_rows, (normalize, long), may_be_too_long(texts, context.limits))
+    return Job(context, "embed", texts, run, finish_rows, (normalize, long), may_be_too_long(texts, context.limits))
 
 
-def embeddings(served: Served, body: s.EmbeddingsRequest, context: RequestContext) -> Work:
+def embeddings(context: RequestContext, body: s.EmbeddingsRequest) -> Job:
     """Embed texts, or lists of token ids."""
     one = isinstance(body.input, list) and len(body.input) > 0 and all(isinstance(x, int) for x in body.input)
     given = as_list([body.input] if one else body.input, context)
-    texts = [x if isinstance(x, str) else served.model.tokenizer.decode(x) for x in given]
+    texts = [x if isinstance(x, str) else context.served.model.tokenizer.decode(x) for x in given]
 
     def finish(vectors: np.ndarray, read: Sequence[int], cut: Sequence[int]) -> dict[str, Any]:
         width = vectors.shape[1]
@@ -186,29 +175,29 @@ def embeddings(served: Served, body: s.EmbeddingsRequest, context: RequestContex
         rows = enumerate(zip(shown, cut))
         data = [{"object": "embedding", "index": i, "embedding": row, "cut": lost} for i, (row, lost) in rows]
         usage = {"prompt_tokens": sum(read), "total_tokens": sum(read)}
-        return {"object": "list", "model": served.name, "data": data, "usage": usage}
+        return {"object": "list", "model": context.served.name, "data": data, "usage": usage}
 
-    return embed_work(texts, context, finish, None, body.long)
+    return embed_work(context, texts, finish, None, body.long)
 
 
-def embed(served: Served, body: s.EmbedRequest, context: RequestContext) -> Work:
+def embed(context: RequestContext, body: s.EmbedRequest) -> Job:
     """Embed texts. The x-cut-tokens header counts the tokens that `truncate` left out."""
     texts = as_list(body.inputs, context)
     long = "cut" if body.truncate else "window"
-    return embed_work(texts, context, lambda vectors, *_: rounded(vectors), body.normalize, long)
+    return embed_work(context, texts, lambda vectors, *_: rounded(vectors), body.normalize, long)
 
 
 # ── predictions ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def predict_work(served: Served, texts: list[Any], finish: Callable[[list[Any]], Any]) -> Work:
+def predict_work(context: RequestContext, texts: list[Any], finish: Callable[[list[Any]], Any]) -> Job:
     """Run the classify head on texts and pairs: predictions, or numbers where it has one output."""
-    if served.one_output:
-        return Work("regress", texts, lambda model, texts: model.regress(texts), finish)
-    return Work("classify", texts, lambda model, texts: model.classify(texts), finish)
+    if context.served.one_output:
+        return Job(context, "regress", texts, lambda model, texts: model.regress(texts), finish)
+    return Job(context, "classify", texts, lambda model, texts: model.classify(texts), finish)
 
 
-def predict(served: Served, body: s.PredictRequest, context: RequestContext) -> Work:
+def predict(context: RequestContext, body: s.PredictRequest) -> Job:
     """Score every label of a text or pair, best first; for a list, one such list per entry."""
     inputs: Any = body.inputs
     many = isinstance(inputs, list) and not all(isinstance(x, str) for x in inputs)
@@ -219,17 +208,17 @@ def predict(served: Served, body: s.PredictRequest, context: RequestContext) -> 
     texts = [x[0] if len(x) == 1 and isinstance(x, tuple) else x for x in as_list(inputs, context)]
 
     def scores(found: Any) -> list[dict[str, Any]]:
-        if served.one_output:
-            squash = served.bounded and not body.raw_scores
-            return [{"score": float(sigmoid(found) if squash else found), "label": served.label}]
+        if context.served.one_output:
+            squash = context.served.bounded and not body.raw_scores
+            return [{"score": float(sigmoid(found) if squash else found), "label": context.served.label}]
         context.cut += found.cut
         raw = {name: float(np.log(max(p, 1e-30))) if body.raw_scores else p for name, p in found.scores.items()}
         return [{"score": p, "label": name} for name, p in sorted(raw.items(), key=lambda item: -item[1])]
 
-    return predict_work(served, texts, lambda found: list(map(scores, found)) if many else scores(found[0]))
+    return predict_work(context, texts, lambda found: list(map(scores, found)) if many else scores(found[0]))
 
 
-def rerank(served: Served, body: s.RerankRequest, context: RequestContext) -> Work:
+def rerank(context: RequestContext, body: s.RerankRequest) -> Job:
     """Sort texts by relevance to a query: by a cross-encoder's score, or by the cosine of the embeddings."""
     texts = as_list(body.texts, context)
 
@@ -238,92 +227,80 @@ def rerank(served: Served, body: s.RerankRequest, context: RequestContext) -> Wo
         shown = [{"text": text} if body.return_text else {} for text in texts]
         return [{"index": i, "score": float(scores[i]), **shown[i]} for i in order]
 
-    if not served.one_output:
-        return embed_work([body.query, *texts], context, lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)
+    if not context.served.one_output:
+        return embed_work(context, [body.query, *texts], lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)
     pairs = [(body.query, text) for text in texts]
     squash = np.asarray if body.raw_scores else sigmoid
-    return predict_work(served, pairs, lambda found: ranked(squash(np.asarray(found))))
+    return predict_work(context, pairs, lambda found: ranked(squash(np.asarray(found))))
 
 
 # ── everybert's own endpoints ────────────────────────────────────────────────────────────────────────────────
 
 
-def results(served: Served, context: RequestContext, found: list[Any]) -> dict[str, Any]:
-    """The response with a result per input."""
-    return {"model": served.name, "results": found, "tokens": context.tokens}
+def results(context: RequestContext) -> Callable[[list[Any]], dict[str, Any]]:
+    """Makes the response with one result per input."""
+    return lambda found: {"model": context.served.name, "results": found, "tokens": context.tokens}
 
 
-def fill(served: Served, body: s.FillRequest, context: RequestContext) -> Work:
+def fill(context: RequestContext, body: s.FillRequest) -> Job:
     """Predict the tokens behind [MASK], each with its probability."""
 
     def run(model: Model, texts: list[str]) -> Sequence[Any]:
         return model.fill_batch(texts, body.top)
 
-    def finish(found: list[Any]) -> dict[str, Any]:
-        return results(served, context, [[[asdict(c) for c in mask] for mask in text] for text in found])
-
-    return Work("fill", as_list(body.text, context), run, finish, body.top, specials=True)
+    return Job(context, "fill", as_list(body.text, context), run, results(context), body.top, specials=True)
 
 
-def classify(served: Served, body: s.ClassifyRequest, context: RequestContext) -> Work:
+def classify(context: RequestContext, body: s.ClassifyRequest) -> Job:
     """Classify texts or pairs of any length; a model that predicts a number returns it as `value`."""
-
-    def finish(found: list[Any]) -> dict[str, Any]:
-        return results(served, context, [{"value": x} if served.one_output else asdict(x) for x in found])
-
-    return predict_work(served, as_list(body.text, context), finish)
+    finish = results(context)
+    values = (lambda found: finish([{"value": x} for x in found])) if context.served.one_output else finish
+    return predict_work(context, as_list(body.text, context), values)
 
 
-def tag_texts(served: Served, body: s.TagRequest, context: RequestContext) -> Work:
+def tag_texts(context: RequestContext, body: s.TagRequest) -> Job:
     """Find and label spans in texts of any length."""
-
-    def finish(found: list[Any]) -> dict[str, Any]:
-        return results(served, context, [[asdict(span) for span in spans] for spans in found])
-
-    return Work("tag", as_list(body.text, context), lambda model, texts: model.tag(texts), finish)
+    texts = as_list(body.text, context)
+    return Job(context, "tag", texts, lambda model, texts: model.tag(texts), results(context))
 
 
-def answer(served: Served, body: s.AnswerRequest, context: RequestContext) -> Work:
+def answer(context: RequestContext, body: s.AnswerRequest) -> Job:
     """Answer questions by parts of a context of any length."""
-    questions, contexts = as_list(body.question, context), as_list(body.context, context)
-    contexts = contexts * len(questions) if len(contexts) == 1 else contexts
-    if len(contexts) != len(questions):
-        raise HttpError(
-            422, f"{len(questions)} questions but {len(contexts)} contexts; give one for each, or one for all"
-        )
+    questions, passages = as_list(body.question, context), as_list(body.context, context)
+    passages = passages * len(questions) if len(passages) == 1 else passages
+    if len(passages) != len(questions):
+        counts = f"{len(questions)} questions but {len(passages)} contexts"
+        raise HttpError(422, f"{counts}; give one for each, or one for all")
 
     def run(model: Model, pairs: list[Any]) -> Sequence[Any]:
-        return model.answer([question for question, _ in pairs], [passage for _, passage in pairs], top=body.top)
+        return model.answer(*map(list, zip(*pairs)), top=body.top)
 
-    def finish(found: list[Any]) -> dict[str, Any]:
-        return results(served, context, [[asdict(one) for one in best] for best in found])
-
-    return Work("answer", list(zip(questions, contexts)), run, finish, body.top)
+    return Job(context, "answer", list(zip(questions, passages)), run, results(context), body.top)
 
 
-def next_sentence(served: Served, body: s.NextRequest, context: RequestContext) -> Work:
+def next_sentence(context: RequestContext, body: s.NextRequest) -> Job:
     """The probability that the second text follows the first."""
 
     def compute(model: Model) -> dict[str, Any]:
         probability = model.next_sentence(body.first, body.second)
-        return {"model": served.name, "probability": probability, "tokens": context.tokens}
+        return {"model": context.served.name, "probability": probability, "tokens": context.tokens}
 
-    return once("next", (body.first, body.second), compute)
+    return once(context, "next", (body.first, body.second), compute)
 
 
-def choose(served: Served, body: s.ChooseRequest, context: RequestContext) -> Work:
+def choose(context: RequestContext, body: s.ChooseRequest) -> Job:
     """Choose the best ending of a prompt."""
     endings = as_list(body.endings, context)
 
     def compute(model: Model) -> dict[str, Any]:
         chosen = model.choose(body.prompt, endings)
         context.cut = chosen.cut
-        return {"model": served.name, **asdict(chosen), "tokens": context.tokens}
+        return {"model": context.served.name, **asdict(chosen), "tokens": context.tokens}
 
-    return once("choose", (body.prompt, *endings), compute)
+    return once(context, "choose", (body.prompt, *endings), compute)
 
 
-def tokens(served: Served, body: s.TokensRequest, context: RequestContext) -> Work:
+def tokens(context: RequestContext, body: s.TokensRequest) -> Job:
     """The tokens of a text, their positions and, on request, their vectors after a layer."""
 
     def compute(model: Model) -> dict[str, Any]:
@@ -334,12 +311,12 @@ def tokens(served: Served, body: s.TokensRequest, context: RequestContext) -> Wo
             {"token": token, "id": i, "start": start, "end": end, "segment": segment, "vector": vector}
             for token, i, (start, end), segment, vector in rows
         ]
-        return results(served, context, shown) | {"layer": found.layer}
+        return results(context)(shown) | {"layer": found.layer}
 
-    return once("tokens", (body.text,) if body.pair is None else (body.text, body.pair), compute)
+    return once(context, "tokens", (body.text,) if body.pair is None else (body.text, body.pair), compute)
 
 
-def attention(served: Served, body: s.AttentionRequest, context: RequestContext) -> Work:
+def attention(context: RequestContext, body: s.AttentionRequest) -> Job:
     """The attention weights of every head of every layer for a short text: weights[layer][head][from][to]."""
 
     def compute(model: Model) -> dict[str, Any]:
@@ -351,6 +328,6 @@ def attention(served: Served, body: s.AttentionRequest, context: RequestContext)
             raise too_large(size, MOST_WEIGHTS, "attention weights")
         found = model.attention(body.text, pair=body.pair)
         shown = {"token": found.tokens, "layers": layers, "weights": rounded(found.weights[layers])}
-        return {"model": served.name, **shown, "tokens": context.tokens}
+        return {"model": context.served.name, **shown, "tokens": context.tokens}
 
-    return once("attention", (body.text,) if body.pair is None else (body.text, body.pair), compute)
+    return once(context, "attention", (body.text,) if body.pair is None else (body.text, body.pair), compute)

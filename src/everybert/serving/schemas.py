@@ -6,6 +6,10 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from everybert.inference.results import Candidate
+from everybert.tasks.answer import Answer
+from everybert.tasks.tag import Span
+
 Texts = str | list[str]
 Pair = Annotated[list[str], Field(min_length=2, max_length=2, description="A pair of texts.")]
 ModelName = Annotated[str | None, Field(description="A served model, or model:adapter. Default: the first model.")]
@@ -53,14 +57,6 @@ class FillRequest(StrictRequest):
     model_config = example(text="Istanbul is a great [MASK] to visit", top=3)
 
 
-class Candidate(BaseModel):
-    """A token predicted for a masked position."""
-
-    token: str
-    score: float
-    id: int
-
-
 class FillResponse(Results[list[list[Candidate]]]):
     """For each text and each of its masked tokens, the candidates."""
 
@@ -91,16 +87,6 @@ class TagRequest(StrictRequest):
     model_config = example(text="John Smith lives in New York")
 
 
-class Span(BaseModel):
-    """A labelled part of a text; start and end count characters."""
-
-    text: str
-    label: str
-    start: int
-    end: int
-    score: float
-
-
 class TagResponse(Results[list[Span]]):
     """The spans of each text."""
 
@@ -118,15 +104,6 @@ class AnswerRequest(StrictRequest):
     context: Texts
     top: Top = 1
     model_config = example(question="Where does Matt live?", context="Matt lives in Canada, near a lake.")
-
-
-class Answer(BaseModel):
-    """A part of the context; an empty text means that the context has no answer."""
-
-    text: str
-    start: int
-    end: int
-    score: float
 
 
 class AnswerResponse(Results[list[Answer]]):
@@ -173,11 +150,16 @@ class ChooseResponse(BaseModel):
     model_config = example(model="swag", index=0, text="walked in.", score=0.9, scores=[0.9, 0.1], cut=0, tokens=22)
 
 
-class TokensRequest(StrictRequest):
+class TextRequest(StrictRequest):
     """A text or a pair."""
 
     text: str
     pair: str | None = None
+
+
+class TokensRequest(TextRequest):
+    """A text or a pair."""
+
     layer: int | None = Field(None, ge=-1000, le=1000, description="0: the embeddings. Default: the last layer.")
     vectors: bool = Field(False, description="Whether to return the vector of each token.")
     model_config = example(text="I love my pet Python", vectors=False)
@@ -206,11 +188,9 @@ class TokensResponse(Results[Token]):
     )
 
 
-class AttentionRequest(StrictRequest):
+class AttentionRequest(TextRequest):
     """A short text or pair."""
 
-    text: str
-    pair: str | None = None
     layer: int | None = Field(None, ge=0, le=1000, description="One layer. Default: all layers.")
     model_config = example(text="The cat sat because it was tired.", layer=1)
 
