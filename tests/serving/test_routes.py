@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-import server as own
 from server import CLIENT, LABELS, TEXTS, post, post_all
 
 import everybert
@@ -192,40 +191,10 @@ def _able(path: str) -> str:
     )
 
 
-def test_adapters_share_a_trunk(folders, tmp_path):
-    """Requests for a trunk and two adapters, all at once: each is answered under its own."""
-    import torch
-
-    from everybert.files import atomic_folder
-    from everybert.model.heads import Network
-    from everybert.model.lora import AdapterSet, LoraConfig
-    from everybert.store.adapters import save_adapter
-
-    base = folders["words"]
-    for number, name in enumerate(("one", "two")):
-        model = everybert.load(base, device="cpu")
-        torch.manual_seed(number)
-        fresh = Network(model.config, {"classify": 2})
-        adapters = AdapterSet(model.network)
-        adapters.add(name, LoraConfig(rank=2), {"classify": fresh.heads["classify"]}, fresh.pooler)
-        for value in adapters.parameters(name):
-            value.data.normal_(std=0.3)
-        task = {"task": "classify", "labels": ["no", "yes"]}
-        with atomic_folder(tmp_path / name) as folder:
-            save_adapter(adapters, name, folder, base=str(base), extras={"task": task})
-    alone = {name: everybert.load(tmp_path / name, device="cpu") for name in ("one", "two")}
-    bare = everybert.load(base, device="cpu")
-    adapters = {"words": {name: tmp_path / name for name in ("one", "two")}}
-    with own.running({"words": base}, adapters=adapters) as (url, _):
-        requests = []
-        for i in range(60):
-            body = {"text": TEXTS[i % 5], "model": f"words:{('one', 'two')[i % 2]}"}
-            requests += [("/classify", body), ("/v1/embeddings", {"input": TEXTS[i % 5], "model": "words"})]
-        for (path, body), answer in zip(requests, post_all(url, requests, clients=32)):
-            assert answer.status_code == 200, answer.text
-            if path == "/classify":
-                expected = alone[body["model"][6:]].classify(body["text"])[0]
-                close(answer.json()["results"][0], asdict(expected) | {"labels": []})
-            else:
-                vector = answer.json()["data"][0]["embedding"]
-                np.testing.assert_allclose(vector, bare.embed([body["input"]])[0], atol=1e-5)
+def test_copies_of_a_long_context_are_counted_before_anything_is_computed(served, models):
+    url, service = served
+    before = service.metrics.batch_tokens._sum.get()
+    body = {"question": ["where ?"] * 64, "context": "the cat eats " * 20_000, "model": "qa"}
+    answer = post(url, "/answer", body)
+    assert answer.status_code == 413 and "windows of long pairs" in answer.json()["error"]
+    assert service.metrics.batch_tokens._sum.get() == before

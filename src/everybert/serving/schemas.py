@@ -6,7 +6,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from everybert.inference.results import Candidate
+from everybert.inference.model import Candidate
 from everybert.tasks.answer import Answer
 from everybert.tasks.tag import Span
 

@@ -1,10 +1,11 @@
-"""Overload, slow and vanishing clients, folders that disappear, and the end of the server under load."""
+"""The server as a whole: overload, slow and vanishing clients, folders that disappear, signals, and processes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
+import pytest
 import server as own
 from server import TEXTS, connect, post
 
@@ -234,10 +236,12 @@ def test_sigterm_under_load_answers_every_request_it_took(folders, tmp_path):
     timer.cancel()
 
 
-def test_the_command_serves_and_ends(folders):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_command_serves_and_ends(folders, workers):
     """`everybert serve` as a user starts it, on the loopback; SIGINT ends it quietly."""
+    command = ["serve", "--model", f"m={folders['words']}", "--port", "0", "--workers", str(workers)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "everybert", "serve", "--model", f"m={folders['words']}", "--port", "0"],
+        [sys.executable, "-m", "everybert", *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -253,3 +257,13 @@ def test_the_command_serves_and_ends(folders):
     _, errors = process.communicate(timeout=60)
     timer.cancel()
     assert "Traceback" not in errors
+
+
+def test_the_api_reference_needs_nothing_but_this_server(url):
+    page = own.CLIENT.get(url + "/docs")
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'") and "unsafe" not in policy
+    for path in re.findall(r'(?:href|src)="(playground/web/[^"]+)"', page.text):
+        assert own.CLIENT.get(f"{url}/{path}").status_code == 200
+    assert own.CLIENT.get(url + "/redoc").status_code == 404
