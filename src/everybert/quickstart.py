@@ -222,10 +222,11 @@ def use_bundled(story: Story, screen: Console) -> None:
     pair = ("A soccer game with multiple males playing.", "Some men are playing a sport.")
     (sense,) = model.classify([pair])
     story.box[f'classify "{pair[0]}" --pair "{pair[1]}"'] = f"{sense.label} {sense.score:.0%}"
-    names = model.tag("John Smith lives in New York")
+    names: list[Any] = model.tag("John Smith lives in New York")
     story.box['tag "John Smith lives in New York"'] = ", ".join(f"{name.text} ({name.label})" for name in names)
     for question, context in QUESTIONS:
-        story.box[f'answer "{question}" "{context}"'] = model.answer(question, context)[0].text
+        answers: list[Any] = model.answer(question, context)
+        story.box[f'answer "{question}" "{context}"'] = answers[0].text
     first, second = "Istanbul is a great city to visit", "I was just there."
     story.box[f'next "{first}" "{second}"'] = f"{model.next_sentence(first, second):.0%} that it follows"
     for command, output in story.box.items():

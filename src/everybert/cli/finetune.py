@@ -36,9 +36,7 @@ ADAPTERS = "Adapters (--mode lora)"
 Training = Annotated[dict[str, Any], Fields("", "Training", SETTINGS, "lora start device log_every")]
 GlueTraining = Annotated[dict[str, Any], Fields("mode epochs lr batch_size", "Training", SETTINGS)]
 Start = Annotated[dict[str, Any], Fields("start", ADAPTERS, SETTINGS)]
-Lora = Annotated[
-    dict[str, Any], Fields("rank alpha dropout=lora_dropout", ADAPTERS, "everybert.model.lora:LoraConfig")
-]
+Lora = Annotated[dict[str, Any], Fields("rank alpha dropout=lora_dropout", ADAPTERS, "everybert.model.lora:LoraConfig")]
 
 
 @dataclass(frozen=True)

@@ -72,10 +72,10 @@ def fill_sides(
         raise EverybertError("the text has no [MASK]; put [MASK] where a word is missing, or click a word")
     views = [(encoding, i) for i in at]
     for i in at:
-        for left in (True, False):
-            half = tokenizer.encode(*_half(encoding, i, text, pair, left))
+        for before in (True, False):
+            half = tokenizer.encode(*_half(encoding, i, text, pair, before))
             places = [k for k, token in enumerate(half.ids) if token == tokenizer.mask_id]
-            views.append((half, places[-1 if left else 0]))
+            views.append((half, places[-1 if before else 0]))
     p_MV = _probabilities(network, views)[:, : tokenizer.size]
     found = []
     for m, i in enumerate(at):
@@ -86,11 +86,11 @@ def fill_sides(
     return found
 
 
-def _half(encoding: Encoding, i: int, text: str, pair: str | None, left: bool) -> tuple[str, str | None]:
+def _half(encoding: Encoding, i: int, text: str, pair: str | None, before: bool) -> tuple[str, str | None]:
     """The text or pair up to the end of token i, or from its start."""
     start, end = encoding.offsets[i]
     second = encoding.sequence[i] == 1
-    if left:
+    if before:
         return (text, (pair or "")[:end]) if second else (text[:end], None)
     return ((pair or "")[start:], None) if second else (text[start:], pair)
 
