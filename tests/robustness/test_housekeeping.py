@@ -74,7 +74,6 @@ def imports(path: Path) -> set[str]:
     return {name for node in ast.walk(tree) for name in modules(node)}
 
 
-@pytest.mark.xfail(reason="until the rebuild ends")
 def test_rooms_import_only_what_contributing_says():
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*) \|$", read("CONTRIBUTING.md"), re.MULTILINE)
     rooms = [room for room, _ in rows]
@@ -104,16 +103,34 @@ def test_rooms_import_only_what_contributing_says():
 
 LINES, FILES = 24_000, 130
 LONGEST = 650
+LONGER = {"inference/model.py": 760, "tasks/dataset.py": 660}
+"""Files above the limit, which may not grow: the Model with all its methods, and the one reader of data."""
 MANY_PARAMETERS = 12
-PUBLIC_CONTRACT = {"finetune", "build_corpus", "ClassifierBase"}
-"""Functions whose many parameters are options that users rely on."""
+MORE_PARAMETERS = {
+    "training/finetune.py finetune",  # public
+    "corpus/build.py build_corpus",  # public
+    "sklearn.py __init__",  # the settings of an estimator, as scikit-learn requires them
+    "model/kernels.py _attention_backward_q",  # a kernel's pointers, strides and sizes
+}
 
 
-@pytest.mark.xfail(reason="until the rebuild ends")
-def test_the_library_stays_small():
-    sizes = {path: len(path.read_text("utf-8").splitlines()) for path in SOURCES}
-    assert sum(sizes.values()) <= LINES and len(sizes) <= FILES, (sum(sizes.values()), len(sizes))
-    long = {path.name: size for path, size in sizes.items() if size > LONGEST}
+def sizes() -> dict[str, int]:
+    """Lines per file."""
+    return {place(path): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
+
+
+def place(path: Path) -> str:
+    return path.relative_to(ROOT / "src" / "everybert").as_posix()
+
+
+@pytest.mark.xfail(reason="26,968 lines on 2026-11-16: the rooms above their targets are still to be cut", strict=True)
+def test_the_library_has_few_lines():
+    assert sum(sizes().values()) <= LINES, sum(sizes().values())
+
+
+def test_files_are_few_and_of_readable_length():
+    assert len(SOURCES) <= FILES, len(SOURCES)
+    long = {name: size for name, size in sizes().items() if size > LONGER.get(name, LONGEST)}
     assert not long, f"split these by idea: {long}"
     wide = [
         f"{p.name}:{n}"
@@ -124,7 +141,6 @@ def test_the_library_stays_small():
     assert not wide, wide
 
 
-@pytest.mark.xfail(reason="until the rebuild ends")
 def test_functions_take_few_parameters():
     wrong = []
     for path in SOURCES:
@@ -132,12 +148,11 @@ def test_functions_take_few_parameters():
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 given = [a.arg for a in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
                 count = len([name for name in given if name not in ("self", "cls")])
-                if count > MANY_PARAMETERS and node.name not in PUBLIC_CONTRACT:
-                    wrong.append(f"{path.name}:{node.name} has {count}")
+                if count > MANY_PARAMETERS and f"{place(path)} {node.name}" not in MORE_PARAMETERS:
+                    wrong.append(f"{place(path)} {node.name} has {count}")
     assert not wrong, wrong
 
 
-@pytest.mark.xfail(reason="until the rebuild ends")
 def test_modules_have_no_mutable_state():
     """No `global` statements, and no empty containers that functions could fill."""
     wrong = []
@@ -167,7 +182,6 @@ REPLACED = {
 """Words that do not belong to the vocabulary of the field → what to write."""
 
 
-@pytest.mark.xfail(reason="until the rebuild ends")
 def test_words_are_those_of_the_field():
     wrong = []
     for path in SOURCES:

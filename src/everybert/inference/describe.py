@@ -49,7 +49,7 @@ COMPARED = (
     ("modernbert-base", "modernbert-large"),
     ("prenorm-bert-base", "prenorm-bert-large"),
 )
-"""The flavours side by side: base and large."""
+"""The architectures side by side: base and large."""
 
 
 def parameters(
