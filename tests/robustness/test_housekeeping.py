@@ -108,6 +108,7 @@ LONGER = {"inference/model.py": 760, "tasks/dataset.py": 660}
 MANY_PARAMETERS = 12
 MORE_PARAMETERS = {
     "training/finetune.py finetune",  # public
+    "cli/finetune.py finetune",  # the options of its command
     "corpus/build.py build_corpus",  # public
     "sklearn.py __init__",  # the settings of an estimator, as scikit-learn requires them
     "model/kernels.py _attention_backward_q",  # a kernel's pointers, strides and sizes
@@ -136,7 +137,7 @@ def test_files_are_few_and_of_readable_length():
         f"{p.name}:{n}"
         for p in SOURCES
         for n, line in enumerate(p.read_text("utf-8").splitlines(), 1)
-        if len(line) > 120
+        if len(re.sub(r"  # (noqa|type: ignore).*", "", line)) > 120
     ]
     assert not wide, wide
 
