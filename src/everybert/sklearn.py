@@ -1,8 +1,7 @@
 """scikit-learn estimators: a fine-tuned classifier and an embedder, for pipelines, cross-validation and grid search.
 
-They follow scikit-learn's conventions: parameters are set by name and kept as given, `fit` returns self, what is
-learnt ends in an underscore, clones start afresh. A pickle holds the model folder's files (safetensors, JSON) as
-bytes, so it opens where the folder is not, and no code of torch is pickled.
+They follow scikit-learn's conventions. A pickle contains the model folder's files (safetensors, JSON) as bytes: it
+loads without the folder, and no torch object is pickled.
 """
 
 from __future__ import annotations
@@ -28,15 +27,17 @@ from everybert.files import MANIFEST
 from everybert.inference.model import Model, load
 
 FEWEST = 20
-"""Rows from which some are held out to choose the best epoch; with fewer, all are trained and scored on."""
+"""The fewest rows of which some are held out to choose the best epoch; fewer are trained and scored on as a whole."""
+SETTINGS = ("mode", "epochs", "lr", "batch_size", "warmup", "weight_decay", "layer_decay", "patience", "device")
+"""Parameters that are settings of `finetune`."""
 _cached = lru_cache(maxsize=2)(load)
 
 
 class _Packed(BaseEstimator):
-    """What both share: texts as input, and a model that pickles as its folder's bytes."""
+    """Base of both estimators: texts as input, and a model that is pickled as its folder's bytes."""
 
     def __sklearn_tags__(self) -> Any:
-        """Strings in, one a row; no 2-D numbers."""
+        """One string per row; no 2-D arrays of numbers."""
         tags = super().__sklearn_tags__()
         tags.input_tags.string = True
         tags.input_tags.two_d_array = False
@@ -126,15 +127,7 @@ class TextClassifier(ClassifierMixin, _Packed):
                 window=self.window,
                 options={"labels": names, "class_weights": self._weights()},
                 quiet=not self.verbose,
-                mode=self.mode,
-                epochs=self.epochs,
-                lr=self.lr,
-                batch_size=self.batch_size,
-                warmup=self.warmup,
-                weight_decay=self.weight_decay,
-                layer_decay=self.layer_decay,
-                patience=self.patience,
-                device=self.device,
+                **{name: getattr(self, name) for name in SETTINGS},
             )
             self.model_ = load(Path(folder) / "model", device=self.device)
             if self.model_.adapters is not None:
@@ -144,7 +137,7 @@ class TextClassifier(ClassifierMixin, _Packed):
         return self
 
     def _split(self, rows: list[Any], number: np.ndarray) -> tuple[list[Any], list[Any]]:
-        """Hold out a share of every class; all rows twice where they are few."""
+        """Hold out a share of every class; all rows twice if they are few."""
         if not 0 <= self.validation_fraction < 1:
             raise EverybertError(f"validation_fraction lies in [0, 1), not {self.validation_fraction}")
         if len(rows) < FEWEST or self.validation_fraction == 0:
@@ -176,7 +169,7 @@ class TextClassifier(ClassifierMixin, _Packed):
 
 
 class TextEmbedder(TransformerMixin, _Packed):
-    """Texts to vectors by a pre-trained model: a transformer for the start of a pipeline. `fit` learns nothing."""
+    """Texts to vectors by a pre-trained model: the first step of a pipeline. `fit` only loads the model."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ Severity = Literal["error", "warning", "note"]
 SHOWN = 3
 """Examples of a finding."""
 FEW = 10
-"""A label with fewer examples than this is hardly learnt."""
+"""A label with fewer examples than this is hard to learn."""
 EDGES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 

@@ -631,7 +631,7 @@ def order_labels(names: Iterable[str]) -> list[str]:
 
 
 def check_labels(counts: Counter[str], rows: int, where: str) -> None:
-    """Refuse labels that cannot be learnt: a single one, or so many that the columns look swapped."""
+    """Refuse labels that cannot be learned: a single one, or so many that the columns look swapped."""
     if len(counts) == 1:
         only = next(iter(counts))
         raise EverybertError(f"{where}: every row has the label {only!r}; two labels or more are needed")
