@@ -6,6 +6,7 @@ python benchmarks/plot_bench.py speed.json speed.png
 
 import json
 import sys
+from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -46,5 +47,4 @@ def draw(found: dict, path: str) -> None:
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1], encoding="utf-8") as file:
-        draw(json.load(file), sys.argv[2])
+    draw(json.loads(Path(sys.argv[1]).read_text("utf-8")), sys.argv[2])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -60,7 +60,7 @@ def answer_all(
 def _answer_all(
     model: Model, questions: Sequence[Mapping[str, Any]], progress: Callable[[int], None]
 ) -> tuple[dict[str, str], dict[str, float]]:
-    task: AnswerQuestions = model.task("answer")
+    task = cast(AnswerQuestions, model.task("answer"))
     answers: dict[str, str] = {}
     gaps: dict[str, float] = {}
     for start in range(0, len(questions), task.chunk):

@@ -531,7 +531,7 @@ class Model:
         self, name: str, text: str, pair: str | None, label: str | None
     ) -> tuple[attributing.Target, str]:
         """The log-odds of a label, by default the most probable one; or the predicted number."""
-        task = self.task(name)
+        task: Any = self.task(name)
         if name == "regress":
             return attributing.log_odds(0, multi=True), "the number predicted, as the head gives it"
         if label is None:

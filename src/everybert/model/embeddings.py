@@ -45,7 +45,7 @@ class Embeddings(nn.Module):
                 parts["segment"] = self.segment.weight[0].expand_as(parts["token"])
         if self.position is not None:
             parts["position"] = self.position(batch.positions_T + self.offset)
-        x_TE = sum(parts.values())
+        x_TE: Tensor = sum(parts.values())  # type: ignore[assignment]
         if watch is not None:
             for name, value in parts.items():
                 watch(f"embeddings.{name}", value)

@@ -239,7 +239,7 @@ def forward(encoder: nn.Module, batch: Ragged) -> Tensor:
 
     with torch.inference_mode():
         full = filled(batch, rounded(batch))
-        return encoder.recorder.run(work, full, device, lambda out: out[0][:size].clone(), weights)
+        return encoder.recorder.run(work, full, device, lambda out: out[0][:size].clone(), weights)  # type: ignore[index]
 
 
 def recordable(encoder: Encoder) -> bool:

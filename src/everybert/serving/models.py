@@ -111,12 +111,12 @@ class ModelRegistry:
         loaded = LoadedModel(
             name, model, self.limits.budget or (BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU)
         )
-        for adapter in (None, *folders):
+        for used in (None, *folders):
             if folders:
-                model.use(adapter)
-            full = name if adapter is None else f"{name}:{adapter}"
-            folder = model.folder if adapter is None else Path(folders[adapter])
-            self.entries[full] = _describe(full, loaded, adapter, folder)
+                model.use(used)
+            full = name if used is None else f"{name}:{used}"
+            place = model.folder if used is None else Path(folders[used])
+            self.entries[full] = _describe(full, loaded, used, place)
         if folders:
             model.use(None)
 

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -62,7 +62,7 @@ class TextRequest(BaseRequest):
     step: int = Field(default=0, ge=0)
     task: str | None = None
     label: str | None = None
-    method: str = "integrated"
+    method: Literal["integrated", "gradient"] = "integrated"
 
 
 class ContextRequest(BaseRequest):
@@ -320,7 +320,7 @@ def context(served: Served, body: ContextRequest) -> dict[str, Any]:
 
 def answer_question(served: Served, body: AnswerRequest) -> dict[str, Any]:
     """The best answers, and the probability that an answer starts or ends at each token."""
-    best = served.model.answer(body.question, body.context, top=body.top)
+    best: list[Any] = served.model.answer(body.question, body.context, top=body.top)
     each = served.model.answer_tokens(body.question, body.context)
     return {
         "answers": [asdict(answer) for answer in best],

@@ -273,7 +273,7 @@ def answer(context: RequestContext, body: s.AnswerRequest) -> Job:
         raise HttpError(422, f"{counts}; give one for each, or one for all")
 
     def run(model: Model, pairs: list[Any]) -> Sequence[Any]:
-        return model.answer(*map(list, zip(*pairs)), top=body.top)
+        return model.answer([q for q, _ in pairs], [c for _, c in pairs], top=body.top)
 
     return Job(context, "answer", list(zip(questions, passages)), run, results(context), body.top)
 

@@ -145,8 +145,10 @@ ACTIVATION_NAMES = {
     "silu": "silu",
 }
 
-SIZES = ("vocab_size", "hidden_size", "layers", "heads", "intermediate_size", "max_positions", "segments")
-SIZES += ("embedding_size", "layer_groups", "inner_layers", "pad_id")
+SIZES = (
+    *("vocab_size", "hidden_size", "layers", "heads", "intermediate_size", "max_positions", "segments"),
+    *("embedding_size", "layer_groups", "inner_layers", "pad_id"),
+)
 LIMIT = 1 << 28
 LIMITS = dict.fromkeys(SIZES, LIMIT) | {"layers": 1 << 12, "layer_groups": 1 << 12, "inner_layers": 1 << 6}
 """Upper limits of sizes, checked before anything is built."""
