@@ -69,10 +69,10 @@ def test_kernels_start_on_the_device_of_their_tensors(monkeypatch):
 
     class Kernel:
         def __getitem__(self, grid):
-            return lambda x, *arguments, **options: started.append((current[-1], grid, arguments))
+            return lambda *arguments, **options: started.append((current[-1], grid, arguments[1:]))
 
     monkeypatch.setattr(torch.cuda, "device", guard)
-    kernels._launch(Kernel(), (1, 2), SimpleNamespace(device=torch.device("cuda:1")), 7)
+    kernels._launch(Kernel(), (1, 2), [SimpleNamespace(device=torch.device("cuda:1"))], [7])
     assert started == [("cuda:1", (1, 2), (7,))] and current == ["cuda:0"]
 
 

@@ -1,15 +1,15 @@
-"""Scaled dot-product attention over ragged batches. The only file that knows how a backend wants its sequences.
+"""Scaled dot-product attention over ragged batches: the only file that depends on the attention backend.
 
-Attention(Q, K, V) = softmax(Q Kᵀ / √D) V, for each head, within each sequence (Vaswani et al. 2017, eq. 1).
+Attention(Q, K, V) = softmax(Q Kᵀ / √D) V, per head and within each sequence (Vaswani et al. 2017, eq. 1).
 
-| where                                   | how                                                            |
+| case                                    | computation                                                    |
 |-----------------------------------------|----------------------------------------------------------------|
-| CUDA, bf16 or fp16                      | one kernel for the whole ragged batch: ours (kernels.py) where |
-|                                         | it applies, else varlen flash attention                        |
+| CUDA, bf16 or fp16                      | one kernel for the whole batch: the one in kernels.py if it    |
+|                                         | applies, else varlen flash attention                           |
 | CPU, or fp32                            | sequences of equal length share one rectangular SDPA call      |
-| sliding window (long sequences)         | blocks of queries, each with the keys it can see: O(n·w)       |
-| global tokens (Longformer)              | as above, plus the global keys for all and full rows for them  |
-| someone watches the weights             | the textbook formula, one sequence at a time                   |
+| sliding window (long sequences)         | blocks of queries, each with the keys in its window: O(n·w)    |
+| global tokens (Longformer)              | as above, with the global keys, and full rows for global queries |
+| `watch` is given                        | the formula written out, one sequence at a time                |
 | ONNX export (inference/export.py)        | one rectangle with a mask: all pairs, whatever the pattern     |
 
 Legend: T tokens in the batch, B sequences, A heads, D head size, n tokens of one
@@ -37,11 +37,11 @@ Rotary = tuple[Tensor, Tensor]
 HAS_TRITON = find_spec("triton") is not None
 
 QUERY_BLOCK = 128
-"""Queries in a block of windowed attention: larger ones look at keys that few of them see, smaller ones cost calls."""
+"""Queries per block of windowed attention: larger blocks mask away more keys, smaller ones need more calls."""
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention: project to Q, K, V in one product, attend, project back."""
+    """Multi-head self-attention: one projection to Q, K and V, attention per head, and an output projection."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Attention(nn.Module):
         q_TAD, k_TAD, v_TAD = qkv_T3AD.unbind(1)
         if rotary is not None:
             q_TAD, k_TAD = rotate(q_TAD, *rotary), rotate(k_TAD, *rotary)
-        own_TAD = None  # what the global tokens use instead (Longformer, §3.1)
+        own_TAD = None  # Q, K and V of the global tokens (Longformer, §3.1)
         if self.qkv_global is not None and batch.globals_T is not None:
             own_TAD = self.qkv_global(x_TH).unflatten(-1, (3, self.heads, -1)).unbind(1)
         p = self.dropout if self.training else 0.0
@@ -96,7 +96,7 @@ def attend(
     own_TAD: tuple[Tensor, ...] | None = None,
     p: float = 0.0,
 ) -> Tensor:
-    """Attention within each sequence by the best means at hand. `p` is dropout on the probabilities."""
+    """Attention within each sequence by the best backend available. `p` is the dropout on the probabilities."""
     if batch.attend is not None:
         return batch.attend(q_TAD, k_TAD, v_TAD, window, own_TAD)
     if own_TAD is None and flashable(q_TAD) and (window is None or _varlen_has_window()):
@@ -107,24 +107,24 @@ def attend(
 
 
 def rotate(x_TAD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021, eq. 34): turn each pair of features by its position's angle."""
+    """Rotary positions (Su et al. 2021, eq. 34): rotate each pair of features by an angle ∝ the position."""
     x = x_TAD.float()
     one, two = x.chunk(2, dim=-1)
     return (x * cos_TD[:, None] + torch.cat((-two, one), dim=-1) * sin_TD[:, None]).to(x_TAD.dtype)
 
 
 def fused(x: Tensor) -> bool:
-    """Whether the kernels of kernels.py take this tensor: CUDA, half precision, Triton at hand."""
+    """Whether kernels.py can compute on this tensor: CUDA, half precision, Triton installed."""
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.shape[-1] % 16 == 0 and HAS_TRITON
 
 
 def has_kernel(qkv_T3AD: Tensor) -> bool:
-    """Whether the attention of kernels.py takes heads of this size: Triton's tiles are powers of two."""
+    """Whether the attention of kernels.py supports this head size: Triton's tiles are powers of two."""
     return fused(qkv_T3AD) and qkv_T3AD.shape[-1] in (16, 32, 64, 128)
 
 
 def flashable(x: Tensor) -> bool:
-    """Whether varlen flash attention takes heads of this kind: CUDA, half precision, sizes that are multiples of 8."""
+    """Whether varlen flash attention supports this tensor: CUDA, half precision, a head size that 8 divides."""
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.shape[-1] % 8 == 0
 
 
@@ -132,13 +132,13 @@ def flashable(x: Tensor) -> bool:
 
 
 def varlen(q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, batch: Ragged, window: int | None, p: float) -> Tensor:
-    """Flash attention over the ragged batch as it lies (CUDA, half precision)."""
+    """Flash attention on the ragged batch as it is (CUDA, half precision)."""
     from torch.nn.attention.varlen import varlen_attn
 
     offsets, longest = batch.offsets_B1, batch.max_length
     side = -1 if window is None else window
     if p > 0.0:
-        # varlen_attn fixes dropout to 0; the kernel below it takes a probability.
+        # varlen_attn has no dropout; the operator below it does.
         out_TAD, *_ = torch.ops.aten._flash_attention_forward(
             q_TAD,
             k_TAD,
@@ -169,7 +169,7 @@ def _varlen_has_window() -> bool:
 
 
 def grouped(q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, batch: Ragged, p: float) -> Tensor:
-    """One rectangular SDPA call for each distinct length; rows are gathered, once, where they do not lie together."""
+    """One rectangular SDPA call per distinct length; rows of the same length are gathered first if not adjacent."""
     if batch.regroup is not None:
         q_TAD, k_TAD, v_TAD = (x.index_select(0, batch.regroup) for x in (q_TAD, k_TAD, v_TAD))
     sizes = [r.stop - r.start if isinstance(r, slice) else len(r) for _, r in batch.groups]
@@ -193,7 +193,7 @@ def windowed(
     own_TAD: tuple[Tensor, ...] | None,
     p: float,
 ) -> Tensor:
-    """Token i sees |i − j| ≤ w and the global tokens; a global token sees all (Longformer, Beltagy et al. 2020)."""
+    """Token i attends to |i − j| ≤ w and to global tokens; global tokens attend to all (Beltagy et al. 2020)."""
     split = [batch.split(x) for x in (q_TAD, k_TAD, v_TAD)]
     chosen = batch.split(batch.globals_T) if own_TAD is not None and batch.globals_T is not None else None
     own = [batch.split(x) for x in own_TAD] if own_TAD is not None else None
@@ -210,7 +210,7 @@ def windowed(
 
 
 def _blocks(q: Tensor, k: Tensor, v: Tensor, w: int, at: Tensor | None, p: float) -> Tensor:
-    """One sequence (1, A, n, D), block after block of queries: memory grows with n·w, not n²."""
+    """One sequence (1, A, n, D) in blocks of queries: memory grows with n·w, not n²."""
     n = q.shape[2]
     size = min(QUERY_BLOCK, n)
     band = _band(size, w, q.device)
@@ -225,7 +225,7 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, w: int, at: Tensor | None, p: float
         shift = left - (start - w)
         mask = band[: stop - start, shift : shift + right - left]
         keys, values = k[:, :, left:right], v[:, :, left:right]
-        if at is not None:  # global keys come once, at the end, not again inside the window
+        if at is not None:  # global keys are appended once, and masked inside the window
             mask = torch.cat((mask & ~is_global[left:right], mask.new_ones(stop - start, len(at))), dim=1)
             keys, values = torch.cat((keys, k_global), dim=2), torch.cat((values, v_global), dim=2)
         pieces.append(sdpa(q[:, :, start:stop], keys, values, attn_mask=mask, dropout_p=p))
@@ -233,12 +233,12 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, w: int, at: Tensor | None, p: float
 
 
 def _band(rows: int, w: int, device: torch.device) -> Tensor:
-    """bool (rows, rows + 2w): query r of a block sees key c, counted from w before the block, iff 0 ≤ c − r ≤ 2w."""
+    """bool (rows, rows + 2w): whether query r attends to key c, counted from w before the block: 0 ≤ c − r ≤ 2w."""
     gap = torch.arange(rows + 2 * w, device=device)[None] - torch.arange(rows, device=device)[:, None]
     return (gap >= 0) & (gap <= 2 * w)
 
 
-# ── the textbook formula, for those who look inside ──────────────────────────────────────────────────────────
+# ── the formula written out ──────────────────────────────────────────────────────────────────────────────────
 
 
 def watched(
@@ -250,7 +250,7 @@ def watched(
     own_TAD: tuple[Tensor, ...] | None,
     watch: Watch,
 ) -> Tensor:
-    """softmax(Q Kᵀ / √D) V written out, telling `watch` each part of each sequence. No dropout."""
+    """softmax(Q Kᵀ / √D) V step by step, passing each part of each sequence to `watch`. No dropout."""
     out = []
     scale = q_TAD.shape[-1] ** -0.5
     for b, n in enumerate(batch.lengths):

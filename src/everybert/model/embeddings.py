@@ -1,4 +1,4 @@
-"""Token + segment + position embeddings, summed, normalised, dropped out (Devlin et al. 2019, figure 2).
+"""The sum of token, segment and position embeddings, normalised (Devlin et al. 2019, figure 2).
 
 Legend: T tokens in the batch, E embedding width, H hidden, D head size.
 """
@@ -16,7 +16,7 @@ from everybert.model.ragged import Ragged
 
 
 class Embeddings(nn.Module):
-    """Ids to vectors: x = LayerNorm(token + segment + position), widened to H where the tables are narrower."""
+    """x = Dropout(LayerNorm(token + segment + position)), projected to H if the tables are narrower (ALBERT)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Embeddings(nn.Module):
         if config.embedding_norm:
             self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
         self.dropout = nn.Dropout(config.dropout)
-        if config.embedding_size is not None:  # ALBERT: V×E + E×H instead of V×H
+        if config.embedding_size is not None:  # V·E + E·H parameters instead of V·H
             self.projection = nn.Linear(width, config.hidden_size)
 
     def forward(self, batch: Ragged, watch: Watch | None = None) -> Tensor:
@@ -70,7 +70,7 @@ def sinusoids(rows: int, width: int) -> Tensor:
 
 
 def rotary_table(positions_T: Tensor, head_size: int, theta: float) -> Rotary:
-    """cos and sin of each position's angles, (T, D) each, in fp32: angle_i = pos · θ^(−2i/D)."""
+    """The cosines and sines of the rotary angles pos · θ^(−2i/D): (T, D) each, in fp32."""
     rate = 1.0 / theta ** (torch.arange(0, head_size, 2, device=positions_T.device).float() / head_size)
     angle = positions_T[:, None].float() * rate
     angle = torch.cat((angle, angle), dim=-1)

@@ -1,7 +1,7 @@
-"""The bidirectional encoder: embeddings, then L layers of attention and feed-forward, each with a residual.
+"""The bidirectional encoder: embeddings, then L layers of attention and feed-forward with residual connections.
 
 post-norm (BERT):   x ← LN(x + Attn(x));      x ← LN(x + FF(x))
-pre-norm:           x ← x + Attn(LN(x));      x ← x + FF(LN(x));      and one LN at the end
+pre-norm:           x ← x + Attn(LN(x));      x ← x + FF(LN(x));      one more LN at the end
 
 Legend: T tokens in the batch, H hidden, I intermediate width.
 """
@@ -22,7 +22,7 @@ from everybert.model.ragged import Ragged
 
 
 def activate(x: Tensor, kind: str) -> Tensor:
-    """The feed-forward block's non-linearity (Hendrycks & Gimpel 2016 for the three forms of GELU)."""
+    """The non-linearity of the feed-forward block (three forms of GELU: Hendrycks & Gimpel 2016)."""
     if kind == "gelu":
         return F.gelu(x)
     if kind == "gelu_tanh":
@@ -35,10 +35,10 @@ def activate(x: Tensor, kind: str) -> Tensor:
 
 
 def product_gelu(x_TH: Tensor, linear: nn.Linear) -> Tensor:
-    """gelu(W·x + b) in one product, on sums that were not rounded yet: the product's own GELU is the tanh form.
+    """gelu(W·x + b) in one cuBLAS call, which applies the tanh form of GELU before it rounds the sums.
 
-    In half precision that is as near to fp32 as the exact form of a rounded sum (docs/LOG.md), and one pass over
-    memory less. It has no gradient here.
+    In half precision that is as close to fp32 as the exact GELU of rounded sums (docs/LOG.md), and saves a pass over
+    memory. It has no gradient.
     """
     return torch._addmm_activation(linear.bias, x_TH, linear.weight.t(), use_gelu=True)
 
@@ -58,7 +58,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x_TH: Tensor, watch: Watch | None = None) -> Tensor:
         """(T, H) → (T, I) → (T, H)."""
-        plain = type(self.input) is nn.Linear  # an adapted one has more to add than its weight
+        plain = type(self.input) is nn.Linear  # not with adapters
         if self.fuses and plain and watch is None and fused(x_TH):
             if not torch.is_grad_enabled() and not self.training:
                 return self.output(product_gelu(x_TH, self.input))
@@ -79,7 +79,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """One encoder layer: attention and feed-forward, each added to the residual stream."""
+    """One encoder layer: attention, then feed-forward, each added to its input."""
 
     def __init__(self, config: EncoderConfig, first: bool = False) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Layer(nn.Module):
 
     @staticmethod
     def _normed(x_TH: Tensor, added_TH: Tensor, norm: nn.LayerNorm) -> Tensor:
-        """LN(x + added) by one kernel."""
+        """LN(x + added) in one kernel."""
         from everybert.model.kernels import add_norm
 
         bias_H = norm.weight if norm.bias is None else norm.bias
@@ -143,7 +143,7 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Ids to contextual vectors: every kind of BERT by its configuration."""
+    """Token ids to contextual vectors; the configuration says which member of the family it is."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -165,8 +165,8 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """(T) ids → (T, H).
 
-        `states`, when given, receives the L + 1 hidden states: the embeddings, then each layer's output (the last
-        one normalised, so that it equals what is returned). `watch(name, tensor)` is told every intermediate.
+        The L + 1 hidden states are appended to `states`, if given: the embeddings, then each layer's output (the
+        last one after the final norm, as returned). `watch(name, tensor)` is called with every intermediate.
         """
         config = self.config
         x_TH = self.embeddings(batch, watch)
@@ -177,11 +177,11 @@ class Encoder(nn.Module):
             layer = self.layers[weights]
             window = config.window(i // config.inner_layers)
             named = _prefixed(watch, f"layers.{i}.") if watch is not None else None
-            turn = rotary[window is not None] if rotary else None
+            table = rotary[window is not None] if rotary else None
             if self.checkpointing and torch.is_grad_enabled():
-                x_TH = checkpoint(layer, x_TH, batch, window, turn, use_reentrant=False)
+                x_TH = checkpoint(layer, x_TH, batch, window, table, use_reentrant=False)
             else:
-                x_TH = layer(x_TH, batch, window, turn, named)
+                x_TH = layer(x_TH, batch, window, table, named)
             if states is not None:
                 states.append(x_TH)
         if self.norm is not None:
@@ -193,7 +193,7 @@ class Encoder(nn.Module):
         return x_TH
 
     def _rotary(self, batch: Ragged) -> tuple[Rotary, Rotary] | None:
-        """The turns of the full-attention and of the sliding-window layers, made once a batch."""
+        """Rotary tables of the full-attention and of the sliding-window layers, computed once per batch."""
         config = self.config
         if config.positions != "rotary":
             return None
@@ -203,7 +203,7 @@ class Encoder(nn.Module):
         return full, rotary_table(batch.positions_T, config.head_size, config.rotary_theta_local)
 
     def check(self, batch: Ragged) -> None:
-        """Refuse ids, segments and positions that the tables do not have, before a kernel reads out of bounds."""
+        """Raise an error for ids, segments or lengths beyond the tables, before a kernel reads out of bounds."""
         low, high = _extremes(batch.tokens_T)
         if low < 0 or high >= self.config.vocab_size:
             bad = low if low < 0 else high
@@ -225,13 +225,13 @@ class Encoder(nn.Module):
 
 
 def _extremes(x_T: Tensor) -> tuple[int, int]:
-    """The lowest and the highest; on the host by numpy, which needs no other thread for it."""
+    """Minimum and maximum; on the host by numpy, which needs no other threads."""
     x = x_T.numpy() if x_T.device.type == "cpu" else x_T
     return int(x.min()), int(x.max())
 
 
 def initialise(module: nn.Module, config: EncoderConfig) -> None:
-    """Fresh weights as BERT draws them: N(0, 0.02) for matrices and tables, zero biases, unit LayerNorms."""
+    """BERT's initialisation: N(0, 0.02) for matrices and tables, zero biases, unit LayerNorms."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, std=config.init_range)
@@ -241,7 +241,7 @@ def initialise(module: nn.Module, config: EncoderConfig) -> None:
             nn.init.ones_(part.weight)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
-    for part in module.modules():  # a fixed table, after its parent's turn
+    for part in module.modules():  # a fixed table
         if isinstance(part, Embeddings) and part.position is not None and config.positions == "sinusoidal":
             part.position.weight.data.copy_(sinusoids(*part.position.weight.shape))
 
@@ -255,4 +255,4 @@ def _prefixed(watch: Watch, prefix: str) -> Watch:
 
 
 def _nothing(name: str, value: Tensor) -> None:
-    """Nobody watches."""
+    """Used if no `watch` is given."""

@@ -1,6 +1,12 @@
-"""Sequences of ids through the encoder and a head, on every device, in batches of a budget of tokens.
+"""The engine: sequences of ids through the encoder and its heads, in batches of a token budget, on every device.
 
-Legend: T tokens in the batch, B sequences, H hidden.
+`encode` runs the encoder and hands each batch's hidden states to a function; `run_head` returns the outputs of a head,
+`masked_logits` and `token_log_probs` those of the masked language model. All predictions and evaluations use them.
+
+On the CPU, batches of about equal lengths run side by side, one per core. On an accelerator, batches are full and in
+order, the encoder's kernel launches are recorded as CUDA graphs (graphs.py), and the host never waits for the device.
+
+Legend: T tokens in the batch, B sequences, H hidden, C labels, M masked positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,13 +33,12 @@ from everybert.model.ragged import Ragged
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 Read = Callable[[list[int], Ragged, Tensor], None]
-"""Takes the numbers of a batch's sequences, the batch, and its hidden states (T, H)."""
+"""Takes the indices of a batch's sequences, the batch, and its hidden states (T, H)."""
 
 BUDGET_CPU = 1024
-"""Tokens of a batch on the CPU: products large enough to be fast, activations small enough to stay in memory pages
-already touched."""
+"""Tokens per batch on the CPU: large enough for fast products, small enough that activations stay in the cache."""
 BUDGET_GPU = 4 * WAVE
-"""Tokens of a batch on an accelerator: enough to fill it, and whole waves of tiles."""
+"""Tokens per batch on an accelerator: enough to fill it, and a whole number of waves of tiles."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,10 @@ class Inputs:
     ids: Sequence[Sequence[int]]
     segments: Sequence[Sequence[int]] | None = None
     global_tokens: Sequence[Sequence[int]] | None = None
-    """Per sequence, the indices that are global (Longformer)."""
+    """Per sequence, the indices of the global tokens (Longformer)."""
 
     def batch(self, which: Sequence[int]) -> Ragged:
-        """Some of the sequences as one ragged batch, on the host."""
+        """Some of the sequences as one batch, on the host."""
 
         def pick(x: Sequence[Sequence[int]] | None) -> list[Sequence[int]] | None:
             return None if x is None else [x[i] for i in which]
@@ -54,47 +59,14 @@ class Inputs:
         return Ragged.of(pick(self.ids) or [], pick(self.segments), pick(self.global_tokens))
 
 
-def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Which sequences make each batch, the longest first; a batch is full once it has `budget` tokens."""
-    groups: list[list[int]] = []
-    total = budget
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if total >= budget:
-            groups.append([])
-            total = 0
-        groups[-1].append(i)
-        total += lengths[i]
-    return groups
-
-
-def in_order(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Which sequences make each batch on an accelerator: as they come, never more than `capacity` tokens.
-
-    There a batch of unequal lengths costs no more than one of equal ones, and batches of about one size share a graph.
-    """
-    groups: list[list[int]] = []
-    total = capacity
-    for i, n in enumerate(lengths):
-        if not groups or total + n > capacity:
-            groups.append([])
-            total = 0
-        groups[-1].append(i)
-        total += n
-    return groups
-
-
-def shared_out(tokens: int, cores: int) -> int:
-    """A CPU batch's budget: near BUDGET_CPU, and such that every core gets as many batches as the others."""
-    rounds = max(1, math.ceil(tokens / (cores * BUDGET_CPU)))
-    return max(BUDGET_CPU // 4, math.ceil(tokens / (cores * rounds)))
+# ── what is computed ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def encode(network: Network, inputs: Inputs, read: Read, layer: int | None = None, budget: int | None = None) -> None:
-    """Run all sequences, batch after batch, and hand each batch's hidden states (T, H) to `read`.
+    """Run the encoder on all sequences, and call `read` with the hidden states (T, H) of each batch.
 
-    The states are the last layer's unless `layer` says otherwise. On the CPU several batches run side by side, one
-    per core: `read` is called from several threads, never twice for the same sequence. On an accelerator nothing
-    here waits for it, so that the next batch is made while it computes.
+    The states are those after `layer` (0: the embeddings), by default the last one. On the CPU `read` is called from
+    several threads, but never twice for the same sequence.
     """
     if layer is not None:
         encode_layers(network, inputs, lambda which, batch, states: read(which, batch, states[layer]), budget)
@@ -127,10 +99,10 @@ def encode_layers(
 
 
 def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = None) -> list[np.ndarray]:
-    """The encoder, then the head of that name: one float32 array per sequence, in order.
+    """Run the encoder and a head on all sequences: one float32 array per sequence, in order.
 
-    Heads of whole sequences (classify, choose, nsp) give (C,), heads of tokens (tag, answer) give (n, C). Dropout is
-    off, even for a network in training. Results are copied to the host while the next batches run.
+    The array is (C,) for classify, choose and nsp, and (n, C) for tag and answer. Dropout is off, even if the network
+    is in training. Outputs are copied to the host while the next batches run.
     """
     head = network.head(name)
     device = device_of(network.encoder)
@@ -167,14 +139,11 @@ def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = N
 
 
 def masked_logits(
-    network: Network,
-    inputs: Inputs,
-    places: Sequence[Sequence[int]],
-    read: Callable[[list[int], Tensor], None],
+    network: Network, inputs: Inputs, places: Sequence[Sequence[int]], read: Callable[[list[int], Tensor], None]
 ) -> None:
-    """Run sequences, and hand `read` the numbers of each batch's sequences and the MLM logits at their places.
+    """Call `read` with the indices of each batch's sequences, and the MLM logits (M, V) at their places, in fp32.
 
-    `places` lists token indices of each sequence; the fp32 logits (M, V) are in the order of the sequences.
+    `places` has the token indices for each sequence; the logits are in the order of the sequences.
     """
 
     def predict(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
@@ -195,8 +164,9 @@ def token_log_probs(
 ) -> list[np.ndarray]:
     """ln P(token | the other tokens) at positions of each sequence: one float64 array per sequence.
 
-    A position p is masked in a copy of its own, together with the tokens after it up to its end in `ends` (p + 1 by
-    default). `run` is the runner, called as `engine.encode` is.
+    Each token is masked in turn and predicted from all others (Salazar et al. 2020, eq. 1). A position p is masked in a
+    copy of its own, together with the tokens after it up to its end in `ends` (p + 1 by default). `run` is the
+    runner, called as `encode` is.
     """
     copies: list[Any] = []
     places: list[int] = []
@@ -211,56 +181,25 @@ def token_log_probs(
     found: list[tuple[list[int], Callable[[], np.ndarray]]] = []
 
     def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
-        index_R, gold_R = (torch.tensor([x[k] for k in which], device=x_TH.device) for x in (places, gold))
-        logits_RV = network.mlm_logits(x_TH, index_R + batch.first_B).float()
-        found.append((which, fetched(logits_RV.log_softmax(-1).gather(1, gold_R[:, None])[:, 0])))
+        index_M, gold_M = (torch.tensor([x[k] for k in which]).to(x_TH.device) for x in (places, gold))
+        logits_MV = network.mlm_logits(x_TH, index_M + batch.first_B).float()
+        found.append((which, fetched(logits_MV.log_softmax(-1).gather(1, gold_M[:, None])[:, 0])))
 
     if copies:
         run(network, Inputs(copies), read)
-    out_R = np.empty(len(copies))
-    for which, values in found:
-        out_R[which] = values()
-    return np.split(out_R, np.cumsum([len(chosen) for chosen in positions])[:-1]) if len(positions) else []
+    values = np.empty(len(copies))
+    for which, wait in found:
+        values[which] = wait()
+    return np.split(values, np.cumsum([len(chosen) for chosen in positions])[:-1]) if len(positions) else []
 
 
-def forward(encoder: nn.Module, batch: Ragged) -> Tensor:
-    """The hidden states (T, H) of a batch on the encoder's device, by a recorded CUDA graph where one can serve."""
-    if not isinstance(encoder, Encoder):  # a server's, which gathers batches before it moves them
-        return encoder(batch)
-    device = device_of(encoder)
-    if not recordable(encoder) or batch.token_TE is not None or batch.globals_T is not None:
-        return encoder(batch.to(device))
-    size = len(batch.tokens_T)
-    weights = hash(tuple(p.data_ptr() for p in encoder.parameters()))  # a graph reads weights where they were recorded
-
-    @torch.inference_mode()
-    def work(full: Ragged) -> list[Tensor]:
-        return [encoder(full)]
-
-    with torch.inference_mode():
-        full = filled(batch, rounded(batch))
-        return encoder.recorder.run(work, full, device, lambda out: out[0][:size].clone(), weights)  # type: ignore[index]
-
-
-def recordable(encoder: Encoder) -> bool:
-    """Whether the kernel launches depend on the batch's shape alone: CUDA, half precision, no adapters to switch."""
-    weight = encoder.embeddings.token.weight
-    half = weight.dtype in (torch.bfloat16, torch.float16)
-    one_kernel = half and encoder.config.head_size % 8 == 0  # else attention groups sequences by length, on the host
-    if not weight.is_cuda or not one_kernel or encoder.training or encoder.config.global_attention:
-        return False
-    return all(type(m) is nn.Linear for m in encoder.modules() if isinstance(m, nn.Linear))
-
-
-def device_of(encoder: Any) -> torch.device:
-    """Where an encoder's weights are."""
-    return encoder.embeddings.token.weight.device
+# ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def run_batches(
     network: Network, inputs: Inputs, work: Callable[[list[int], Ragged], None], budget: int | None = None
 ) -> None:
-    """Plan the batches and call `work` with each, and the numbers of its sequences; on the CPU, one thread per core."""
+    """Plan the batches, and call `work` with the indices of the sequences of each and the batch, on the host."""
     device = device_of(network.encoder)
     lengths = [len(ids) for ids in inputs.ids]
     cores = torch.get_num_threads() if device.type == "cpu" else 1
@@ -283,8 +222,116 @@ def run_batches(
             checked(which)
 
 
+def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Batches for the CPU: sequences sorted by length, longest first; a batch is full once it has `budget` tokens."""
+    groups: list[list[int]] = []
+    total = budget
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if total >= budget:
+            groups.append([])
+            total = 0
+        groups[-1].append(i)
+        total += lengths[i]
+    return groups
+
+
+def in_order(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Batches for an accelerator: sequences in their order, never more than `capacity` tokens.
+
+    There a batch of unequal lengths costs no more than one of equal lengths, and batches of about the same size share
+    a recorded graph.
+    """
+    groups: list[list[int]] = []
+    total = capacity
+    for i, n in enumerate(lengths):
+        if not groups or total + n > capacity:
+            groups.append([])
+            total = 0
+        groups[-1].append(i)
+        total += n
+    return groups
+
+
+def shared_out(tokens: int, cores: int) -> int:
+    """The budget of CPU batches: about BUDGET_CPU, and such that all cores get the same number of batches."""
+    rounds = max(1, math.ceil(tokens / (cores * BUDGET_CPU)))
+    return max(BUDGET_CPU // 4, math.ceil(tokens / (cores * rounds)))
+
+
+def side_by_side(work: Callable[[list[int]], None], groups: Sequence[list[int]], cores: int) -> None:
+    """Run one batch per core: cores that share every product wait for each other.
+
+    On two idle cores this is about a tenth faster than sharing, on two busy ones several times.
+    """
+    pool = ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        for job in [pool.submit(work, which) for which in groups]:
+            job.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(cores)  # the number is per thread, but new threads start with the last one set
+
+
+def ahead(work: Callable[[Given], Made], items: Iterable[Given], most: int = 2) -> Iterator[Made]:
+    """`work` of each item, in order; while one result is used, a thread computes up to `most` more.
+
+    An error is raised when the result of its item is asked for. A single item needs no thread.
+    """
+    rest = iter(items)
+    start = list(islice(rest, 2))
+    if len(start) < 2:
+        yield from map(work, start)
+        return
+    pool = ThreadPoolExecutor(1, "everybert-ahead")
+    try:
+        waiting: deque[Future[Made]] = deque()
+        for item in chain(start, rest):
+            waiting.append(pool.submit(contextvars.copy_context().run, work, item))
+            if len(waiting) > most:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+# ── devices ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def forward(encoder: Encoder, batch: Ragged) -> Tensor:
+    """The hidden states (T, H) of a batch on the encoder's device, by a recorded CUDA graph if possible."""
+    device = device_of(encoder)
+    if not recordable(encoder) or batch.token_TE is not None or batch.globals_T is not None:
+        return encoder(batch.to(device))
+    size = len(batch.tokens_T)
+    weights = hash(tuple(p.data_ptr() for p in encoder.parameters()))  # a graph reads weights at fixed addresses
+
+    @torch.inference_mode()
+    def work(full: Ragged) -> list[Tensor]:
+        return [encoder(full)]
+
+    with torch.inference_mode():
+        full = filled(batch, rounded(batch))
+        return encoder.recorder.run(work, full, device, lambda out: out[0][:size].clone(), weights)  # type: ignore[index]
+
+
+def recordable(encoder: Encoder) -> bool:
+    """Whether the kernel launches depend on the batch's shape only: CUDA, half precision, no adapters to switch."""
+    weight = encoder.embeddings.token.weight
+    half = weight.dtype in (torch.bfloat16, torch.float16)
+    one_kernel = half and encoder.config.head_size % 8 == 0  # else attention groups sequences by length, on the host
+    if not weight.is_cuda or not one_kernel or encoder.training or encoder.config.global_attention:
+        return False
+    return all(type(m) is nn.Linear for m in encoder.modules() if isinstance(m, nn.Linear))
+
+
+def device_of(encoder: Encoder) -> torch.device:
+    """Where an encoder's weights are."""
+    return encoder.embeddings.token.weight.device
+
+
 def fetched(x: Tensor) -> Callable[[], np.ndarray]:
-    """Start to copy a tensor to the host; what comes back waits for it."""
+    """Start to copy a tensor to the host; the function returned waits for the copy."""
     if not x.is_cuda:
         return x.numpy
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
@@ -299,46 +346,8 @@ def fetched(x: Tensor) -> Callable[[], np.ndarray]:
     return wait
 
 
-def side_by_side(work: Callable[[list[int]], None], groups: Sequence[list[int]], cores: int) -> None:
-    """Each core works on batches of its own, because threads that share every product wait for each other.
-
-    On two busy cores this is several times faster than sharing, on two idle ones about a tenth.
-    """
-    pool = ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        for job in [pool.submit(work, which) for which in groups]:
-            job.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(cores)  # the number is each thread's own, but threads to come begin with the last set
-
-
-def ahead(work: Callable[[Given], Made], items: Iterable[Given], most: int = 2) -> Iterator[Made]:
-    """`work` of each item, in order; while one is used, a thread makes up to `most` more.
-
-    An error reaches whoever asks for the item that caused it. A single item is worked on where it is asked for.
-    """
-    rest = iter(items)
-    start = list(islice(rest, 2))
-    if len(start) < 2:
-        yield from map(work, start)
-        return
-    pool = ThreadPoolExecutor(1, "everybert-ahead")
-    try:
-        waiting: deque[Future[Made]] = deque()
-        for item in chain(start, rest):
-            # Each job has the caller's context: a server counts the tokens of a request by it.
-            waiting.append(pool.submit(contextvars.copy_context().run, work, item))
-            if len(waiting) > most:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
 def pick_device(asked: torch.device | str | None, gpu: bool = True) -> torch.device:
-    """The device asked for, if it is there; else a GPU where there is one (and `gpu`), else the CPU."""
+    """The device asked for; by default a GPU if there is one (and `gpu`), else the CPU."""
     if asked is None:
         return torch.device("cuda" if gpu and torch.cuda.is_available() else "cpu")
     try:
@@ -347,9 +356,9 @@ def pick_device(asked: torch.device | str | None, gpu: bool = True) -> torch.dev
             raise RuntimeError(f"torch sees {torch.cuda.device_count()} GPUs")
         if device.type == "meta":
             raise RuntimeError("it computes nothing")
-        if device.type != "cuda":  # there a rank takes a GPU of its own, later
+        if device.type != "cuda":  # a CUDA device is first used later: each rank takes its own
             torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # what torch says where a device is not there
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's errors for a missing device
         why = str(error).strip().split("\n")[0][:80]
         raise EverybertError(
             f"device {str(asked)!r} cannot be used here ({why}): give cpu, or none, to take a GPU where there is one"

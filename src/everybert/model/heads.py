@@ -1,6 +1,6 @@
-"""Heads: what is put on the encoder to predict something, and the network that holds both.
+"""Heads, which turn hidden states into predictions, and the network of an encoder with its heads.
 
-The forms follow `transformers`, family by family, so that checkpoints and scores carry over:
+Their forms are those of `transformers`, family by family, so that checkpoints and scores carry over:
 
 | head      | reads             | BERT, ALBERT, pre-norm BERT | RoBERTa & kin      | DistilBERT     | ModernBERT       |
 |-----------|-------------------|-----------------------------|--------------------|----------------|------------------|
@@ -36,7 +36,7 @@ SEQUENCE_HEADS = ("classify", "choose", "nsp")
 
 
 class Pooler(nn.Module):
-    """tanh(W·x + b) of the first token: BERT's summary of a sequence."""
+    """tanh(W·x + b) of the first token: BERT's vector of a sequence."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class MaskedLM(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         width = config.embedding_width
-        # RoBERTa and its kin fix the exact GELU here whatever their layers use.
+        # RoBERTa and ModernBERT use the exact GELU here, whatever their layers use.
         self.activation = "gelu" if _family(config) in ("roberta", "modernbert") else config.activation
         self.dense = nn.Linear(config.hidden_size, width, bias=config.head_bias)
         self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
@@ -61,17 +61,17 @@ class MaskedLM(nn.Module):
         self.decoder = None if config.tied else nn.Linear(width, config.vocab_size, bias=False)
 
     def forward(self, x_MH: Tensor, token_VE: Tensor) -> Tensor:
-        """(M, H) → (M, V). Give only the positions to predict: the rest of the decoder's work is waste."""
+        """(M, H) → (M, V). Pass only the masked positions: the decoder is the largest product of the model."""
         ready_ME = self.transform(x_MH)
         return F.linear(ready_ME, token_VE if self.decoder is None else self.decoder.weight, self.bias)
 
     def transform(self, x_MH: Tensor) -> Tensor:
-        """(M, H) → (M, E): all but the decoder."""
+        """(M, H) → (M, E): everything before the decoder."""
         return self.norm(activate(self.dense(x_MH), self.activation))
 
 
 class TaskHead(nn.Module):
-    """[dropout → dense → act → norm →] dropout → output; the bracket only in the forms that have a dense layer."""
+    """[dropout → dense → act → norm →] dropout → output; the part in brackets in forms with a dense layer."""
 
     def __init__(self, config: EncoderConfig, labels: int, form: str = "linear", drop: bool = True) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def make_head(config: EncoderConfig, name: str, labels: int | None = None) -> nn
 
 
 class Network(nn.Module):
-    """An encoder with the heads it has. `heads` maps a head's name to its number of labels (None where fixed)."""
+    """An encoder with its heads. `heads` maps the name of a head to its number of labels (None if fixed)."""
 
     def __init__(self, config: EncoderConfig, heads: dict[str, int | None] | None = None, pooler: bool = False) -> None:
         super().__init__()
@@ -145,18 +145,18 @@ class Network(nn.Module):
             self.pooler = pooler.to(device=like.device, dtype=like.dtype)
 
     def reads_pooler(self, name: str) -> bool:
-        """Whether this family's head of that name stands on the pooler."""
+        """Whether the head of that name reads the pooler's output in this family."""
         family = _family(self.config)
         if name == "classify":
             return self.config.classifier_form == "family" and FORMS[family] == "pooler"
         return name == "nsp" or (name == "choose" and family in ("bert", "albert", "roberta"))
 
     def forward(self, batch: Ragged) -> Tensor:
-        """(T) ids → (T, H): the encoder's output, for the heads below."""
+        """(T) ids → (T, H): the encoder's output."""
         return self.encoder(batch)
 
     def summary(self, x_TH: Tensor, batch: Ragged, name: str) -> Tensor:
-        """(B, H): what the sequence-level head of that name reads."""
+        """(B, H): the input of the sequence-level head of that name."""
         if self.config.family == "modernbert" and self.config.classifier_pooling == "mean":
             return pool(x_TH, batch, "mean")
         first_BH = x_TH[batch.first_B]
@@ -166,20 +166,20 @@ class Network(nn.Module):
         return first_BH
 
     def mlm_logits(self, x_TH: Tensor, index_M: Tensor | None = None) -> Tensor:
-        """(M, V) logits at the given token indices, or at all."""
+        """(M, V): MLM logits at the given token indices; by default at all tokens."""
         x_MH = x_TH if index_M is None else x_TH[index_M]
         return self.head("mlm")(x_MH, self.encoder.embeddings.token.weight)
 
     def sequence_logits(self, x_TH: Tensor, batch: Ragged, name: str) -> Tensor:
-        """(B, C) logits of nsp or classify; (B, 1) of choose, one sequence a choice."""
+        """(B, C): logits of nsp or classify; (B, 1) of choose, with one sequence per choice."""
         return self.head(name)(self.summary(x_TH, batch, name))
 
     def token_logits(self, x_TH: Tensor, name: str) -> Tensor:
-        """(T, C) logits of tag; (T, 2) start and end logits of answer."""
+        """(T, C): logits of tag; (T, 2) start and end logits of answer."""
         return self.head(name)(x_TH)
 
     def head(self, name: str) -> nn.Module:
-        """The head of that name; an error says which heads there are."""
+        """The head of that name; an error names the heads that there are."""
         if name not in self.heads:
             has = ", ".join(self.heads) or "none"
             raise EverybertError(f"this model has no {name} head (it has: {has}); load or fine-tune one that has")
@@ -190,14 +190,14 @@ FORMS = {"bert": "pooler", "albert": "pooler", "roberta": "tanh", "distilbert": 
 
 
 def _family(config: EncoderConfig) -> str:
-    """The family whose head forms a member shares."""
-    kin = {
+    """The family whose head forms this one shares."""
+    same = {
         "xlm-roberta": "roberta",
         "longformer": "roberta",
         "roberta-prelayernorm": "roberta",
         "megatron-bert": "bert",
     }
-    return kin.get(config.family, config.family)
+    return same.get(config.family, config.family)
 
 
 # ── feature-based heads ──────────────────────────────────────────────────────────────────────────────────────
@@ -213,7 +213,7 @@ class FeatureConfig:
     """What a feature-based head reads."""
 
     layers: Literal["last", "sum", "concat"] = "last"
-    """The last layer, the sum of the last four, or those four side by side."""
+    """The last layer, the sum of the last four layers, or their concatenation."""
     pool: Literal["mean", "cls"] = "mean"
     """For whole sequences: the mean over tokens, or [CLS]."""
 
@@ -223,7 +223,7 @@ class FeatureConfig:
 
 
 class FeatureHead(nn.Module):
-    """dropout → linear on features that nothing trains."""
+    """dropout → linear, on features of a frozen encoder."""
 
     def __init__(self, config: EncoderConfig, labels: int, features: FeatureConfig, name: str) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ class FeatureHead(nn.Module):
 
 
 def add_feature_head(network: Network, name: str, labels: int, features: FeatureConfig) -> FeatureHead:
-    """Put a feature-based head in the place of the family's own."""
+    """Add a feature-based head in place of the family's own."""
     head = FeatureHead(network.config, labels, features, name)
     like = network.encoder.embeddings.token.weight
     network.heads[name] = head.to(like.device, like.dtype)
@@ -262,7 +262,7 @@ def add_feature_head(network: Network, name: str, labels: int, features: Feature
 
 
 def read_features(network: Network, batch: Ragged, name: str) -> Tensor:
-    """What the head of that name reads: (B, F) or (T, F)."""
+    """The input of the feature-based head of that name: (B, F) or (T, F)."""
     head = network.heads[name]
     assert isinstance(head, FeatureHead)
     states: list[Tensor] = []
@@ -271,7 +271,7 @@ def read_features(network: Network, batch: Ragged, name: str) -> Tensor:
 
 
 def head_logits(network: Network, batch: Ragged, name: str) -> Tensor:
-    """Encoder and head together: (B, C) for whole sequences, (T, C) for tokens, whatever kind of head it is."""
+    """Encoder and head: (B, C) for whole sequences, (T, C) for tokens, for every kind of head."""
     head = network.heads[name] if name in network.heads else None
     if isinstance(head, FeatureHead):
         return head(read_features(network, batch, name))

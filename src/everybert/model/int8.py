@@ -1,10 +1,10 @@
-"""Int8 on the CPU: weights as int8 with a scale a row, activations rounded to eight bits with a scale a token.
+"""Int8 on the CPU: int8 weights with a scale per row, activations rounded to 8 bits with a scale per token.
 
     y = s_t · s_o · Σ_i (u_ti − z) · w_oi + b_o
 
-u and w are bytes and the sum is exact in int32, so a token's result does not depend on its neighbours. Rounding goes
-through the low byte of a float: x + 1.5·2²³ has the integer nearest to x there (ties to even), which costs one pass
-where conversion costs several. Embeddings, norms, attention itself and the heads stay in fp32.
+u and w are bytes and the sum is exact in int32, so a token's result does not depend on the rest of the batch. Numbers
+are rounded by adding 1.5·2²³: the low byte of the sum is the nearest integer (ties to even). That is one pass over
+memory; a conversion takes several. Embeddings, norms, attention and the heads stay in fp32.
 
 Legend: T tokens in the batch, P the same padded, I inputs, O outputs.
 """
@@ -22,19 +22,18 @@ from everybert.model.encoder import Encoder
 LEVELS = 127
 """The largest magnitude of a stored weight."""
 TILE = 32
-"""Rows are padded to a multiple of this: oneDNN makes a kernel for every number of rows it meets."""
+"""Rows are padded to a multiple of this, since oneDNN compiles a kernel for every number of rows."""
 TINY = 1e-20
-"""The least scale: a row or a token of zeros stays one."""
+"""The smallest scale, for rows and tokens of zeros."""
 FLOORS = {"gelu": 0.17, "gelu_tanh": 0.171, "gelu_sigmoid": 0.164, "silu": 0.279, "relu": 0.0}
-"""No activation falls below minus this: the bytes can go to what lies above."""
+"""The minimum of each activation function, negated: the range of the bytes starts there."""
 ROUND = 1.5 * 2**23
 
 
 def quantise_rows(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """A matrix as int8 (O, I) and fp32 scales (O): |w − s·q| ≤ s / 2.
 
-    The scales are rounded up to 17 significant bits, so that s·q is exact in fp32, and quantising it again gives q and
-    s again.
+    The scales are rounded up to 17 significant bits: then s·q is exact in fp32, and quantising it gives q and s again.
     """
     weight_OI = weight_OI.detach().float()
     scale_O = (weight_OI.abs().amax(1) / LEVELS).clamp_(min=TINY)
@@ -48,16 +47,16 @@ def dequantise_rows(rows_OI: Tensor, scale_O: Tensor) -> Tensor:
 
 
 def supported() -> bool:
-    """Whether this machine's torch has the int8 product: x86 with oneDNN."""
+    """Whether torch has the int8 product here: x86 with oneDNN."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.onednn, "qlinear_pointwise") and _x86()
 
 
 def _x86() -> bool:
-    return torch.cpu._is_avx2_supported()  # other processors' oneDNN has other rules for the sign of its bytes
+    return torch.cpu._is_avx2_supported()  # on other processors oneDNN wants other signs
 
 
 class Int8Linear(nn.Module):
-    """A linear layer in int8. It has no gradients; `state_dict` gives its weight in fp32."""
+    """A linear layer in int8, without gradients. Its `state_dict` has the weight in fp32."""
 
     def __init__(self, base: nn.Linear, floor: float | None = None) -> None:
         super().__init__()
@@ -68,18 +67,18 @@ class Int8Linear(nn.Module):
         self.register_buffer("rows_OI", rows_OI)
         self.register_buffer("scale_O", scale_O)
         self.bias = None if base.bias is None else nn.Parameter(base.bias.detach().float(), requires_grad=False)
-        # Without VNNI, pairs of products are summed in 16 bits: seven bits of activation keep that from overflowing.
+        # Without VNNI, pairs of products are added in 16 bits, which 7-bit activations cannot overflow.
         top = 255 if torch.cpu._is_vnni_supported() else 127
         self.floor = floor
         self.zero = (top + 1) // 2 if floor is None else (top + 1) // 4 if floor else 0
         self.levels = top - self.zero
         self.packed = torch.ops.onednn.qlinear_prepack(rows_OI, None)
-        self.shift_O = rows_OI.sum(1).float().mul_(scale_O).mul_(-self.zero)  # takes z·Σw off again
+        self.shift_O = rows_OI.sum(1).float().mul_(scale_O).mul_(-self.zero)  # subtracts z·Σw
         self.none_O = torch.zeros(self.out_features, dtype=torch.int64)
 
     @property
     def weight(self) -> Tensor:
-        """The matrix in fp32, made anew: for looking at, not for computing."""
+        """A copy of the matrix in fp32, for inspection."""
         return dequantise_rows(self.rows_OI, self.scale_O)
 
     def forward(self, x_TI: Tensor) -> Tensor:
@@ -94,11 +93,11 @@ class Int8Linear(nn.Module):
         return y_TO if self.bias is None else y_TO.add_(self.bias)
 
     def bytes(self, x_TI: Tensor) -> tuple[Tensor, Tensor]:
-        """uint8 (P, I) and the scales (T, 1): x ≈ s·(u − z). What fills the last rows is of no matter."""
+        """uint8 (P, I) and the scales (T, 1): x ≈ s·(u − z). The padding rows are arbitrary."""
         peak_T1 = x_TI.amax(1, keepdim=True)
         if self.floor is None:
             peak_T1 = torch.maximum(peak_T1, x_TI.amin(1, keepdim=True).neg_())
-        least = self.floor * self.levels / self.zero if self.floor else TINY  # so that z holds the floor
+        least = self.floor * self.levels / self.zero if self.floor else TINY  # so that the minimum fits
         scale_T1 = peak_T1.clamp_(min=least).mul_(1 / self.levels)
         near_TI = (x_TI * scale_T1.reciprocal()).add_(ROUND + self.zero)
         byte_PI = torch.empty(-len(x_TI) // TILE * -TILE, self.in_features, dtype=torch.uint8)
@@ -106,18 +105,18 @@ class Int8Linear(nn.Module):
         return byte_PI, scale_T1
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        prefix = prefix.removesuffix("int8.")  # under an adapter: the name stays that of the layer
+        prefix = prefix.removesuffix("int8.")  # below an AdaptedLinear, keep the layer's own name
         destination[prefix + "weight"] = self.weight
         if self.bias is not None:
             destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
 
     def extra_repr(self) -> str:
-        """As nn.Linear's."""
+        """As in nn.Linear."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 def to_int8(encoder: Encoder) -> None:
-    """Replace the linear layers of all encoder layers by int8 ones."""
+    """Replace the linear layers of an encoder by int8 ones, in place."""
     if not supported():
         raise EverybertError("int8 needs an x86 processor with AVX2 and torch's oneDNN; load without dtype")
     floor = None if encoder.config.feed_forward == "glu" else FLOORS[encoder.config.activation]

@@ -1,42 +1,46 @@
 """Fused kernels for CUDA in half precision: attention over ragged batches, bias + GELU, and residual + LayerNorm.
 
-Written in Triton and used only where it is at hand; attention.py and encoder.py say the same thing in plain torch.
-Why they exist (one H200, BERT-base, docs/LOG.md): library attention reads and writes Q, K, V and their gradients
-several times over, and the exact GELU is bound by the arithmetic of erf; both should cost one pass over memory.
+Written in Triton and used only if it is installed; attention.py and encoder.py have the same in plain torch. Library
+attention reads and writes Q, K, V and their gradients several times, and the exact GELU is limited by the arithmetic of
+erf. Here both cost one pass over memory (figures for one H200 and BERT-base: docs/LOG.md).
 
 Legend: T tokens in the batch, B sequences, A heads, D head size, n length of a sequence, I inner width (N below).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from everybert.model.graphs import on_device
 
 LOG2E = 1.4426950408889634
 TILE = 64
-"""Tokens in a tile of attention; with the warps and stages below, the best of a dozen tried on an H200."""
+"""Tokens in a tile of attention: with the warps and stages below, the fastest of a dozen on an H200."""
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], x: Tensor, *arguments: Any, **options: Any) -> None:
-    """Start a kernel on the device of its first tensor: Triton takes the current device, which may be another."""
-    with on_device(x.device):
-        kernel[grid](x, *arguments, **options)
+def _launch(
+    kernel: Any, grid: tuple[int, ...], tensors: Sequence[Tensor], numbers: Sequence[Any], **options: int
+) -> None:
+    """Start a kernel on the device of its tensors: Triton takes the current device, which may be another."""
+    with on_device(tensors[0].device):
+        kernel[grid](*tensors, *numbers, **options)
 
 
 # ── attention ────────────────────────────────────────────────────────────────────────────────────────────────
-# One program owns a tile of queries (or keys) of one head of one sequence. Scores are kept in base 2: exp2 is the
-# machine's own instruction. Q, K and V are read where the projection left them, (T, 3, A, D), and the gradient is
-# written in that layout, so nothing is ever copied together.
+# One program computes a tile of queries (or keys) of one head of one sequence. Scores are in base 2, since exp2 is a
+# machine instruction. Q, K and V are read from the projection's output, (T, 3, A, D), and their gradient is written in
+# that layout, so nothing is copied.
 
 
 @triton.jit
-def _tile(start, head, at, n, base, stride, D: tl.constexpr):
+def _tile(start, head, at, n, base, stride, D: constexpr):
     """Rows `at` of one sequence and head: (rows, D), zeros beyond its end."""
     d = tl.arange(0, D)
     where = (start + at).to(tl.int64)[:, None] * stride + head * D + d[None]
@@ -44,16 +48,14 @@ def _tile(start, head, at, n, base, stride, D: tl.constexpr):
 
 
 @triton.jit
-def _put(x, start, head, at, n, base, stride, D: tl.constexpr):
+def _put(x, start, head, at, n, base, stride, D: constexpr):
     d = tl.arange(0, D)
     where = (start + at).to(tl.int64)[:, None] * stride + head * D + d[None]
     tl.store(base + where, x.to(base.dtype.element_ty), mask=(at < n)[:, None])
 
 
 @triton.jit
-def _attention_forward(
-    qkv, out, lse, offsets, scale, T, A: tl.constexpr, D: tl.constexpr, R: tl.constexpr, S: tl.constexpr
-):
+def _attention_forward(qkv, out, lse, offsets, scale, T, A: constexpr, D: constexpr, R: constexpr, S: constexpr):
     b, head = tl.program_id(1), tl.program_id(2)
     start = tl.load(offsets + b)
     n = tl.load(offsets + b + 1) - start
@@ -82,19 +84,7 @@ def _attention_forward(
 
 @triton.jit
 def _attention_backward_q(
-    qkv,
-    out,
-    lse,
-    grad,
-    dqkv,
-    delta,
-    offsets,
-    scale,
-    T,
-    A: tl.constexpr,
-    D: tl.constexpr,
-    R: tl.constexpr,
-    S: tl.constexpr,
+    qkv, out, lse, grad, dqkv, delta, offsets, scale, T, A: constexpr, D: constexpr, R: constexpr, S: constexpr
 ):
     b, head = tl.program_id(1), tl.program_id(2)
     start = tl.load(offsets + b)
@@ -122,7 +112,7 @@ def _attention_backward_q(
 
 @triton.jit
 def _attention_backward_kv(
-    qkv, lse, grad, dqkv, delta, offsets, scale, T, A: tl.constexpr, D: tl.constexpr, R: tl.constexpr, S: tl.constexpr
+    qkv, lse, grad, dqkv, delta, offsets, scale, T, A: constexpr, D: constexpr, R: constexpr, S: constexpr
 ):
     b, head = tl.program_id(1), tl.program_id(2)
     start = tl.load(offsets + b)
@@ -157,22 +147,8 @@ def attention(qkv_T3AD: Tensor, offsets_B1: Tensor, longest: int) -> tuple[Tenso
     lse_AT = torch.empty(A, T, device=qkv_T3AD.device, dtype=torch.float32)
     grid = (triton.cdiv(longest, TILE), len(offsets_B1) - 1, A)
     scale = D**-0.5 * LOG2E
-    _launch(
-        _attention_forward,
-        grid,
-        qkv_T3AD,
-        out_TAD,
-        lse_AT,
-        offsets_B1,
-        scale,
-        T,
-        A,
-        D,
-        TILE,
-        TILE,
-        num_warps=4,
-        num_stages=3,
-    )
+    tensors, numbers = (qkv_T3AD, out_TAD, lse_AT, offsets_B1), (scale, T, A, D, TILE, TILE)
+    _launch(_attention_forward, grid, tensors, numbers, num_warps=4, num_stages=3)
     return out_TAD, lse_AT
 
 
@@ -192,36 +168,11 @@ def attention_backward(
     grad_TAD = grad_TAD.contiguous()
     delta_AT = torch.empty_like(lse_AT)
     grid = (triton.cdiv(longest, TILE), len(offsets_B1) - 1, A)
-    more = (offsets_B1, D**-0.5 * LOG2E, T, A, D)
-    _launch(
-        _attention_backward_q,
-        grid,
-        qkv_T3AD,
-        out_TAD,
-        lse_AT,
-        grad_TAD,
-        dqkv,
-        delta_AT,
-        *more,
-        TILE,
-        TILE,
-        num_warps=4,
-        num_stages=3,
-    )
-    _launch(
-        _attention_backward_kv,
-        grid,
-        qkv_T3AD,
-        lse_AT,
-        grad_TAD,
-        dqkv,
-        delta_AT,
-        *more,
-        TILE,
-        TILE // 2,
-        num_warps=4,
-        num_stages=3,
-    )
+    scale = D**-0.5 * LOG2E
+    tensors = (qkv_T3AD, out_TAD, lse_AT, grad_TAD, dqkv, delta_AT, offsets_B1)
+    _launch(_attention_backward_q, grid, tensors, (scale, T, A, D, TILE, TILE), num_warps=4, num_stages=3)
+    tensors = (qkv_T3AD, lse_AT, grad_TAD, dqkv, delta_AT, offsets_B1)
+    _launch(_attention_backward_kv, grid, tensors, (scale, T, A, D, TILE, TILE // 2), num_warps=4, num_stages=3)
     return dqkv
 
 
@@ -259,7 +210,7 @@ def _normal(x):
 
 
 @triton.jit
-def _gelu_forward(x, bias, y, T, N, R: tl.constexpr, C: tl.constexpr):
+def _gelu_forward(x, bias, y, T, N, R: constexpr, C: constexpr):
     r = tl.program_id(0) * R + tl.arange(0, R)
     c = tl.program_id(1) * C + tl.arange(0, C)
     inside = (r < T)[:, None] & (c < N)[None]
@@ -271,7 +222,7 @@ def _gelu_forward(x, bias, y, T, N, R: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _gelu_backward(x, bias, grad, dx, dbias, T, N, STEPS: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+def _gelu_backward(x, bias, grad, dx, dbias, T, N, STEPS: constexpr, R: constexpr, C: constexpr):
     """d/dz z·Φ(z) = Φ(z) + z·φ(z); each program also sums its rows for the bias."""
     c = tl.program_id(1) * C + tl.arange(0, C)
     b = tl.load(bias + c, mask=c < N, other=0.0).to(tl.float32)
@@ -295,7 +246,7 @@ def bias_gelu(x_TI: Tensor, bias_I: Tensor) -> Tensor:
     T, N = x_TI.shape
     y_TI = torch.empty_like(x_TI)
     grid = (triton.cdiv(T, 2), triton.cdiv(N, 1024))
-    _launch(_gelu_forward, grid, x_TI, bias_I, y_TI, T, N, 2, 1024, num_warps=4)
+    _launch(_gelu_forward, grid, (x_TI, bias_I, y_TI), (T, N, 2, 1024), num_warps=4)
     return y_TI
 
 
@@ -312,21 +263,8 @@ def bias_gelu_backward(grad_TI: Tensor, x_TI: Tensor, bias_I: Tensor) -> tuple[T
     steps, rows, columns = 32, 4, 1024
     grid = (triton.cdiv(T, steps * rows), triton.cdiv(N, columns))
     partial = torch.empty(grid[0], N, device=x_TI.device, dtype=torch.float32)
-    _launch(
-        _gelu_backward,
-        grid,
-        x_TI,
-        bias_I,
-        grad_TI.contiguous(),
-        dx_TI,
-        partial,
-        T,
-        N,
-        steps,
-        rows,
-        columns,
-        num_warps=4,
-    )
+    tensors = (x_TI, bias_I, grad_TI.contiguous(), dx_TI, partial)
+    _launch(_gelu_backward, grid, tensors, (T, N, steps, rows, columns), num_warps=4)
     return dx_TI, partial.sum(0).to(bias_I.dtype)
 
 
@@ -350,8 +288,8 @@ bias_gelu.register_autograd(_gelu_gradient, setup_context=_keep_gelu)
 
 
 @triton.jit
-def _add_norm(x, added, weight, bias, y, H, eps, BIAS: tl.constexpr, C: tl.constexpr):
-    """One row a program: the sum rounded as it would be stored, then normalised in fp32."""
+def _add_norm(x, added, weight, bias, y, H, eps, BIAS: constexpr, C: constexpr):
+    """One row per program: the sum is rounded to the stored type, then normalised in fp32."""
     c = tl.arange(0, C)
     inside = c < H
     at = tl.program_id(0).to(tl.int64) * H + c
@@ -369,12 +307,13 @@ def _add_norm(x, added, weight, bias, y, H, eps, BIAS: tl.constexpr, C: tl.const
 
 @torch.library.custom_op("everybert::add_norm", mutates_args=())
 def add_norm(x_TH: Tensor, added_TH: Tensor, weight_H: Tensor, bias_H: Tensor, biased: bool, eps: float) -> Tensor:
-    """LN(x + added) in one pass over memory, the bias left out unless `biased`; it has no gradient."""
+    """LN(x + added) in one pass over memory, without the bias unless `biased`; it has no gradient."""
     y_TH = torch.empty_like(x_TH)
     T, H = x_TH.shape
     columns = triton.next_power_of_2(H)
     warps = 4 if columns <= 2048 else 8
-    _launch(_add_norm, (T,), x_TH, added_TH, weight_H, bias_H, y_TH, H, eps, biased, columns, num_warps=warps)
+    tensors, numbers = (x_TH, added_TH, weight_H, bias_H, y_TH), (H, eps, biased, columns)
+    _launch(_add_norm, (T,), tensors, numbers, num_warps=warps)
     return y_TH
 
 

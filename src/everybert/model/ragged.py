@@ -1,4 +1,9 @@
-"""Ragged: the only batch type. A batch is one flat run of tokens with offsets; there is no padding.
+"""Ragged: the only batch type. The sequences of a batch are concatenated, with offsets; there is no padding.
+
+    sequences     [CLS] a b [SEP]    [CLS] c [SEP]
+    tokens_T      [CLS] a b [SEP] [CLS] c [SEP]
+    positions_T     0   1 2   3     0   1   2
+    offsets_B1    [0, 4, 7]
 
 Legend: T tokens in the batch, B sequences, H hidden.
 """
@@ -42,14 +47,14 @@ class Targets:
 
 @dataclass(frozen=True)
 class Ragged:
-    """B sequences of unequal length, laid end to end."""
+    """B sequences of any lengths, one after the other in flat tensors."""
 
     tokens_T: Tensor
     """int64 token ids."""
     offsets_B1: Tensor
     """int32, B + 1 entries: sequence b is tokens offsets[b] … offsets[b + 1]; on the tokens' device."""
     lengths: tuple[int, ...]
-    """The B lengths on the host, so that grouping needs no device synchronisation."""
+    """The B lengths on the host, so that grouping by length does not wait for the device."""
     positions_T: Tensor
     """int64, 0 … n − 1 within each sequence."""
     segments_T: Tensor | None = None
@@ -57,11 +62,11 @@ class Ragged:
     globals_T: Tensor | None = None
     """bool, Longformer's global tokens, or None for none."""
     max_length: int = 0
-    """An upper bound of the lengths; constant over a run, so that kernels are compiled once."""
+    """An upper bound of the lengths; constant over a run, so that kernels are compiled only once."""
     token_TE: Tensor | None = None
     """Embeddings to read in place of the token table's rows, for gradients with respect to them; usually None."""
     targets: Targets | None = None
-    """What the batch's loss needs besides the tokens."""
+    """What the loss needs besides the tokens."""
 
     attend: ClassVar[Callable[..., Tensor] | None] = None
     """How attention is computed; None chooses a backend (attention.py). ONNX export's padded batch has its own."""
@@ -106,7 +111,7 @@ class Ragged:
         globals_T: Tensor | None = None,
         max_length: int | None = None,
     ) -> Ragged:
-        """A batch from tokens that are already end to end."""
+        """A batch from tokens that are already concatenated."""
         lengths = tuple(lengths)
         offsets = np.fromiter(accumulate(lengths, initial=0), dtype=np.int32, count=len(lengths) + 1)
         starts = np.repeat(offsets[:-1], lengths)
@@ -127,7 +132,7 @@ class Ragged:
 
     @property
     def device(self) -> torch.device:
-        """Where the tokens are."""
+        """The device of the tensors."""
         return self.tokens_T.device
 
     @property
@@ -137,15 +142,15 @@ class Ragged:
 
     @cached_property
     def sequence_T(self) -> Tensor:
-        """int64: the number of the sequence each token belongs to."""
+        """int64: the index of the sequence that each token belongs to."""
         each_T = torch.arange(self.tokens_T.shape[0], device=self.device)
         return torch.searchsorted(self.offsets_B1[1:], each_T, right=True)
 
     @cached_property
     def groups(self) -> list[tuple[int, slice | Tensor]]:
-        """(length, rows) for each distinct length: the tokens that one rectangular attention call can take.
+        """(length, rows) for each distinct length: the tokens for one rectangular attention call.
 
-        Rows are a slice where the sequences of that length lie next to each other, else an index.
+        Rows are a slice if the sequences of that length are adjacent, else an index tensor.
         """
         starts = [0, *accumulate(self.lengths)]
         by_length: dict[int, list[int]] = {}
@@ -162,18 +167,18 @@ class Ragged:
 
     @cached_property
     def regroup(self) -> Tensor | None:
-        """int64: the tokens in the order of the groups laid end to end; None when they lie so already."""
+        """int64: the tokens in the order of the groups; None if they are in that order already."""
         rows = [np.arange(r.start, r.stop) if isinstance(r, slice) else r.cpu().numpy() for _, r in self.groups]
         order = np.concatenate(rows)
         return None if bool((order == np.arange(len(order))).all()) else torch.from_numpy(order).to(self.device)
 
     @cached_property
     def ungroup(self) -> Tensor | None:
-        """Where each token stands once the groups are laid end to end; None when that is where it was."""
+        """int64: the inverse of `regroup`; None if there is nothing to reorder."""
         return None if self.regroup is None else torch.argsort(self.regroup)
 
     def split(self, x: Tensor) -> list[Tensor]:
-        """Cut a per-token tensor (T, …) into one (n_b, …) view for each sequence."""
+        """Split a per-token tensor (T, …) into one (n, …) view per sequence."""
         return list(torch.split(x, list(self.lengths)))
 
     @property
@@ -219,6 +224,6 @@ def pinned(x: Tensor, device: torch.device) -> Tensor:
     """
     if device.type != "cuda" or x.device.type != "cpu" or x.is_pinned():
         return x
-    copy = torch.empty_like(x, pin_memory=True)
+    copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
     np.copyto(copy.view(-1).view(torch.uint8).numpy(), x.reshape(-1).view(torch.uint8).numpy())
     return copy
