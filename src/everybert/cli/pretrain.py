@@ -329,8 +329,8 @@ def extend(
     Examples:
         everybert extend --model bert-base --words terms.txt --out bert-medical
     """
+    from everybert.store.convert import extend_folder
     from everybert.text.readers import lines
-    from everybert.training.convert import extend_folder
 
     count = extend_folder(model, [line for _, line in lines(words)], out)
     print(f"{count} words added: build a corpus with --tokenizer {out}, then pretrain with --init {out}")

@@ -22,8 +22,8 @@ from everybert.corpus.shards import dtype_for
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
+from everybert.store.convert import padded_vocabulary
 from everybert.store.huggingface import SkipInit
-from everybert.training.convert import ROUND
 from everybert.training.recipe import Phase, Recipe, seconds
 
 
@@ -212,8 +212,7 @@ def plan(recipe: Recipe, machine: Machine, corpus_tokens: float | None = None) -
     """What a run of this recipe needs, as JSON values."""
     if recipe.model.init is not None:
         raise EverybertError("the recipe starts from a folder, whose size is not known here; give [model] a preset")
-    config = recipe.config
-    config = config.replace(vocab_size=-(-config.vocab_size // ROUND) * ROUND)
+    config = recipe.config.replace(vocab_size=padded_vocabulary(recipe.config.vocab_size))
     run = Planned(recipe, config, count_parameters(config, recipe.examples.paired), machine)
     total = recipe.steps
     if total is None:  # as many steps as fit the time

@@ -24,11 +24,12 @@ from everybert.model.config import EncoderConfig
 from everybert.model.heads import HEADS, Network
 from everybert.model.losses import Boundary, boundary_loss, pretrain_loss
 from everybert.model.ragged import Ragged
-from everybert.store.huggingface import save_network
+from everybert.store.convert import extend, padded_vocabulary, rebuild, to_longformer
+from everybert.store.hub import resolve
+from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import schedule
 from everybert.training.checkpoint import Progress, find_checkpoint, load_checkpoint, save_checkpoint
-from everybert.training.convert import ROUND, start_from
 from everybert.training.data import Feed
 from everybert.training.distributed import Sharded, World
 from everybert.training.evaluate import evaluate_packs, heldout_packs, pseudo_perplexity, sample_sentences
@@ -162,7 +163,7 @@ def fit_config(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
     """The configuration with what the tokenizer decides: vocabulary, padding, and the offset of positions."""
     pad = tokenizer.pad_id or 0
     return config.replace(
-        vocab_size=-(-tokenizer.size // ROUND) * ROUND,
+        vocab_size=padded_vocabulary(tokenizer.size),
         pad_id=pad,
         # RoBERTa and its relatives count positions from the padding id, and `transformers` relies on it.
         position_offset=pad + 1 if config.position_offset else 0,
@@ -174,12 +175,30 @@ def build_network(setting: Setting) -> Network:
     recipe = setting.recipe
     torch.manual_seed(recipe.seed)
     if recipe.model.init is not None:
-        network = start_from(recipe.model, setting.tokenizer, objective_heads(recipe))
+        network = start_from(setting, recipe.model.init)
     else:
         network = Network(fit_config(recipe.config, setting.tokenizer), objective_heads(recipe))
     check_length(recipe, network.config, "model")
     network.encoder.checkpointing = recipe.run.checkpointing
     return network
+
+
+def start_from(setting: Setting, init: str) -> Network:
+    """The network of [model] init, fitted to the corpus' tokenizer and the recipe's heads."""
+    settings, tokenizer, folder = setting.recipe.model, setting.tokenizer, resolve(init)
+    network = load_network(folder, heads=objective_heads(setting.recipe), dtype=torch.float32).network
+    size = network.config.vocab_size
+    try:
+        known = Tokenizer.load(folder)
+    except EverybertError:  # a folder without a tokenizer: its ids are assumed to be those of the corpus
+        if tokenizer.size > size:
+            raise EverybertError(f"{folder} has {size} tokens, the corpus' tokenizer {tokenizer.size}") from None
+    else:
+        network = extend(network, known, tokenizer)
+    if settings.longformer is not None:
+        network = to_longformer(network, settings.longformer, settings.window)
+    config = network.config.replace(**dict(settings.changes))
+    return network if config == network.config else rebuild(network, config, {})
 
 
 def check_length(recipe: Recipe, config: EncoderConfig, who: str) -> None:

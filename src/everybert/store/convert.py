@@ -1,4 +1,4 @@
-"""Start from a trained model: with words added to its vocabulary, or as a Longformer.
+"""Convert a trained model: add words to its vocabulary, or make it a Longformer.
 
 Legend: V vocabulary, E embedding width, P positions.
 """
@@ -16,46 +16,24 @@ from everybert.errors import EverybertError
 from everybert.files import atomic_folder
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.store.hub import resolve
 from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.recipe import ModelSettings
-
-ROUND = 64
-"""Vocabulary sizes are rounded up to a multiple of this, for fast matrix products."""
 
 
-def start_from(settings: ModelSettings, tokenizer: Tokenizer, heads: Mapping[str, int | None]) -> Network:
-    """The network of [model] init, fitted to the corpus' tokenizer and the recipe's heads."""
-    assert settings.init is not None
-    folder = resolve(settings.init)
-    loaded = load_network(folder, heads=heads, dtype=torch.float32)
-    network = loaded.network
-    try:
-        known = Tokenizer.load(folder)
-    except EverybertError:
-        known = None  # a folder without a tokenizer: its ids are assumed to be those of the corpus
-    if known is None and tokenizer.size > network.config.vocab_size:
-        raise EverybertError(f"{folder} has {network.config.vocab_size} tokens, the corpus' tokenizer {tokenizer.size}")
-    if known is not None:
-        network = extend(network, known, tokenizer)
-    if settings.longformer is not None:
-        network = to_longformer(network, settings.longformer, settings.window)
-    config = network.config.replace(**dict(settings.changes))
-    return network if config == network.config else rebuild(network, config, {})
+def padded_vocabulary(size: int) -> int:
+    """A vocabulary size rounded up to a multiple of 64, for fast matrix products."""
+    return -(-size // 64) * 64
 
 
 def rebuild(network: Network, config: EncoderConfig, replaced: Mapping[str, Tensor]) -> Network:
     """The same heads and weights with another configuration, and some tensors replaced."""
-    heads = {name: _labels(network, name) for name in network.heads}
+    state = network.state_dict()
+    sized = ("classify", "tag")
+    heads = {name: len(state[f"heads.{name}.output.weight"]) if name in sized else None for name in network.heads}
     fresh = Network(config, heads, pooler=network.pooler is not None)
     like = network.encoder.embeddings.token.weight
-    fresh.to(like.device, like.dtype).load_state_dict({**network.state_dict(), **replaced})
+    fresh.to(like.device, like.dtype).load_state_dict({**state, **replaced})
     return fresh.train(network.training)
-
-
-def _labels(network: Network, name: str) -> int | None:
-    return network.state_dict()[f"heads.{name}.output.weight"].shape[0] if name in ("classify", "tag") else None
 
 
 # ── words added to the vocabulary ────────────────────────────────────────────────────────────────────────────
@@ -73,7 +51,7 @@ def extend(network: Network, known: Tokenizer, wider: Tokenizer) -> Network:
             "build the corpus with the model's tokenizer, or with that of `everybert extend`"
         )
     table_VE = network.encoder.embeddings.token.weight.detach()
-    rows = max(table_VE.shape[0], -(-wider.size // ROUND) * ROUND)
+    rows = max(table_VE.shape[0], padded_vocabulary(wider.size))
     pieces = {i: known.encode(token, specials=False).ids for token, i in vocabulary.items() if i >= known.size}
     replaced = {"encoder.embeddings.token.weight": _grown(table_VE, rows, pieces)}
     if "mlm" in network.heads:
@@ -149,9 +127,8 @@ def to_longformer(network: Network, positions: int, window: int) -> Network:
     replaced = {"encoder.embeddings.position.weight": torch.cat((unused, copies))}
     for name, value in state.items():
         if ".attention.qkv." in name:
-            replaced.setdefault(
-                name.replace(".qkv.", ".qkv_global."), state.get(name.replace(".qkv.", ".qkv_global."), value)
-            )
-    for name in [name for name in network.heads if name == "nsp"]:
-        del network.heads[name]  # `transformers`' Longformer has no such head
+            twin = name.replace(".qkv.", ".qkv_global.")
+            replaced[twin] = state.get(twin, value)
+    if "nsp" in network.heads:
+        del network.heads["nsp"]  # `transformers`' Longformer has no such head
     return rebuild(network, long, replaced)
