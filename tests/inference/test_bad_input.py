@@ -70,7 +70,7 @@ def test_config_and_weights_that_disagree(copy: Path, field):
     config = json.loads((copy / "config.json").read_text())
     config[field] *= 2
     (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(EverybertError, match=r"config\.json asks for") as error:
+    with pytest.raises(EverybertError, match=r"config\.json (asks for|describes)") as error:
         everybert.load(copy)
     one_line(error)
 

@@ -197,7 +197,7 @@ def test_one_process_has_its_share_of_one(tiny, corpus, tmp_path):
         ("another-recipe", "rank 1 has another recipe"),
         ("another-disk", "a file system that all hosts share"),
         ("full-disk", "the disk is full"),
-        ("tuned-embed", "run it in one process"),
+        ("tuned-embed", "run one process"),
     ),
 )
 def test_ranks_fail_together(runs, name, words):
