@@ -91,7 +91,7 @@ def onnx(
         everybert export onnx ./sentiment ./sentiment-int8 --int8 --check dev.tsv
     """
     from everybert.data import documents
-    from everybert.evaluation.exported import evaluate_export
+    from everybert.evaluation.evaluate import evaluate_export
     from everybert.inference.export import export_onnx
 
     if check is not None and not check.is_file():

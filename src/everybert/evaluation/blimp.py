@@ -1,13 +1,13 @@
-"""Minimal pairs: does a model find the good sentence of each pair more likely than the bad one?
+"""Minimal pairs: how often a model assigns the grammatical sentence of a pair the higher likelihood.
 
-BLiMP (Warstadt et al. 2020) has 67 paradigms of 1,000 pairs, in 12 phenomena of grammar. Any file of pairs will do:
-jsonl, csv or tsv with sentence_good and sentence_bad (UID and linguistics_term where they are there).
+BLiMP (Warstadt et al. 2020) has 67 paradigms of 1,000 pairs, in 12 phenomena of grammar. Any jsonl, csv or tsv file
+with the columns sentence_good and sentence_bad is read; UID and linguistics_term are optional.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -36,7 +36,7 @@ class Paradigm:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How often the good sentence was the likelier one."""
+    """The share of pairs whose good sentence has the higher likelihood."""
 
     name: str
     pairs: int
@@ -63,15 +63,12 @@ def read_pairs(paths: Iterable[str | Path], limit: int | None = None) -> list[Pa
 def _files(paths: Iterable[str | Path]) -> list[Path]:
     files: list[Path] = []
     for path in map(Path, paths):
-        if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in RECORD_KINDS)
-            if not inside:
-                raise EverybertError(f"{path} has no files of pairs ({', '.join(RECORD_KINDS)})")
-            files += inside
-        elif path.is_file():
-            files.append(path)
-        else:
+        if not path.exists():
             raise EverybertError(f"there is no file or folder {path}")
+        below = sorted(p for p in path.rglob("*") if p.suffix.lower() in RECORD_KINDS)
+        if path.is_dir() and not below:
+            raise EverybertError(f"{path} has no files of pairs ({', '.join(RECORD_KINDS)})")
+        files += below if path.is_dir() else [path]
     return files
 
 
@@ -90,15 +87,12 @@ def blimp(
     sentences = [text for p in paradigms for text in (*p.good, *p.bad)]
     values = likelihoods(model, sentences, variant, progress)
     outcomes: dict[str, list[Outcome]] = {}
-    at = 0
     for paradigm in paradigms:
         n = len(paradigm.good)
-        good, bad = values[at : at + n], values[at + n : at + 2 * n]
+        good, bad, values = values[:n], values[n : 2 * n], values[2 * n :]
         outcomes.setdefault(paradigm.phenomenon, []).append(Outcome(paradigm.name, n, float((good > bad).mean())))
-        at += 2 * n
-    phenomena = [_mean(name, parts) for name, parts in sorted(outcomes.items())]
-    every = [part for parts in outcomes.values() for part in parts]
-    return Outcome("all", sum(p.pairs for p in every), float(np.mean([p.accuracy for p in every])), tuple(phenomena))
+    phenomena = tuple(_mean(name, parts) for name, parts in sorted(outcomes.items()))
+    return replace(_mean("all", [part for parts in outcomes.values() for part in parts]), parts=phenomena)
 
 
 def likelihoods(

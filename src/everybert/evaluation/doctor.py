@@ -44,11 +44,11 @@ class Finding:
         return "\n".join([*lines, f"    → {self.remedy}"] if self.remedy else lines)
 
 
-def finding(severity: Severity, kind: str, message: str, remedy: str, examples: Sequence[str]) -> Finding:
-    """A finding about as many rows as there are examples, of which the first few are shown in one line each."""
+def finding(severity: Severity, kind: str, message: str, remedy: str, examples: Sequence[str]) -> list[Finding]:
+    """A finding about as many rows as there are examples, the first of which are shown; none without examples."""
     lines = [" ".join(str(e).split()) for e in examples[:SHOWN]]
     shown = tuple(line if len(line) <= 160 else line[:159] + "…" for line in lines)
-    return Finding(severity, kind, message, remedy, len(examples), shown)
+    return [Finding(severity, kind, message, remedy, len(examples), shown)] if examples else []
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,8 @@ def examine(
     sets = {name: view.read(task, source, columns) for name, source in sources.items()}
     findings: list[Finding] = []
     for name, examples in sets.items():
-        if bad := examples.bad:
-            message = f"{len(bad)} rows of {name} cannot be used"
-            findings.append(finding("error", "bad rows", message, "fix them, or train with skip_bad", bad))
+        message = f"{len(examples.bad)} rows of {name} cannot be used"
+        findings += finding("error", "bad rows", message, "fix them, or train with skip_bad", examples.bad)
         findings += check_repeats(name, view, examples)
         findings += view.check(name, examples)
     labels = {name: dict(found.most_common()) for name, e in sets.items() if (found := view.labels(e))}
@@ -134,7 +133,7 @@ def check_repeats(name: str, view: View, examples: Examples) -> list[Finding]:
     for i, given in enumerate(examples.inputs):
         if not view.trivial(given):
             groups[key_of(view, given)].append(i)
-    findings, extra, same, conflicts = [], 0, [], []
+    extra, same, conflicts = 0, [], []
     for key, rows in groups.items():
         targets = sorted({view.target(examples.targets[i]) for i in rows})
         if len(targets) > 1:
@@ -143,41 +142,36 @@ def check_repeats(name: str, view: View, examples: Examples) -> list[Finding]:
         elif len(rows) > 1:
             extra += len(rows) - 1
             same.append(f"{len(rows)} times: {' / '.join(key)}")
-    if conflicts and view.one_target:
-        message = f"{len(conflicts)} texts of {name} occur with different labels"
-        findings.append(finding("warning", "conflicts", message, "decide on one label, or remove them", conflicts))
-    if same:
-        share = extra / len(examples)
-        message = f"{extra} rows of {name} ({share:.1%}) repeat another row"
-        severity: Severity = "warning" if share > 0.01 else "note"
-        findings.append(finding(severity, "duplicates", message, "remove the repetitions", same))
-    return findings
+    message = f"{len(conflicts)} texts of {name} occur with different labels"
+    remedy = "decide on one label, or remove them"
+    findings = finding("warning", "conflicts", message, remedy, conflicts if view.one_target else [])
+    share = extra / len(examples)
+    message = f"{extra} rows of {name} ({share:.1%}) repeat another row"
+    severity: Severity = "warning" if share > 0.01 else "note"
+    return findings + finding(severity, "duplicates", message, "remove the repetitions", same)
 
 
 def check_leaks(view: View, train: Examples, dev: Examples) -> list[Finding]:
     """Dev inputs that are in the training set; for questions, contexts too."""
     seen = {key_of(view, given) for given in train.inputs}
     found = [given for given in dev.inputs if key_of(view, given) in seen and not view.trivial(given)]
-    findings = []
-    if found:
-        share = len(found) / len(dev)
-        message = f"{len(found)} rows of dev ({share:.1%}) are in train too: scores will be too high"
-        shown = [" / ".join(view.texts(given)) for given in found]
-        severity: Severity = "error" if share > 0.01 else "warning"
-        findings.append(finding(severity, "leakage", message, "remove them from one of the two", shown))
-    if view.contexts:
-        contexts = {key_of(view, q)[1] for q in train.inputs}
-        shared = sorted({q.context for q in dev.inputs if key_of(view, q)[1] in contexts})
-        if shared:
-            message = f"{len(shared)} contexts are in train and dev"
-            findings.append(finding("warning", "leakage", message, "split by context, not by question", shared))
-    return findings
+    share = len(found) / len(dev)
+    severity: Severity = "error" if share > 0.01 else "warning"
+    message = f"{len(found)} rows of dev ({share:.1%}) are in train too: scores will be too high"
+    shown = [" / ".join(view.texts(given)) for given in found]
+    findings = finding(severity, "leakage", message, "remove them from one of the two", shown)
+    if not view.contexts:
+        return findings
+    contexts = {key[1] for key in seen}
+    shared = sorted({q.context for q in dev.inputs if key_of(view, q)[1] in contexts})
+    message = f"{len(shared)} contexts are in train and dev"
+    return findings + finding("warning", "leakage", message, "split by context, not by question", shared)
 
 
 def check_tokens(
     name: str, view: View, examples: Examples, tokenizer: Tokenizer, window: int
 ) -> tuple[list[int], list[Finding]]:
-    """(tokens of each input, findings): lengths against the window, pieces per word, unknown pieces."""
+    """(tokens of each input, findings): lengths against the window, tokens per word, unknown tokens."""
     flat = [view.texts(given) for given in examples.inputs]
     texts = [text for each in flat for text in each]
     ids = tokenizer.ids_batch(texts, specials=False)
@@ -185,29 +179,23 @@ def check_tokens(
     parts = [[len(next(left)) for _ in each] for each in flat]
     special = tokenizer.pair_special if view.pairs else tokenizer.single_special
     sizes = [view.tokens(each) + special for each in parts]
-    findings = []
-    over = [i for i, size in enumerate(sizes) if size > window]
-    if over:
-        shown = [f"{sizes[i]} tokens: {' / '.join(flat[i])}" for i in over]
-        message = (
-            f"{len(over)} rows of {name} ({len(over) / len(sizes):.1%}) are longer than the window of {window} tokens"
-        )
-        remedy = "what does not fit is cut" if view.cuts else "they are read in overlapping windows; nothing is lost"
-        findings.append(finding("warning" if view.cuts else "note", "length", message, remedy, shown))
+    over = [f"{size} tokens: {' / '.join(each)}" for size, each in zip(sizes, flat) if size > window]
+    share = f"{len(over) / len(sizes):.1%}"
+    message = f"{len(over)} rows of {name} ({share}) are longer than the window of {window} tokens"
+    remedy = "what does not fit is cut" if view.cuts else "they are read in overlapping windows; nothing is lost"
+    findings = finding("warning" if view.cuts else "note", "length", message, remedy, over)
     total, words = sum(map(len, ids)), sum(len(text.split()) for text in texts)
     if total > 3 * words and words > 20:
         message = f"{name} has {total / words:.1f} pieces per word: the tokenizer was made for other text"
         first = [text for each in flat[:500] for text in each]
-        findings.append(finding("warning", "tokenisation", message, "choose a model of this language or domain", first))
-    unknown = tokenizer.unk_id
-    missing = [text for text, x in zip(texts, ids) if unknown is not None and unknown in x]
-    if missing:
-        count = sum(x.count(unknown) for x in ids if unknown is not None)
-        share = count / max(total, 1)
-        message = f"{count} pieces of {name} ({share:.2%}) are unknown to the tokenizer"
-        severity: Severity = "warning" if share > 0.01 else "note"
+        findings += finding("warning", "tokenisation", message, "choose a model of this language or domain", first)
+    if (unknown := tokenizer.unk_id) is not None:
+        missing = [text for text, x in zip(texts, ids) if unknown in x]
+        count = sum(x.count(unknown) for x in ids)
+        message = f"{count} pieces of {name} ({count / max(total, 1):.2%}) are unknown to the tokenizer"
+        severity: Severity = "warning" if count > 0.01 * total else "note"
         remedy = "their letters are not in its vocabulary: choose another model if they matter"
-        findings.append(finding(severity, "unknown pieces", message, remedy, missing))
+        findings += finding(severity, "unknown pieces", message, remedy, missing)
     return sizes, findings
 
 
@@ -250,10 +238,8 @@ def check_classes(counts: Mapping[str, int], train: Examples) -> list[Finding]:
 def check_rare(counts: Mapping[str, int], train: Examples) -> list[Finding]:
     """Labels with few examples."""
     rare = [f"{label}: {count}" for label, count in counts.items() if count < FEW] if len(counts) > 1 else []
-    if not rare:
-        return []
     message = f"{len(rare)} labels have fewer than {FEW} examples in train"
-    return [finding("warning", "rare labels", message, "collect more, or merge them", rare)]
+    return finding("warning", "rare labels", message, "collect more, or merge them", rare)
 
 
 def check_positions(counts: Mapping[str, int], train: Examples) -> list[Finding]:
@@ -267,16 +253,12 @@ def check_positions(counts: Mapping[str, int], train: Examples) -> list[Finding]
 
 def check_unseen(train: Mapping[str, int], dev: Mapping[str, int]) -> list[Finding]:
     """Labels that only one of the sets has."""
-    findings = []
     unseen = [f"{label}: {n} in dev" for label, n in dev.items() if label not in train]
     absent = [f"{label}: {n} in train" for label, n in train.items() if label not in dev]
-    if unseen:
-        message = f"dev has {len(unseen)} labels that train has not"
-        findings.append(finding("error", "labels", message, "add examples to train, or rename them", unseen))
-    if absent:
-        message = f"{len(absent)} labels of train are not in dev"
-        findings.append(finding("note", "labels", message, "their scores will not be known", absent))
-    return findings
+    message = f"dev has {len(unseen)} labels that train has not"
+    findings = finding("error", "labels", message, "add examples to train, or rename them", unseen)
+    message = f"{len(absent)} labels of train are not in dev"
+    return findings + finding("note", "labels", message, "their scores will not be known", absent)
 
 
 # ── checks of one task ───────────────────────────────────────────────────────────────────────────────────────
@@ -295,7 +277,7 @@ def _check_tags(name: str, examples: Examples) -> list[Finding]:
     ]
     message = f"{len(wrong)} sentences of {name} are not well-formed {scheme} (an I- without its B-, and the like)"
     remedy = "correct them; training reads them as conlleval does"
-    return [finding("warning", "tag sequences", message, remedy, wrong)] if wrong else []
+    return finding("warning", "tag sequences", message, remedy, wrong)
 
 
 def _check_numbers(name: str, examples: Examples) -> list[Finding]:
@@ -305,14 +287,14 @@ def _check_numbers(name: str, examples: Examples) -> list[Finding]:
         return [Finding("error", "targets", f"every target of {name} is {values[0]:g}", "there is nothing to learn")]
     far = [f"row {i + 1}: {values[i]:g}" for i in np.flatnonzero(np.abs(values - values.mean()) > 5 * spread)]
     message = f"{len(far)} targets of {name} are more than five standard deviations from the mean"
-    return [finding("warning", "outliers", message, "check them: squared error follows them", far)] if far else []
+    return finding("warning", "outliers", message, "check them: squared error follows them", far)
 
 
 def _check_answers(name: str, examples: Examples) -> list[Finding]:
     pairs = zip(examples.inputs, examples.targets)
     long = [f"{q.question} → {golds[0].text}" for q, golds in pairs if golds and len(golds[0].text.split()) > 30]
     message = f"{len(long)} answers of {name} have more than 30 words: they are not found unless `longest` is raised"
-    return [finding("warning", "long answers", message, "raise longest, or shorten the answers", long)] if long else []
+    return finding("warning", "long answers", message, "raise longest, or shorten the answers", long)
 
 
 def _check_choices(name: str, examples: Examples) -> list[Finding]:
@@ -322,22 +304,19 @@ def _check_choices(name: str, examples: Examples) -> list[Finding]:
         if len({" ".join(e.casefold().split()) for e in endings}) < len(endings)
     ]
     message = f"{len(same)} questions of {name} have the same ending twice"
-    return [finding("warning", "endings", message, "give each ending once", same)] if same else []
+    return finding("warning", "endings", message, "give each ending once", same)
 
 
 def _check_pairs(name: str, examples: Examples) -> list[Finding]:
-    findings = []
     keys = [key_of(VIEWS["embed"], texts) for texts in examples.inputs]
     same = [texts[0] for texts, key in zip(examples.inputs, keys) if key[0] == key[1]]
-    if same:
-        message = f"{len(same)} pairs of {name} are a text and itself"
-        findings.append(finding("warning", "pairs", message, "they teach nothing: remove them", same))
-    if examples.targets[0] is None:
-        often = [f"{n} times: {text}" for text, n in Counter(key[1] for key in keys).most_common() if n > 1]
-        if often:
-            message = f"{len(often)} positives of {name} belong to several anchors: in a batch they are false negatives"
-            findings.append(finding("note", "pairs", message, "keep one pair of each, or use small batches", often))
-    return findings
+    message = f"{len(same)} pairs of {name} are a text and itself"
+    findings = finding("warning", "pairs", message, "they teach nothing: remove them", same)
+    if examples.targets[0] is not None:
+        return findings
+    often = [f"{n} times: {text}" for text, n in Counter(key[1] for key in keys).most_common() if n > 1]
+    message = f"{len(often)} positives of {name} belong to several anchors: in a batch they are false negatives"
+    return findings + finding("note", "pairs", message, "keep one pair of each, or use small batches", often)
 
 
 # ── how the doctor reads each task ───────────────────────────────────────────────────────────────────────────

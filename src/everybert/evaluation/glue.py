@@ -22,19 +22,20 @@ from everybert.tasks.dataset import label_name, read_rows
 from everybert.training.finetune import finetune
 from everybert.training.tuning import Settings
 
-INFERENCE = ("entailment", "not_entailment")
+RTE = ("entailment", "not_entailment")
+MNLI = ("entailment", "neutral", "contradiction")
 
 
 @dataclass(frozen=True)
 class GlueTask:
-    """One of the nine."""
+    """One of the nine tasks."""
 
     name: str
     metric: str
     published: tuple[float | None, ...]
     """The test scores below, in the order of ROWS."""
     labels: tuple[tuple[str, ...], ...] = (("0", "1"),)
-    """Ways in which copies write the labels, in GLUE's order; the first is what a submission has."""
+    """The spellings of the labels in different copies, in GLUE's order. Submissions use the first."""
     task: str = "classify"
 
 
@@ -50,23 +51,19 @@ TASKS = {
         GlueTask("MRPC", "f1", (81.1, 81.1, 83.4, 86.6, 88.9), (("0", "1"), ("not_equivalent", "equivalent"))),
         GlueTask("STS-B", "spearman", (73.6, 73.3, 77.0, 78.4, 85.8), (), "regress"),
         GlueTask("QQP", "f1", (62.2, 66.4, 68.1, 69.6, 71.2), (("0", "1"), ("not_duplicate", "duplicate"))),
-        GlueTask(
-            "MNLI",
-            "accuracy",
-            (70.2, 74.8, 77.6, 80.0, 84.6),
-            (("entailment", "neutral", "contradiction"), ("0", "1", "2")),
-        ),
-        GlueTask("QNLI", "accuracy", (81.5, 84.1, 86.4, 87.7, 90.5), (INFERENCE, ("0", "1"))),
-        GlueTask("RTE", "accuracy", (57.2, 57.9, 61.8, 62.2, 66.4), (INFERENCE, ("0", "1"))),
+        GlueTask("MNLI", "accuracy", (70.2, 74.8, 77.6, 80.0, 84.6), (MNLI, ("0", "1", "2"))),
+        GlueTask("QNLI", "accuracy", (81.5, 84.1, 86.4, 87.7, 90.5), (RTE, ("0", "1"))),
+        GlueTask("RTE", "accuracy", (57.2, 57.9, 61.8, 62.2, 66.4), (RTE, ("0", "1"))),
         GlueTask("WNLI", "accuracy", (62.3, 62.3, 62.3, 62.3, None), (("0", "1"), ("not_entailment", "entailment"))),
     )
 }
+LABEL_COLUMNS = ("label", "gold_label", "Quality", "\ufeffQuality", "is_duplicate")
 SPLITS = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
 
 
 @dataclass
 class GlueResult:
-    """How a task went."""
+    """The result of a task."""
 
     task: str
     metric: str
@@ -114,13 +111,11 @@ def find_file(folder: Path, split: str, kind: str = "") -> Path | None:
 
 
 def label_order(task: GlueTask, train: Path) -> tuple[str, ...] | None:
-    """The labels of a file in GLUE's order, whichever way this copy writes them; None where they are others."""
+    """The labels of a file in GLUE's order and in the spelling of this copy; None if they are other labels."""
     if not task.labels:
         return None
     rows = read_rows(train, ("text", "label"), skip_bad=True).rows
-    column = next(
-        (c for c in ("label", "gold_label", "Quality", "\ufeffQuality", "is_duplicate") if c in rows[0]), None
-    )
+    column = next((name for name in LABEL_COLUMNS if name in rows[0]), None)
     if column is None:
         return None
     seen = {label_name(row.get(column)) or "" for row in rows[:2000]}
@@ -138,18 +133,19 @@ def run_task(
     *,
     seeds: int = 1,
     seed: int = 0,
-    quiet: bool = False,
     window: int | None = None,
+    quiet: bool = False,
     **settings: Any,
 ) -> GlueResult:
-    """Fine-tune on one task, score on dev, and predict test where it is there. A finished run is not run again.
+    """Fine-tune on one task, score on dev, and predict test if there is one. A finished run is not repeated.
 
-    Where no setting is given, those are used that the model's folder suggests for the task.
+    If no setting is given, those that the model's folder suggests for the task are used.
     """
     task = TASKS[name]
     if not set(settings) - {"device"}:
         settings = suggested(model, name) | settings
-    asked = {"model": str(model), "seeds": seeds, "seed": seed, "window": window, **settings}
+    settings = {"seeds": seeds, "seed": seed, "window": window, **settings}
+    asked = {"model": str(model), **settings}
     record = out / f"{name}.json"
     if record.exists() and is_complete(out / name):
         before = GlueResult(**read_json(record))
@@ -159,24 +155,10 @@ def run_task(
     dev = find_file(folder, "dev", "matched" if name == "MNLI" else "") or find_file(folder, "dev")
     if train is None or dev is None:
         raise EverybertError(f"{folder} has no {'train' if train is None else 'dev'} file; {name} is left out")
-    options: dict[str, Any] = {"metric": task.metric}
     order = label_order(task, train)
-    if order is not None:
-        options["labels"] = order
-    tuned = finetune(
-        model,
-        task.task,
-        train,
-        dev,
-        out / name,
-        seeds=seeds,
-        seed=seed,
-        skip_bad=True,
-        options=options,
-        quiet=quiet,
-        window=window,
-        **settings,
-    )
+    options = {"metric": task.metric} | ({} if order is None else {"labels": order})
+    settings |= {"skip_bad": True, "options": options, "quiet": quiet}
+    tuned = finetune(model, task.task, train, dev, out / name, **settings)
     scores = {key: value.mean for key, value in tuned.scores.items()}
     best = load(out / name)
     if name == "MNLI" and (other := find_file(folder, "dev", "mismatched")):
@@ -244,7 +226,7 @@ def _mean(values: Sequence[float | None]) -> str:
 def write_submissions(
     model: Model, task: GlueTask, folder: Path, out: Path, order: Sequence[str] | None = None
 ) -> list[Path]:
-    """The files gluebenchmark.com takes: index and prediction, tab separated, one a test set (MNLI has three)."""
+    """Write the tsv files that gluebenchmark.com takes (index, prediction): one per test set; MNLI has three."""
     tests: Mapping[str, Path | None] = {task.name: find_file(folder, "test")}
     if task.name == "MNLI":
         tests = {

@@ -1,7 +1,7 @@
 """SQuAD 1.1 and 2.0: a model's answers to a file of questions, and the official scores of answers.
 
-Predictions are the official {"id": "answer"} JSON, so that they can be scored anywhere. In per cent, as the official
-scripts print them; a question without a prediction counts as wrong.
+Predictions are the official {"id": "answer"} JSON. Scores are in per cent, as the official scripts print them; a
+question without a prediction counts as wrong.
 """
 
 from __future__ import annotations
@@ -52,24 +52,18 @@ def read_predictions(path: str | Path) -> dict[str, str]:
 def answer_all(
     model: Model, questions: Sequence[Mapping[str, Any]], progress: Callable[[int], None] = lambda done: None
 ) -> tuple[dict[str, str], dict[str, float]]:
-    """(predictions, how much no answer's score exceeds the best span's) by the questions' ids."""
-    with model.using(model.adapter_for("answer")):
-        return _answer_all(model, questions, progress)
-
-
-def _answer_all(
-    model: Model, questions: Sequence[Mapping[str, Any]], progress: Callable[[int], None]
-) -> tuple[dict[str, str], dict[str, float]]:
-    task = cast(AnswerQuestions, model.task("answer"))
+    """By question id: the predictions, and the score of "no answer" minus the score of the best span."""
     answers: dict[str, str] = {}
     gaps: dict[str, float] = {}
-    for start in range(0, len(questions), task.chunk):
-        part = questions[start : start + task.chunk]
-        features = task.encode(model.tokenizer, model.config, [(q["question"], q["context"]) for q in part])
-        for question, found in zip(part, task.candidates(task.run(model.network, features), features)):
-            answers[question["id"]] = task.text(found, question["context"])
-            gaps[question["id"]] = found.gap
-        progress(start + len(part))
+    with model.using(model.adapter_for("answer")):
+        task = cast(AnswerQuestions, model.task("answer"))
+        for start in range(0, len(questions), task.chunk):
+            part = questions[start : start + task.chunk]
+            features = task.encode(model.tokenizer, model.config, [(q["question"], q["context"]) for q in part])
+            for question, found in zip(part, task.candidates(task.run(model.network, features), features)):
+                answers[question["id"]] = task.text(found, question["context"])
+                gaps[question["id"]] = found.gap
+            progress(start + len(part))
     return answers, gaps
 
 
