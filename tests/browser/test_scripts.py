@@ -65,15 +65,15 @@ def written(served, tmp_path_factory):
     (root / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     settings = {"do_lower_case": False, "strip_accents": False, "tokenizer_class": "BertTokenizer"}
     (root / "tokenizer_config.json").write_text(json.dumps(settings))
-    shelf = {"scripts": Tokenizer.load(root)}
+    tokenizers = {"scripts": Tokenizer.load(root)}
     names = [f"▁{word}" for word in (*ARABIC, *HEBREW, "cat", FAMILY, FLAG, PRIDE, CROWD, LONG)]
     vocabulary = [("<pad>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("<mask>", 0.0)]
     backend = Backend(kinds.Unigram([*vocabulary, *((name, -2.0) for name in names)], unk_id=3))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    shelf["pieces"] = Tokenizer(backend, {"cls_token": "<s>", "sep_token": "</s>"})
-    shelf["bytes"], _ = train_tokenizer([TEXT.replace(",", "")] * 50, kind="bpe", size=400)
+    tokenizers["pieces"] = Tokenizer(backend, {"cls_token": "<s>", "sep_token": "</s>"})
+    tokenizers["bytes"], _ = train_tokenizer([TEXT.replace(",", "")] * 50, kind="bpe", size=400)
     models = {}
-    for name, tokenizer in shelf.items():
+    for name, tokenizer in tokenizers.items():
         torch.manual_seed(3)
         config = EncoderConfig(
             vocab_size=tokenizer.size,
@@ -85,7 +85,7 @@ def written(served, tmp_path_factory):
             init_range=0.4,
         )
         models[name] = Model(Network(config, {"mlm": None}).eval(), tokenizer)
-        served[1].shelf.add(name, models[name])
+        served[1].registry.add(name, models[name])
     return models
 
 
