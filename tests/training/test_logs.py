@@ -66,17 +66,11 @@ def test_a_full_disk_is_one_line(tmp_path):
             log.write(1, {"loss": 1.0})
 
 
-def test_rows_are_remembered_without_a_folder():
-    with Logs(None, quiet=True) as log:
-        log.write(1, {"loss": 1.0})
-    assert log.rows == [{"step": 1, "loss": 1.0}]
-
-
-@pytest.mark.parametrize(("terminal", "hidden"), ((True, False), (True, True), (False, False)))
-def test_a_progress_bar_is_for_terminals(capsys, monkeypatch, terminal, hidden):
+@pytest.mark.parametrize("terminal", (True, False))
+def test_a_progress_bar_is_for_terminals(capsys, monkeypatch, terminal):
     monkeypatch.setattr(logs, "Console", partial(Console, force_terminal=terminal, width=60))
-    with logs.progress_bar("texts", 10, hidden=hidden) as update:
+    with logs.progress_bar("texts", 10) as update:
         update(5)
         update(20, total=20)
     seen = capsys.readouterr()
-    assert seen.out == "" and ("texts" in seen.err) == (terminal and not hidden)
+    assert seen.out == "" and ("texts" in seen.err) == terminal

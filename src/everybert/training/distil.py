@@ -32,7 +32,7 @@ from everybert.model.losses import (
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network, read_config
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.pretrain import Result, Setting, check_length, fit_config, objective_heads, prepare, run
+from everybert.training.pretrain import Result, Setting, check_length, fit_config, prepare, run
 from everybert.training.recipe import DistilSettings, ModelSettings, Recipe, Source, parse_model
 
 NAMES = ("ce", "mlm", "pair", "cosine", "hidden", "relation")
@@ -77,7 +77,7 @@ def read_student(student: str | Path) -> ModelSettings:
     """The configuration of a student: the name of a preset, a model folder, or a TOML file with a [model] table."""
     path = Path(student)
     if path.suffix == ".toml":
-        source = Source.read(path)
+        source = Source.read(student)
         return parse_model(source, source.table.get("model", {}))
     if (path / "config.json").is_file():
         config, base = read_config(path)[0], EncoderConfig()
@@ -95,7 +95,7 @@ def load_teacher(folder: str | Path, setting: Setting) -> Network:
     """The teacher, frozen, in the compute precision; its tokenizer must be that of the corpus."""
     setting.corpus.check_tokenizer(Tokenizer.load(folder).digest)
     paired = setting.recipe.examples.paired
-    loaded = load_network(folder, heads=objective_heads(setting.recipe), dtype=setting.dtype, device=setting.device)
+    loaded = load_network(folder, heads=setting.recipe.heads, dtype=setting.dtype, device=setting.device)
     missing = " ".join(loaded.report.missing)
     if "mlm" in missing:
         raise EverybertError(f"{folder} has no masked-word head to learn from; give a pre-trained model")
@@ -111,7 +111,7 @@ def build_student(setting: Setting, teacher: Network) -> Network:
     config = fit_config(recipe.config, setting.tokenizer).replace(vocab_size=teacher.config.vocab_size)
     mine, theirs = config.hidden_size, teacher.config.hidden_size
     torch.manual_seed(recipe.seed)
-    student = Network(config, objective_heads(recipe))
+    student = Network(config, recipe.heads)
     if settings.copy:
         copy_layers(teacher, student)
     if settings.hidden and mine != theirs:

@@ -20,11 +20,11 @@ from everybert.files import write_text
 
 
 @contextlib.contextmanager
-def progress_bar(what: str, total: int | None = None, hidden: bool = False) -> Iterator[Callable[..., None]]:
-    """A progress bar on standard error. Yields `update(completed, total=None)`; `hidden` shows nothing."""
+def progress_bar(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """A progress bar on standard error, if that is a terminal. Yields `update(completed, total=None)`."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
 
         def update(completed: float, total: float | None = None) -> None:
@@ -37,10 +37,9 @@ class Logs:
     """The log of a training run: a row every few steps, and a progress line; `quiet` shows no lines."""
 
     def __init__(self, folder: Path | None, resume_at: int = 0, quiet: bool = False, board: bool = False) -> None:
-        """Write log.jsonl (and TensorBoard events with `board`) to the folder; with None only remember the rows."""
+        """Write log.jsonl (and TensorBoard events with `board`) to the folder; with None write nothing."""
         self.console = Console(stderr=True)
         self.quiet = quiet
-        self.rows: list[dict[str, Any]] = []
         self.file = self.board = None
         self.live: Live | None = None
         self.shown = 0.0
@@ -54,7 +53,6 @@ class Logs:
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Log the values of a step."""
         if self.file is None:
-            self.rows.append({"step": step, **values})
             return
         try:
             self.file.write(json.dumps({"step": step, **values}) + "\n")

@@ -145,10 +145,10 @@ def step_seconds(work: Work, gpu: Gpu = GPUS["h200"], factors: dict[str, float] 
 # ── memory and network ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def count_parameters(config: EncoderConfig, paired: bool) -> int:
+def count_parameters(config: EncoderConfig, heads: dict[str, int | None]) -> int:
     """P: every trained number, heads included."""
     with torch.device("meta"), SkipInit():
-        network = Network(config, {"mlm": None, "nsp": None} if paired else {"mlm": None})
+        network = Network(config, heads)
     return sum(parameter.numel() for parameter in network.parameters())
 
 
@@ -213,7 +213,7 @@ def plan(recipe: Recipe, machine: Machine, corpus_tokens: float | None = None) -
     if recipe.model.init is not None:
         raise EverybertError("the recipe starts from a folder, whose size is not known here; give [model] a preset")
     config = recipe.config.replace(vocab_size=padded_vocabulary(recipe.config.vocab_size))
-    run = Planned(recipe, config, count_parameters(config, recipe.examples.paired), machine)
+    run = Planned(recipe, config, count_parameters(config, recipe.heads), machine)
     total = recipe.steps
     if total is None:  # as many steps as fit the time
         million = sum(run.phase(phase, 1_000_000)["days"] for phase in recipe.phases) * 86400

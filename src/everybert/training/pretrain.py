@@ -154,11 +154,6 @@ def claim(setting: Setting, more: dict[str, Any]) -> None:
             raise EverybertError(f"{setting.out} holds a run with another {name}: use that one, or another --out")
 
 
-def objective_heads(recipe: Recipe) -> dict[str, int | None]:
-    """The heads that the recipe's objectives need."""
-    return {"mlm": None, "nsp": None} if recipe.examples.paired else {"mlm": None}
-
-
 def fit_config(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
     """The configuration with what the tokenizer decides: vocabulary, padding, and the offset of positions."""
     pad = tokenizer.pad_id or 0
@@ -177,7 +172,7 @@ def build_network(setting: Setting) -> Network:
     if recipe.model.init is not None:
         network = start_from(setting, recipe.model.init)
     else:
-        network = Network(fit_config(recipe.config, setting.tokenizer), objective_heads(recipe))
+        network = Network(fit_config(recipe.config, setting.tokenizer), recipe.heads)
     check_length(recipe, network.config, "model")
     network.encoder.checkpointing = recipe.run.checkpointing
     return network
@@ -186,7 +181,7 @@ def build_network(setting: Setting) -> Network:
 def start_from(setting: Setting, init: str) -> Network:
     """The network of [model] init, fitted to the corpus' tokenizer and the recipe's heads."""
     settings, tokenizer, folder = setting.recipe.model, setting.tokenizer, resolve(init)
-    network = load_network(folder, heads=objective_heads(setting.recipe), dtype=torch.float32).network
+    network = load_network(folder, heads=setting.recipe.heads, dtype=torch.float32).network
     size = network.config.vocab_size
     try:
         known = Tokenizer.load(folder)
@@ -203,20 +198,18 @@ def start_from(setting: Setting, init: str) -> Network:
 
 def check_length(recipe: Recipe, config: EncoderConfig, who: str) -> None:
     """Refuse sequences that are longer than the position table of a model."""
-    longest = max(phase.length for phase in recipe.phases)
-    if config.positions != "rotary" and longest > config.max_positions:
+    if config.positions != "rotary" and recipe.longest > config.max_positions:
         remedy = "" if who == "teacher" else ", or raise [model] max_positions"
         raise EverybertError(
-            f"length {longest} is more than the {who}'s {config.max_positions} positions: "
+            f"length {recipe.longest} is more than the {who}'s {config.max_positions} positions: "
             f"lower [batch] or [[phase]] length (--set batch.length={config.max_positions}){remedy}"
         )
 
 
 def untrained_positions(recipe: Recipe, config: EncoderConfig) -> int | None:
     """The first position of a new model that no example reaches; None if all are trained."""
-    longest = max(phase.length for phase in recipe.phases)
     fresh = recipe.model.init is None and config.positions == "learned"
-    return longest if fresh and longest < config.max_positions else None
+    return recipe.longest if fresh and recipe.longest < config.max_positions else None
 
 
 # ── the run ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -251,9 +251,7 @@ class Recipe:
     @classmethod
     def load(cls, name: str | Path, **overrides: Any) -> Recipe:
         """Read a recipe from a file, or by the name of a shipped one; `parse` describes the overrides."""
-        path = Path(name)
-        source = Source.read(path) if path.is_file() else Source(text(name), f"{name}.toml")
-        return cls.parse(source, **overrides)
+        return cls.parse(Source.read(name), **overrides)
 
     @classmethod
     def parse(cls, source: Source, **overrides: Any) -> Recipe:
@@ -300,6 +298,16 @@ class Recipe:
         base = preset(self.model.preset) if self.model.preset else EncoderConfig()
         return base.replace(**dict(self.model.changes))
 
+    @property
+    def heads(self) -> dict[str, int | None]:
+        """The heads that the objectives need."""
+        return {"mlm": None, "nsp": None} if self.examples.paired else {"mlm": None}
+
+    @property
+    def longest(self) -> int:
+        """The longest sequence of all phases."""
+        return max(phase.length for phase in self.phases)
+
     def differences(self, other: dict[str, Any]) -> list[str]:
         """The keys in which a saved recipe (the output of `plain`) differs; [run] is free to change."""
         mine, theirs = _flat(self.plain()), _flat(other)
@@ -341,11 +349,7 @@ def names() -> list[str]:
 
 def text(name: str | Path) -> str:
     """The text of a recipe, by name or file."""
-    if Path(name).is_file():
-        return Source.read(Path(name)).text
-    if str(name) not in names():
-        raise EverybertError(f"there is no recipe {str(name)!r}: give a .toml file, or one of {', '.join(names())}")
-    return _shipped().joinpath(f"{name}.toml").read_text("utf-8")
+    return Source.read(name).text
 
 
 def summary(name: str) -> str:
@@ -366,14 +370,14 @@ def _override(given: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any
         own = {f.name for f in dataclasses.fields(ModelSettings)} - {"preset"}
         table["model"] = {k: v for k, v in table["model"].items() if k in own or "dropout" in k}
     for key, alternative in (("budget", "steps"), ("steps", "budget")):
-        if key in overrides:  # phases by steps become shares, which scale with the new length of the run
+        if key in overrides:
             table.pop(alternative, None)
-            total = sum(row.get("steps", 0) for row in table.get("phase", []))
-            table["phase"] = [
-                {("share" if k == "steps" else k): v / total if k == "steps" else v for k, v in row.items()}
-                for row in table.get("phase", [])
-            ]
-    return {k: v for k, v in table.items() if k != "phase" or v}
+    if "phase" in table and {"budget", "steps"} & overrides.keys():
+        # Phases by steps become shares, which scale with the new length of the run.
+        total = sum(row.get("steps", 0) for row in table["phase"])
+        table["phase"] = [{**row, "share": row["steps"] / total} if "steps" in row else row for row in table["phase"]]
+        table["phase"] = [{k: v for k, v in row.items() if k != "steps"} for row in table["phase"]]
+    return table
 
 
 def parse_model(source: Source, table: dict[str, Any]) -> ModelSettings:
@@ -439,18 +443,14 @@ def _phases(source: Source, table: dict[str, Any], batch: BatchSettings) -> tupl
             raise source.refuse("steps", f"is {table['steps']}, but the phases have {steps} together")
     out = []
     for i, row in enumerate(rows):
-        values = {"length": batch.length, "tokens": batch.tokens} | row
-        values["tokens"] = pair(source.fit(values, "tokens", int | tuple[int, int], "phase", index=i))
+        amounts = {key: row.get(key, getattr(batch, key)) for key in ("length", "tokens")}
+        own = source.build(BatchSettings, amounts, "phase", i, pack=batch.pack)
+        values = row | {"length": own.length, "tokens": pair(own.tokens)}
         if "rate" in row:
             values["rate"] = pair(source.fit(row, "rate", float | Pair, "phase", index=i))
         if steps:
             values["share"] = values.pop("steps") / steps
-        phase = source.build(Phase, values, "phase", i)
-        if not 8 <= phase.length <= batch.pack:
-            raise source.refuse("length", f"must lie between 8 and the pack of {batch.pack}", "phase", i)
-        if min(phase.tokens) < batch.pack:
-            raise source.refuse("tokens", f"a step cannot be smaller than a pack ({batch.pack})", "phase", i)
-        out.append(phase)
+        out.append(source.build(Phase, values, "phase", i))
     total = sum(phase.share for phase in out)
     if abs(total - 1) > 1e-6:
         raise source.refuse("share", f"the phases' shares add up to {total:g}, not 1", "phase", len(out) - 1)
@@ -471,8 +471,14 @@ class Source:
             raise EverybertError(f"{name} is not valid TOML: {error}") from error
 
     @classmethod
-    def read(cls, path: Path) -> Source:
-        """Read a file."""
+    def read(cls, name: str | Path) -> Source:
+        """Read a file, or a shipped recipe by its name."""
+        path = Path(name)
+        if not path.is_file() and path.suffix != ".toml":
+            if str(name) not in names():
+                known = ", ".join(names())
+                raise EverybertError(f"there is no recipe {str(name)!r}: give a .toml file, or one of {known}")
+            return cls(_shipped().joinpath(f"{name}.toml").read_text("utf-8"), f"{name}.toml")
         try:
             return cls(path.read_text("utf-8"), str(path))
         except OSError as error:

@@ -45,14 +45,9 @@ def moment(recipe: Recipe, step: int, total: int | None) -> Moment:
     number, through = phase_at(recipe, step, total)
     phase = recipe.phases[number]
     done = 0.0 if total is None else step / total
-    tokens = _between(phase.tokens, through)
+    packs = max(1, round(_between(phase.tokens, through) / recipe.batch.pack))
     rate = _between(phase.rate, through) if phase.rate is not None else _between(recipe.mask_rate, done)
-    return Moment(
-        phase=number,
-        length=phase.length,
-        packs=max(1, round(tokens / recipe.batch.pack)),
-        mask_rate=rate,
-    )
+    return Moment(number, phase.length, packs, rate)
 
 
 def learning_rate(schedule: ScheduleSettings, step: int, total: int | None) -> float:
