@@ -200,8 +200,8 @@ def prepare_data(
     many = 0 if most is None else int((np.diff(features[0].first_E1) > most).sum())
     if many:
         notes.append(
-            f"{examples.where}: {many} texts have more than {most} windows: training reads so many of each, spread "
-            "evenly; scores and predictions read all"
+            f"{examples.where}: {many} texts have more than {most} windows: training reads that many of each, "
+            "evenly spread; scores and predictions read all"
         )
     return Data(folder, tokenizer, task, features[0], features[1], examples, held, tuple(dict.fromkeys(notes)))
 
@@ -235,7 +235,7 @@ def load_base(data: Data, seed: int) -> tuple[Network, Loaded]:
     heads = {task.head: task.outputs} if task.head else {}
     loaded = load_network(data.folder, heads=heads, dtype=torch.float32, verify=False)
     if task.labels and task.head and loaded.labels is not None and list(task.labels) != loaded.labels:
-        loaded.network.add_head(task.head, task.outputs)  # as many labels, but others
+        loaded.network.add_head(task.head, task.outputs)  # the same number of labels, but different ones
     return loaded.network, loaded
 
 
@@ -250,14 +250,14 @@ def run_once(data: Data, settings: Settings, seed: int, quiet: bool = False) -> 
 
 
 def release(runs: Sequence[Run]) -> None:
-    """Free the networks of all runs but the best, the first of equals."""
+    """Free the networks of all runs except the best (of equal runs, the first)."""
     best = max(runs, key=lambda run: run.metric)
     for run in runs:
         run.network = run.network if run is best else None
 
 
 def teach(data: Data, teacher: str, device: str | None = None) -> Features:
-    """The training set with the predictions of a teacher for the same labels, which tokenizes in its own way."""
+    """The training set with the predictions of a teacher for the same labels, which has its own tokenizer."""
     if teacher in data.taught:
         return data.taught[teacher]
     task, folder = data.task, resolve(teacher)
@@ -270,7 +270,7 @@ def teach(data: Data, teacher: str, device: str | None = None) -> Features:
     except EverybertError as error:
         raise EverybertError(f"{folder} cannot teach {task.name}: {error}") from None
     fits = theirs.outputs == task.outputs and task.learns_from(theirs)
-    if fits and "feature_head" in loaded.extras:  # it was trained on frozen features
+    if fits and "feature_head" in loaded.extras:  # trained on frozen features
         load_feature_head(loaded.network, str(task.head), folder, loaded.extras["feature_head"])
     elif not fits or str(task.head) in " ".join(loaded.report.missing):
         known = ", ".join(loaded.labels or ()) or "none"
@@ -285,7 +285,7 @@ def teach(data: Data, teacher: str, device: str | None = None) -> Features:
 def search_grid(
     data: Data, settings: Settings, axes: Mapping[str, Sequence[Any]], seed: int, quiet: bool
 ) -> tuple[Settings, Run, list[dict[str, Any]]]:
-    """Every combination once: the best settings, their run, and all settings with their scores, best first."""
+    """Train every combination once; returns the best settings, their run, and all settings with scores, best first."""
     tried: list[tuple[float, dict[str, Any]]] = []
     best: Run | None = None
     best_settings = settings

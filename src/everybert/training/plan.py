@@ -100,10 +100,9 @@ def attention_flops(config: EncoderConfig, length: float) -> float:
 def muon_flops(config: EncoderConfig) -> float:
     """Operations per step in five Newton–Schulz iterations: 4m²n + 2m³ per m × n matrix of a layer, m ≤ n."""
     hidden, inner = config.hidden_size, config.intermediate_size
-    m, n = sorted((hidden, (2 if config.feed_forward == "glu" else 1) * inner))
-    k, p = sorted((hidden, inner))
-    layer = 4 * 6 * hidden**3 + (4 * m * m * n + 2 * m**3) + (4 * k * k * p + 2 * k**3)
-    return 5.0 * layer * len(set(config.layer_order))
+    first = (2 if config.feed_forward == "glu" else 1) * inner
+    shapes = [sorted((hidden, width)) for width in (*(hidden,) * 4, first, inner)]
+    return 5.0 * sum(4 * m * m * n + 2 * m**3 for m, n in shapes) * len(set(config.layer_order))
 
 
 @dataclass(frozen=True)

@@ -64,10 +64,10 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How to fine-tune. None means: by mode and size of the model."""
+    """How to fine-tune. None: the default depends on the mode and the size of the model."""
 
     mode: str = "full"
-    """full; top:K (the last K layers and the head); frozen (features computed once, head alone); lora."""
+    """What is trained: full, all weights; top:K, the last K layers and the head; frozen, the head alone; lora."""
     epochs: int | None = None
     """Passes over the training examples: 3 by default, 30 for frozen, whose epochs cost little."""
     lr: float | None = None
@@ -75,29 +75,29 @@ class Settings:
     batch_size: int = 32
     """Examples per step."""
     accumulate: int = 1
-    """Parts in which a step's batch is computed: less memory, the same step."""
+    """Number of parts in which the batch of a step is computed: less memory, the same result."""
     warmup: float = 0.1
-    """The share of the steps in which the learning rate rises from 0; then it falls linearly to 0."""
+    """Share of the steps in which the learning rate rises linearly from 0; then it falls linearly to 0."""
     weight_decay: float = 0.01
-    """Of matrices and tables; biases and norms are not decayed."""
+    """Weight decay of matrices and embeddings; biases and norms are not decayed."""
     clip: float | None = 1.0
     """Largest gradient norm."""
     layer_decay: float = 1.0
-    """Each layer's learning rate is this times that of the layer above it (0.8 – 0.95 is usual; 1: all the same)."""
+    """Learning rate of each layer as a multiple of that of the layer above (0.8 – 0.95 is usual; 1: all the same)."""
     reinit: int = 0
-    """Top layers that start from fresh weights, and the pooler with them (Zhang et al. 2021)."""
+    """Number of top layers to reinitialise, together with the pooler (Zhang et al. 2021)."""
     new_pooler: bool = False
-    """Only the pooler starts from fresh weights: one trained for next sentences may be saturated."""
+    """Reinitialise only the pooler: one trained on next-sentence prediction may be saturated."""
     patience: int | None = None
-    """Stop after so many epochs without a better score; None: train them all. The best epoch is kept either way."""
+    """Stop after this many epochs without a better score; None: never. The best epoch is kept either way."""
     evaluations: int = 1
-    """How often per epoch the dev set is scored; the weights with the best score are kept."""
+    """Evaluations on the dev set per epoch; the weights with the best score are kept."""
     features: str = "last"
-    """frozen: the last layer, the sum or the concat of the last four."""
+    """frozen: the hidden states that the head reads: last layer, or the sum or the concat of the last four."""
     pool: str = "mean"
-    """frozen, whole texts: the mean over tokens, or cls."""
+    """frozen: how a text becomes one vector: the mean over its tokens, or the first token (cls)."""
     lora: LoraConfig = field(default_factory=LoraConfig)
-    """lora: size and place of the adapter."""
+    """lora: the configuration of the adapter."""
     teacher: str | None = None
     """A model fine-tuned for the same labels, whose predictions are learnt beside them (classify, regress)."""
     start: str | None = None
@@ -125,7 +125,7 @@ class Settings:
         if not 0 <= self.warmup < 1 or not 0 < self.layer_decay <= 1:
             raise EverybertError("warmup lies in [0, 1) and layer_decay in (0, 1]")
         if self.dtype in ("float16", "fp16", "half"):
-            raise EverybertError("float16 needs loss scaling, which fine-tuning has not; use bfloat16 or float32")
+            raise EverybertError("float16 needs loss scaling, which fine-tuning does not have; use bfloat16 or float32")
         if self.dtype is not None and self.dtype not in DTYPES:
             raise EverybertError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if self.start is not None and self.mode != "lora":
@@ -137,11 +137,11 @@ class Settings:
 
     @property
     def rounds(self) -> int:
-        """How many epochs are trained."""
+        """Number of epochs."""
         return self.epochs if self.epochs is not None else 30 if self.mode == "frozen" else 3
 
     def torch_dtype(self, device: torch.device) -> torch.dtype:
-        """The dtype that computes."""
+        """The dtype of the computation."""
         return DTYPES[self.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
 
 
@@ -228,7 +228,7 @@ class FrozenMode(FullMode):
         add_feature_head(network, task.head, task.outputs, config)
 
     def features(self, network: Network, task: Task, features: Features) -> Features:
-        """With what the head reads, in half precision."""
+        """The features that the head reads, in half precision."""
         head = network.heads[str(task.head)]
         output, head.output = head.output, nn.Identity()  # the engine then returns the features themselves
         try:
@@ -240,7 +240,7 @@ class FrozenMode(FullMode):
         return features.with_targets(features_T=found)
 
     def save(self, network: Network, data: Data, task: Task, folder: Path, extras: Mapping[str, Any] = NOTHING) -> None:
-        """A model folder; a head that `transformers` has not is written to a file of its own."""
+        """A model folder; a head that `transformers` does not have is written to a separate file."""
         name = str(task.head)
         head = network.heads[name]
         assert isinstance(head, FeatureHead)
@@ -361,11 +361,11 @@ class Run:
     lr: float = 0.0
     """The highest learning rate."""
     trained: int = 0
-    """How many parameters were trained."""
+    """Number of trained parameters."""
 
     @property
     def metric(self) -> float:
-        """The score that chooses."""
+        """The score by which runs are compared."""
         return self.scores[self.task.metric]
 
 
