@@ -171,8 +171,8 @@ def attention_backward(
     scale = D**-0.5 * LOG2E
     tensors = (qkv_T3AD, out_TAD, lse_AT, grad_TAD, dqkv, delta_AT, offsets_B1)
     _launch(_attention_backward_q, grid, tensors, (scale, T, A, D, TILE, TILE), num_warps=4, num_stages=3)
-    tensors = (qkv_T3AD, lse_AT, grad_TAD, dqkv, delta_AT, offsets_B1)
-    _launch(_attention_backward_kv, grid, tensors, (scale, T, A, D, TILE, TILE // 2), num_warps=4, num_stages=3)
+    inputs = (qkv_T3AD, lse_AT, grad_TAD, dqkv, delta_AT, offsets_B1)
+    _launch(_attention_backward_kv, grid, inputs, (scale, T, A, D, TILE, TILE // 2), num_warps=4, num_stages=3)
     return dqkv
 
 
