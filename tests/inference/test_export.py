@@ -14,8 +14,7 @@ from tiny_models import EVERY, saved
 import everybert
 from everybert.errors import EverybertError
 from everybert.inference import export as module
-from everybert.inference.export import Exported, Graph, Session, export_hf, export_onnx
-from everybert.inference.quantise import quantise
+from everybert.inference.export import Exported, Graph, Session, export_hf, export_onnx, quantise
 from everybert.model.ragged import Ragged
 from everybert.store.sentence_transformers import Dense, Pooling, write_pooling
 
@@ -123,7 +122,7 @@ def test_sentence_vectors_and_the_folder(embedder, exported):
 def test_int8_is_measured_and_close(tmp_path, embedder, exported):
     import onnx
 
-    module.quantise(Path(exported.folder) / "model.onnx", tmp_path / "int8.onnx")
+    module.quantise_graph(Path(exported.folder) / "model.onnx", tmp_path / "int8.onnx")
     kinds = [node.op_type for node in onnx.load(tmp_path / "int8.onnx").graph.node]
     assert kinds.count("MatMulInteger") == 9  # four a layer, and the dense layer
     model = everybert.load(embedder)

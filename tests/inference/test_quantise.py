@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from everybert.cli.main import app
 from everybert.data import documents
 from everybert.errors import EverybertError
+from everybert.inference.export import compare_models as compare
+from everybert.inference.export import quantise
 from everybert.inference.model import Model, load
-from everybert.inference.quantise import compare, quantise
 from everybert.model.int8 import is_int8, supported
 from everybert.store.weights import INT8
 from everybert.text.sentences import split_sentences

@@ -12,8 +12,8 @@ from places import Place, beginning, network, sweep, weights
 
 from everybert.files import is_complete, read_json, verify_folder
 from everybert.inference import export as exporting
+from everybert.inference.export import quantise
 from everybert.inference.model import Model, load
-from everybert.inference.quantise import quantise
 from everybert.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_waiting_for_the_disk")

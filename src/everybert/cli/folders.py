@@ -159,7 +159,7 @@ def quantize(
         everybert embed "A dog barks." --model ./my-model-int8 --dtype int8
     """
     from everybert.data import documents
-    from everybert.inference.quantise import quantise
+    from everybert.inference.export import quantise
     from everybert.text.sentences import split_sentences
 
     sentences = [split_sentences(text)[0] for text in documents(32)]

@@ -1,4 +1,4 @@
-"""How large a model is, part by part, without its weights: presets on torch's meta device, folders by their headers."""
+"""The parameters of each part of a model, without loading weights: from a config, or the headers of a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OBJECTIVES = {
     "longformer": "MLM, from RoBERTa",
     "modernbert": "MLM at 30 %",
 }
-"""What each family was pre-trained to do."""
+"""The pre-training objective of each family."""
 PARTS = {
     "embeddings.token": "token embedding",
     "embeddings.position": "position embedding",
@@ -36,7 +36,7 @@ PARTS = {
     "encoder.norm": "final norm",
     "pooler": "pooler",
 }
-"""What a parameter's name holds, and the part it belongs to; the first that fits."""
+"""From a substring of a parameter's name to the part of the model; the first match counts."""
 NO_POOLER = ("distilbert", "modernbert")
 """Families whose base model in transformers has no pooler."""
 COMPARED = (
@@ -55,7 +55,7 @@ COMPARED = (
 def parameters(
     config: EncoderConfig, heads: dict[str, int | None] | None = None, pooler: bool | None = None
 ) -> dict[str, int]:
-    """Parameters of each part; by default the encoder and, where `transformers`' base model has one, its pooler."""
+    """Parameters of each part; by default of the encoder and, if the base model in transformers has one, the pooler."""
     pooler = config.family not in NO_POOLER if pooler is None else pooler
     with torch.device("meta"), SkipInit():
         network = Network(config, heads, pooler=pooler)
@@ -71,7 +71,7 @@ def _part(name: str) -> str:
 
 
 def head_parameters(config: EncoderConfig, labels: int = 2) -> dict[str, int]:
-    """What each head would add to the encoder; a pooler counts where the head needs one and the base has none."""
+    """Parameters that each head adds to the encoder, with a pooler if the head needs one and the base has none."""
     base = sum(parameters(config).values())
     return {head: sum(parameters(config, {head: labels}).values()) - base for head in HEADS}
 
@@ -149,7 +149,7 @@ def _shape(config: EncoderConfig) -> dict[str, Any]:
 
 
 def compare() -> list[dict[str, Any]]:
-    """The family side by side, one row a published size."""
+    """The families side by side, one row per published size."""
     rows = []
     for name in [name for pair in COMPARED for name in pair if name is not None]:
         config = PRESETS[name]

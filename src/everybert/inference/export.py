@@ -1,9 +1,10 @@
-"""Export of a model: as an ONNX folder, compared with torch, and as a plain folder of `transformers`.
+"""Export of a model: an ONNX folder, compared with torch; a plain folder of `transformers`; a folder with int8 weights.
 
 The ONNX graph is traced from the network's own modules over a padded batch. The names of its inputs and outputs are
 those of the ecosystem's ONNX folders.
 
-Legend: T tokens in the batch, B sequences, N tokens of a padded sequence, H hidden, A heads, D head size, C labels.
+Legend: T tokens in the batch, B sequences, N tokens of a padded sequence, H hidden, A heads, D head size, C labels,
+S texts.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ from everybert.errors import EverybertError
 from everybert.files import atomic_folder, read_json, write_json
 from everybert.inference.model import Model, load, pick_dtype
 from everybert.model.heads import FeatureHead, Network, head_logits
+from everybert.model.int8 import supported
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
+from everybert.store.adapters import is_adapter
+from everybert.store.hub import resolve
 from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, load_network, read_extras
-from everybert.store.weights import SAFE
+from everybert.store.weights import INT8, SAFE, is_quantised
 
 FILE = "model.onnx"
 OPSETS = range(18, 23)
@@ -170,7 +174,7 @@ def export_onnx(
         similarity = None
         if int8:
             say("quantising")
-            quantise(path, folder / FILE)
+            quantise_graph(path, folder / FILE)
             for file in folder.glob("plain.onnx*"):
                 file.unlink()
             session = Session(folder / FILE, graph.task, model.config.pad_id)
@@ -435,7 +439,7 @@ def _random(graph: Graph, lengths: Sequence[int], rng: random.Random) -> Ragged:
 # ── int8 ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def quantise(source: Path, target: Path) -> None:
+def quantise_graph(source: Path, target: Path) -> None:
     """onnxruntime's dynamic int8: weights with one scale per column, activations at run time. Embeddings stay fp32.
 
     The default, one scale per matrix, lowers the worst cosine similarity of MiniLM's sentences to 0.86. Weights have
@@ -545,3 +549,85 @@ def export_hf(name: str | Path, out: str | Path, *, adapter: str | None = None, 
         raw = read_json(folder / "config.json")
     count = sum(x.numel() for x in found.values())
     return Saved(str(out), raw["architectures"][0], raw["dtype"], len(found), count, tuple(notes))
+
+
+# ── int8 weights ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A quantised model compared with the original on some texts."""
+
+    cosine_mean: float
+    cosine_min: float
+    """Cosine similarities of the vectors of each text."""
+    same_words: float | None
+    """The share of masked words with the same best candidate, if the model has an MLM head."""
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """The result of `quantise`."""
+
+    out: str
+    parameters: int
+    bytes_before: int
+    bytes_after: int
+    """Sizes of the weights: in memory as loaded, and in the new file."""
+    stored: Agreement
+    """The new folder, computed in fp32."""
+    computed: Agreement | None
+    """The new folder, computed in int8; None if this machine cannot."""
+
+
+def quantise(name: str | Path, out: str | Path, texts: Sequence[str], step: Callable[[str], None] = print) -> Quantised:
+    """Write the int8 weights of a model into a new folder, load it, and compare both models on some texts."""
+    source, folder = resolve(name), Path(out).expanduser()
+    if is_adapter(source):
+        raise EverybertError(f"{source} is an adapter; quantise the model it goes on")
+    if is_quantised(source) and not (source / SAFE).exists():
+        raise EverybertError(f"{source} is quantised already; there is nothing to do")
+    _refuse_existing(folder)
+    step("reading")
+    model = load(source, device="cpu", dtype="float32")
+    values = model.network.state_dict().values()
+    step("writing")
+    model.save(folder, int8=True)
+    step("comparing")
+    return Quantised(
+        str(folder),
+        sum(value.numel() for value in values),
+        sum(value.numel() * value.element_size() for value in values),
+        (folder / INT8).stat().st_size,
+        compare_models(model, load(folder, device="cpu"), texts),
+        compare_models(model, load(folder, device="cpu", dtype="int8"), texts) if supported() else None,
+    )
+
+
+def compare_models(model: Model, other: Model, texts: Sequence[str]) -> Agreement:
+    """Compare two models of the same size on texts; on random ids if they have no tokenizer."""
+    one_SH, two_SH = (torch.from_numpy(_vectors(m, texts)) for m in (model, other))
+    cosine_S = F.cosine_similarity(one_SH, two_SH, dim=-1)
+    words = None
+    if "mlm" in model.network.heads and model._tokenizer is not None:
+        masked = [_mask_middle(text) for text in texts]
+        pairs = [(model.fill(text, 1), other.fill(text, 1)) for text in masked]
+        words = float(np.mean([a[0][0].token == b[0][0].token for a, b in pairs]))
+    return Agreement(float(cosine_S.mean()), float(cosine_S.min()), words)
+
+
+def _vectors(model: Model, texts: Sequence[str]) -> np.ndarray:
+    """(S, H): the mean of the token vectors of each text."""
+    if model._tokenizer is not None:
+        return model.embed(texts, pooling="mean", normalize=False)
+    draw = np.random.default_rng(0)
+    longest = min(32, model.window)
+    ids = [draw.integers(model.config.vocab_size, size=draw.integers(1, longest + 1)).tolist() for _ in texts]
+    return np.stack([x_TH.mean(0).float().numpy() for x_TH in model.hidden(ids)])
+
+
+def _mask_middle(text: str) -> str:
+    """The text with the word in its middle masked."""
+    words = text.split()
+    words[len(words) // 2] = "[MASK]"
+    return " ".join(words)

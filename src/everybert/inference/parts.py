@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
@@ -347,15 +348,10 @@ def read_part(part: Part) -> pa.Table:
     import pyarrow as pa
 
     with open_parquet(Path(part.path)) as file:
-        groups: list[int] = []
-        first, at = 0, 0
-        for number in range(file.metadata.num_row_groups):
-            stop = at + file.metadata.row_group(number).num_rows
-            if stop > part.start and at < part.stop:
-                first = at if not groups else first
-                groups.append(number)
-            at = stop
-        batches, at = [], first
+        sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+        edges = list(accumulate(sizes, initial=0))
+        groups = [i for i, (a, b) in enumerate(pairwise(edges)) if b > part.start and a < part.stop]
+        batches, at = [], edges[groups[0]]
         try:
             for batch in file.iter_batches(1024, row_groups=groups):
                 here = batch.slice(max(part.start - at, 0), max(0, part.stop - max(at, part.start)))

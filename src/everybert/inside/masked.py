@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.model.engine import Inputs, encode
+from everybert.model.engine import Inputs, masked_logits
 from everybert.model.heads import Network
-from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Encoding, Tokenizer
 
 
@@ -99,11 +98,11 @@ def _probabilities(network: Network, views: Sequence[tuple[Encoding, int]]) -> T
     """(M, V): the distribution at one position of each sequence."""
     rows: dict[int, Tensor] = {}
 
-    def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
-        index_M = batch.first_B.long() + torch.tensor([views[k][1] for k in which], device=batch.device)
-        rows.update(zip(which, network.mlm_logits(x_TH, index_M).float().softmax(-1).cpu()))
+    def read(which: list[int], logits_MV: Tensor) -> None:
+        rows.update(zip(which, logits_MV.softmax(-1).cpu()))
 
-    encode(network, Inputs([e.ids for e, _ in views], [e.segments for e, _ in views]), read)
+    inputs = Inputs([e.ids for e, _ in views], [e.segments for e, _ in views])
+    masked_logits(network, inputs, [[position] for _, position in views], read)
     return torch.stack([rows[k] for k in range(len(views))])
 
 
