@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
 from tiny_model import save
 from typer.testing import CliRunner
 
@@ -78,3 +79,19 @@ def test_the_command_prints_a_table(folder):
 def test_errors(folder, options, message):
     with pytest.raises(EverybertError, match=message):
         bench(folder, device="cpu", **options)
+
+
+def test_transformers_missing_or_unable_to_read_the_folder_is_one_line(folder, monkeypatch):
+    def error():
+        words = ["bench", folder, "--device", "cpu", "--against", "transformers"]
+        done = CliRunner().invoke(app, list(map(str, words)))
+        assert done.exit_code == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+        return done.stderr
+
+    def refuse(*args, **kwargs):
+        raise OSError("no weights\nmore")
+
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", refuse)
+    assert "transformers cannot read" in error()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "pip install transformers" in error()

@@ -52,10 +52,8 @@ def bench(
     if against is not None:
         if against != "transformers":
             raise EverybertError(f"a model can be measured against transformers, not {against!r}")
-        from transformers import AutoModel
-
         begin = time.perf_counter()
-        theirs: Any = AutoModel.from_pretrained(resolve(name)).eval().to(where)
+        theirs = _load_transformers(name).eval().to(where)
         runs["transformers fp32"] = torch.inference_mode()(lambda ids: theirs(torch.tensor(ids, device=where)))
         variants.append(_variant("transformers fp32", begin, theirs))
     if lengths and (bad := [n for n in lengths if not 1 <= n <= model.window]):
@@ -92,6 +90,20 @@ def bench(
 
 def _encode(network: Network, ids: list[list[int]]) -> None:
     encode(network, Inputs(ids), lambda which, batch, x_TH: None)
+
+
+def _load_transformers(name: str | Path) -> Any:
+    """The model as transformers loads it."""
+    try:
+        from transformers import AutoModel
+    except ImportError:
+        raise EverybertError("--against transformers needs transformers: pip install transformers") from None
+    try:
+        return AutoModel.from_pretrained(resolve(name))
+    except (OSError, ValueError) as error:
+        cause = str(error).partition("\n")[0]
+        advice = "`everybert export hf` writes a folder that it reads"
+        raise EverybertError(f"transformers cannot read {name} ({cause}); {advice}") from None
 
 
 def _variant(name: str, begin: float, network: torch.nn.Module) -> dict[str, Any]:
