@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -31,10 +32,9 @@ def common(place):
 def test_build_and_info_print_the_counts(place):
     result = run("build", place / "a.txt", *common(place))
     assert result.exit_code == 0, result.output
-    for text in ("documents", "duplicates 1", "unknown rate 11.1111%", "1-8", "tokens/s"):
-        assert text in result.stdout
-    shown = run("info", place / "c", "--check")
-    assert "duplicates 1" in shown.stdout
+    for shown in (result, run("info", place / "c", "--check")):
+        for line in (r"unknown rate +0\.1111", r"duplicates +1", r"1-8 +\d", r"train +\d"):
+            assert re.search(f"^{line}", shown.stdout, re.MULTILINE), shown.stdout
 
 
 def test_json_is_all_of_stdout(place):
@@ -57,7 +57,7 @@ def test_json_is_all_of_stdout(place):
 def test_languages_by_name(place):
     (place / "b.txt").write_text("the river")
     result = run("build", "--language", f"en={place / 'a.txt'}", "--language", f"de={place / 'b.txt'}", *common(place))
-    assert "de 1, en 2" in result.stdout
+    assert re.search(r"de +1\nen +2", result.stdout)
     wrong = run("build", "--language", "en", *common(place))
     assert wrong.exit_code == 2 and "LANGUAGE=FILE" in wrong.stderr
 

@@ -90,7 +90,7 @@ def test_probe_heads_prints_the_table(folder, tmp_path):
         folder / "model",
     )
     assert done.exit_code == 0, done.output
-    for words in ("2 sentences, 9 words", "det", "94.3", "86.8", "obj: % right", "baseline"):
+    for words in ("sentences  2", "words      9", "det", "94.3", "86.8", "obj: share right", "baseline"):
         assert words in done.output
     assert (tmp_path / "p.png").stat().st_size > 1000
     found = json.loads(run("probe", "heads", file, "--least", 1, "--json", "--model", folder / "model").stdout)

@@ -73,7 +73,7 @@ def test_fill(folder: Path):
     assert found["text"] == text
     assert [[c["id"] for c in blank] for blank in found["masks"]] == [[c.id for c in blank] for blank in expected]
     shown = run("fill", text, "--model", folder, "--top", 3).stdout
-    assert "mask 2" in shown and expected[0][0].token in shown
+    assert all(mask[0].token in shown for mask in expected)
 
 
 def test_embed_from_arguments_a_file_and_a_pipe(folder: Path, tmp_path: Path):
@@ -90,7 +90,7 @@ def test_embed_from_arguments_a_file_and_a_pipe(folder: Path, tmp_path: Path):
     result = run("embed", "--file", file, "--model", folder, "--out", tmp_path / "v.npy")
     assert "3 vectors of 16 numbers" in result.stdout
     np.testing.assert_allclose(np.load(tmp_path / "v.npy"), expected, atol=1e-6)
-    assert "(16 numbers)" in run("embed", "the dog", "--model", folder).stdout
+    assert "(16 values)" in run("embed", "the dog", "--model", folder).stdout
 
 
 def test_embed_says_what_was_cut(folder: Path):
@@ -172,7 +172,7 @@ def test_a_lone_surrogate_and_a_broken_file(folder: Path, tmp_path: Path):
         env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
     )
     assert done.returncode == 0, done.stderr
-    assert rb"the \udcff dog" in done.stdout and b"   2  dog" in done.stdout
+    assert rb"the \udcff dog" in done.stdout and b"  dog  " in done.stdout
 
 
 def test_importing_and_helping_load_no_torch():

@@ -62,7 +62,7 @@ def test_transformers_takes_turns_and_an_interruption_keeps_what_there_is(folder
 
 def test_the_command_prints_a_table(folder):
     done = CliRunner().invoke(app, ["bench", str(folder), "--device", "cpu", "--seconds", "0.1", "--lengths", "8"])
-    assert done.exit_code == 0 and "tokens/s" in done.stdout and "fp32" in done.stdout
+    assert done.exit_code == 0 and "tokens per s" in done.stdout and "fp32" in done.stdout
     bad = CliRunner().invoke(app, ["bench", str(folder), "--lengths", "8,many"])
     assert bad.exit_code == 2 and "whole numbers" in bad.stderr
 

@@ -109,7 +109,7 @@ def test_the_command(bert_folder: Path, tmp_path: Path):
     found = json.loads(out)
     assert code == 0 and found["bytes_after"] < found["bytes_before"] / 2 and found["computed"]["cosine_min"] > 0.95
     code, out, _ = run("quantize", bert_folder, tmp_path / "other")
-    assert code == 0 and "computed in int8" in out and "same word" in out
+    assert code == 0 and "computed" in out and "same word" in out
     for arguments, cause in (
         ((tmp_path / "small", tmp_path / "third"), "quantised already"),
         ((bert_folder, tmp_path / "small"), "exists already"),

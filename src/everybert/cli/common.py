@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,10 @@ DEFAULT = "everybert-small"
 Count = Annotated[int, {"min": 1}]
 OptionalCount = Annotated[int | None, {"min": 1}]
 Name = Annotated[str | None, {"metavar": "NAME"}]
-Source = Annotated[str, {"metavar": "MODEL"}]
+Source = Annotated[str, "A folder, a bundled model, or a hub id (org/name).", {"metavar": "MODEL"}]
+Device = Annotated[Name, "cpu or cuda. If not given: a GPU where there is one."]
+Quiet = Annotated[bool, "Show no progress."]
+Seed = Annotated[int, "The first seed."]
 Long = Literal["window", "cut"]
 
 
@@ -79,15 +82,75 @@ def table(rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[str]
     return ["  ".join(cells).rstrip() for cells in aligned]
 
 
-def rich_table(title: str | None, names: Sequence[str], left: Sequence[str] = ("",), **more: Any) -> Any:
-    """A rich table; columns are aligned to the right, except those named in `left`."""
-    from rich.box import SIMPLE
-    from rich.table import Table
+def report(data: Any) -> list[str]:
+    """JSON data as text: a table of records; or names with their values, then a table for each list of records."""
+    if isinstance(data, Mapping) and data and all(isinstance(value, Mapping) for value in data.values()):
+        data = [{"": name, **record} for name, record in data.items()]
+    if not isinstance(data, Mapping):
+        return _records(data)
+    plain = {name: value for name, value in data.items() if not _nested(value)}
+    right = [1] if all(isinstance(value, int | float) for value in plain.values()) else []
+    lines = table([[_title(name), cell(value)] for name, value in plain.items()], right)
+    for name, value in data.items():
+        lines += ["", _title(name), *report(value)] if name not in plain and value else []
+    return lines[1:] if not plain else lines
 
-    made = Table(title=title, box=SIMPLE, title_justify="left", title_style="", caption_justify="left", **more)
-    for name in names:
-        made.add_column(name, justify="left" if name in left else "right")
-    return made
+
+def _records(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One line per record. Columns of numbers are aligned to the right."""
+    rows = list(rows)
+    if not rows:
+        return []
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    right = [i for i, name in enumerate(names) if all(isinstance(row.get(name, 0), int | float) for row in rows)]
+    return table([list(map(_title, names)), *([cell(row.get(name)) for name in names] for row in rows)], right)
+
+
+def _nested(value: Any) -> bool:
+    """Whether a value is shown as a table of its own."""
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return isinstance(value, Mapping) or any(isinstance(one, Mapping) for one in values)
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def cell(value: Any) -> str:
+    """A value in a table."""
+    if isinstance(value, list | tuple):
+        shown = ", ".join(map(cell, value[:6]))
+        return shown if len(value) <= 6 else f"{shown} … ({len(value)} values)"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {cell(one)}" for name, one in value.items())
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return (
+            f"{value:,.1f}"
+            if abs(value) >= 100
+            else f"{value:.4f}"
+            if abs(value) >= 1e-3 or not value
+            else f"{value:.1e}"
+        )
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def histogram(title: str, counts: Mapping[str, float], most: int = 20) -> list[str]:
+    """Counts or shares with bars, under a title."""
+    top = max(counts.values(), default=1) or 1
+    rows = [[f"  {name}", cell(count), bar(count / top)] for name, count in list(counts.items())[:most]]
+    left = len(counts) - most
+    return ["", title, *table(rows, (1,)), *([f"  … and {left} more"] if left > 0 else [])]
+
+
+def grouped(groups: Iterable[tuple[str, Iterable[Mapping[str, Any]]]]) -> Iterator[str]:
+    """Titles, each with a table of its records."""
+    for title, records in groups:
+        yield title
+        yield from (f"  {line}" for line in report(records))
 
 
 def shorten(text: str, width: int = 60) -> str:

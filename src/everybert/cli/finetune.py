@@ -13,14 +13,18 @@ import typer
 from everybert.cli.common import (
     DEFAULT,
     Count,
+    Device,
     Long,
     ModelOptions,
-    Name,
     OptionalCount,
+    Quiet,
+    Seed,
+    Source,
     Use,
-    bar,
+    histogram,
     log_notes,
     pairs_of,
+    report,
     table,
 )
 from everybert.cli.options import Fields, Output, command
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 TaskName = Literal["classify", "regress", "tag", "answer", "choose", "embed"]
+Variant = Literal["token", "word"]
 SETTINGS = "everybert.training.tuning:Settings"
 ADAPTERS = "Adapters (--mode lora)"
 Training = Annotated[dict[str, Any], Fields("", "Training", SETTINGS, "lora start device log_every")]
@@ -113,9 +118,9 @@ def finetune(
     out: Annotated[Path, "The model folder to write."],
     dev: Annotated[Path | None, "Data to score on. If not given: a tenth of --train."] = None,
     seeds: Annotated[Count, "Train this many times: mean and 95 % interval. The best is kept."] = 1,
-    seed: Annotated[int, "The first seed."] = 0,
+    seed: Seed = 0,
     grid: Annotated[bool, "Try the grid of the BERT paper: lr 5e-5, 3e-5, 2e-5; batch 16, 32; 2 – 4 epochs."] = False,
-    quiet: Annotated[bool, "Show no progress."] = False,
+    quiet: Quiet = False,
     model: ModelOptions,
     data: Data,
     windows: Windows,
@@ -137,25 +142,10 @@ def finetune(
     from everybert.model.lora import LoraConfig
     from everybert.training.finetune import finetune as run
 
-    more: dict[str, Any] = {"device": model.device} if model.device else {}
-    more |= {"lora": LoraConfig(**lora)} if lora else {}
-    tuned = run(
-        model.model,
-        task,
-        train,
-        dev,
-        out,
-        seeds=seeds,
-        seed=seed,
-        grid=grid,
-        quiet=quiet,
-        options=task_options.given(),
-        **data.reading(),
-        **asdict(windows),
-        **settings,
-        **start,
-        **more,
-    )
+    settings |= start | data.reading() | asdict(windows) | {"options": task_options.given(), "grid": grid}
+    settings |= {"device": model.device} if model.device else {}
+    settings |= {"lora": LoraConfig(**lora)} if lora else {}
+    tuned = run(model.model, task, train, dev, out, seeds=seeds, seed=seed, quiet=quiet, **settings)
     data_out = {
         "folder": str(tuned.folder),
         "metric": tuned.task.metric,
@@ -169,21 +159,13 @@ def finetune(
 
 def _tuned(tuned: Tuned) -> Iterator[str]:
     """The scores and where the model is."""
-    for row in tuned.grid:
-        yield "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
     metric, runs = tuned.task.metric, len(tuned.runs)
-    yield from table(
-        [
-            [f"{'→' if k == metric else ' '} {k}", f"{v.mean:.4f}", "" if v.half is None else f"± {v.half:.4f}"]
-            for k, v in tuned.scores.items()
-        ],
-        right=(1,),
-    )
+    scores = {f"{'→' if k == metric else ' '} {k}": {"mean": v.mean, "±": v.half} for k, v in tuned.scores.items()}
+    yield from (*report(tuned.grid), *report(scores))
     if runs == 1:
         yield "one run: --seeds 3 or more would give an interval"
     else:
-        best = f"{metric} {tuned.runs[0].metric:.4f}"
-        yield f"mean ± 95 % interval of {runs} runs; the folder holds the best ({best})"
+        yield f"mean ± 95 % interval of {runs} runs; the folder holds the best ({metric} {tuned.runs[0].metric:.4f})"
     if not all(run.finished for run in tuned.runs):
         yield "interrupted: the best epoch so far was kept"
     yield f"{tuned.folder}: the model; its README.md says how it was made"
@@ -197,11 +179,7 @@ def doctor(
     dev: Annotated[Path | None, "The dev data, to search for leaks."] = None,
     model: Annotated[str | None, "The model whose tokenizer and window measure lengths."] = None,
     window: Annotated[OptionalCount, "Tokens per window. If not given: as many as the model reads."] = None,
-    columns: Annotated[
-        list[str] | None,
-        "The name of a column: text=body, pair=…, label=…; repeat. Guessed if not given.",
-        {"metavar": "ROLE=NAME"},
-    ] = None,
+    reading: Annotated[Data, Fields("columns", "Data")],
 ) -> Output:
     """Find problems in labelled data, with examples and remedies. Exit code 1 if there is an error.
 
@@ -211,24 +189,15 @@ def doctor(
     """
     from everybert.evaluation.doctor import examine
 
-    found = examine(task, data, dev, model, Data(columns).reading()["columns"], window)
+    found = examine(task, data, dev, model, reading.reading()["columns"], window)
 
-    def lines() -> Iterator[str]:
-        yield ", ".join(f"{name}: {rows:,} rows" for name, rows in found.rows.items())
-        for name, counts in found.labels.items():
-            shown, total = sorted(counts.items(), key=lambda item: -item[1]), sum(counts.values())
-            yield f"\nlabels of {name}"
-            yield from table([[f"  {k}", f"{n:,}", f"{n / total:.1%}", bar(n / total)] for k, n in shown[:20]], (1, 2))
-            if len(shown) > 20:
-                yield f"  … and {len(shown) - 20} more labels"
-        for name, bars in found.lengths.items():
-            yield f"\ntokens of {name} (window {found.window})"
-            most = max((n for _, n in bars), default=1)
-            yield from table([[f"  ≤ {size}", f"{n:,}", bar(n / most)] for size, n in bars], (0, 1))
-        yield f"\n{found}"
-
+    lines = [", ".join(f"{name}: {rows:,} rows" for name, rows in found.rows.items())]
+    for name, counts in found.labels.items():
+        lines += histogram(f"labels of {name}", dict(sorted(counts.items(), key=lambda item: -item[1])))
+    for name, bars in found.lengths.items():
+        lines += histogram(f"tokens of {name} (window {found.window})", {f"≤ {size}": n for size, n in bars})
     bad = any(finding.severity == "error" for finding in found.findings)
-    return Output(found.state(), lines(), 1 if bad else 0)
+    return Output(found.state(), [*lines, f"\n{found}"], 1 if bad else 0)
 
 
 @command(app)
@@ -251,17 +220,10 @@ def evaluate(
     matrix = None if found.confusion is None else found.confusion.tolist()
     shown = {"task": task, "examples": found.examples, **found.scores, "labels": found.labels, "confusion": matrix}
 
-    def lines() -> Iterator[str]:
-        for note in found.notes:
-            print(f"note: {note}", file=sys.stderr)
-        yield f"{task} on {found.examples:,} examples"
-        yield from table([[name, f"{value:.4f}"] for name, value in found.scores.items()], (1,))
-        scores = ("precision", "recall", "f1")
-        rows = [[r["label"], *(f"{r[k]:.4f}" for k in scores), f"{r['examples']:,}"] for r in found.each_label()]
-        if rows:
-            yield from ("", *table([["label", *scores, "examples"], *rows], range(1, 5)))
-
-    return Output(shown, lines())
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)
+    lines = [f"{task} on {found.examples:,} examples", *report(found.scores)]
+    return Output(shown, [*lines, *(["", *report(found.each_label())] if found.labels else [])])
 
 
 # ── benchmarks ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -274,8 +236,8 @@ def glue(
     out: Annotated[Path, "The folder for models, scores and submission files; run again to resume."] = Path("glue"),
     tasks: Annotated[str | None, "Tasks, separated by commas: SST-2,RTE. If not given: all present."] = None,
     seeds: Annotated[Count, "Train this many times: mean and 95 % interval."] = 1,
-    seed: Annotated[int, "The first seed."] = 0,
-    quiet: Annotated[bool, "Show no progress."] = False,
+    seed: Seed = 0,
+    quiet: Quiet = False,
     settings: GlueTraining,
     model: ModelOptions,
 ) -> Output:
@@ -298,19 +260,12 @@ def glue(
     if not results:
         raise EverybertError(f"{folder} has no task with a train file; there is nothing to run")
 
-    def lines() -> Iterator[str]:
-        rows = score_table(results)
-        yield from table(rows, range(1, len(rows[0])))
-        yield "Our scores are on the dev sets, the published ones on the hidden test sets: comparable, not equal."
-        if seeds == 1:
-            yield "One run each: --seeds 3 or more would give intervals."
-        plain = {"model", "seeds", "seed", "window", "device"}
-        if any(set(r.settings) - plain - set(settings) for r in results):
-            yield f"With the settings that {model.model} suggests for each task: --json prints them."
-        if (out / "submission").is_dir():
-            yield f"{out / 'submission'}: test predictions, to zip and submit"
-
-    return Output([asdict(result) for result in results], lines())
+    rows = score_table(results)
+    lines = table(rows, range(1, len(rows[0])))
+    lines.append("Our scores are on the dev sets, the published ones on the hidden test sets: comparable, not equal.")
+    if (out / "submission").is_dir():
+        lines.append(f"{out / 'submission'}: test predictions, to zip and submit")
+    return Output([asdict(result) for result in results], lines)
 
 
 @command(app)
@@ -342,20 +297,14 @@ def squad(
             write_json(out, answers)
             write_json(out.with_name(f"{out.stem}-null-odds.json"), gaps)
     found = measure.score(questions, answers)
-    groups = {"all": {"exact": found.exact, "f1": found.f1, "total": found.total}, **found.groups}
-    rows = [[name, f"{g['exact']:.2f}", f"{g['f1']:.2f}", f"{int(g['total']):,}"] for name, g in groups.items()]
-    lines = table([["", "exact", "f1", "questions"], *rows], (1, 2, 3))
-    lines += [f"{found.missing:,} questions have no prediction and count as wrong"] if found.missing else []
-    return Output(asdict(found), lines)
+    return Output(asdict(found))
 
 
 @command(app)
 def blimp(
     paths: Annotated[list[Path], "Folders or files of pairs: sentence_good, sentence_bad."],
     *,
-    variant: Annotated[
-        Literal["token", "word"], "Mask one token at a time, or with it the later pieces of its word."
-    ] = "token",
+    variant: Annotated[Variant, "Mask one token at a time, or with it the later pieces of its word."] = "token",
     limit: Annotated[OptionalCount, "Pairs per paradigm. If not given: all."] = None,
     paradigms: Annotated[bool, "Print every paradigm, not only phenomena."] = False,
     use: Use,
@@ -373,26 +322,26 @@ def blimp(
     pairs = read_pairs(paths, limit)
     with progress_bar("scoring", 2 * sum(len(p.good) for p in pairs)) as tell:
         found = run(use.load(), pairs, variant, tell)
-    rows = [["phenomenon", "accuracy", "pairs"]]
+    scores: dict[str, Any] = {}
     for part in found.parts:
         inner = part.parts if paradigms and len(part.parts) > 1 else ()
-        named = [(part.name, part), *((f"  {one.name}", one) for one in inner)]
-        rows += [[name, f"{one.accuracy:.1%}", f"{one.pairs:,}"] for name, one in named]
-    rows.append(["all (mean of paradigms)", f"{found.accuracy:.1%}", f"{found.pairs:,}"])
-    return Output(asdict(found) | {"variant": variant}, table(rows, (1, 2)))
+        scores |= {part.name: part} | {f"  {one.name}": one for one in inner}
+    scores["all (mean of paradigms)"] = found
+    lines = report({name: {"accuracy": one.accuracy, "pairs": one.pairs} for name, one in scores.items()})
+    return Output(asdict(found) | {"variant": variant}, lines)
 
 
 @command(app)
 def bench(
-    model: Annotated[str, "A folder, a bundled model, or a hub id (org/name).", {"metavar": "MODEL"}] = DEFAULT,
+    model: Source = DEFAULT,
     *,
     dtype: Annotated[
-        str | None, "fp32, bf16, fp16, int8, or several: fp32,int8. If not given: fp32, or bf16 on a GPU."
+        str | None, "fp32, bf16, fp16, int8; several with commas. If not given: fp32, bf16 on a GPU."
     ] = None,
     lengths: Annotated[str | None, "Tokens per text: 16,128. If not given: 8 to 512."] = None,
     seconds: Annotated[float, "Measure for about this long.", {"min": 0.1}] = 20.0,
     against: Annotated[Literal["transformers"] | None, "Also measure this library, in turns."] = None,
-    device: Annotated[Name, "cpu or cuda. If not given: a GPU where there is one."] = None,
+    device: Device = None,
 ) -> Output:
     """Measure throughput and latency by length on this machine. Ctrl-C ends it early.
 
@@ -409,13 +358,4 @@ def bench(
         raise EverybertError(f"--lengths takes whole numbers with commas between, not {lengths!r}") from None
     with progress_bar("measuring", 1) as tell:
         found = run(model, dtype.split(",") if dtype else None, sizes, device, against, seconds, tell)
-    names = ["tokens_per_s", "texts_per_s", "p50_ms", "p90_ms", "p99_ms"]
-    rows = [
-        [str(cell["length"]), cell["way"], *("–" if cell[n] is None else f"{cell[n]:,.2f}" for n in names)]
-        for cell in found["cells"]
-    ]
-    sizes_of = [f"{w['name']}: {w['weights_mb']:,.1f} MB, loaded in {w['load_seconds']:.2f} s" for w in found["ways"]]
-    where = f"{model} on {found['device']}, {found['threads']} threads, torch {found['torch']}"
-    titles = ["tokens", "variant", "tokens/s", "texts/s", "p50 ms", "p90 ms", "p99 ms"]
-    lines = [where, *table([titles, *rows], (0, 2, 3, 4, 5, 6)), *sizes_of]
-    return Output(found, lines, 130 if found["stopped"] else 0)
+    return Output(found, code=130 if found["stopped"] else 0)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from everybert.cli.common import DEFAULT, Count, Name, Source, steps, table
+from everybert.cli.common import DEFAULT, Count, Device, Name, Source, report, steps
 from everybert.cli.options import Fields, Group, Output, command
 from everybert.errors import EverybertError
 
@@ -19,14 +18,15 @@ app = typer.Typer()
 export = typer.Typer(cls=Group, help="Export a model to ONNX, or to a transformers folder.", no_args_is_help=True)
 app.add_typer(export, name="export")
 LIMITS = "body=max_body inputs=max_inputs text_tokens=max_tokens queue seconds=timeout budget"
+Preset = Annotated[str | None, {"metavar": "MODEL"}]
+Names = Annotated[list[str] | None, {"metavar": "NAME"}]
+Merged = Annotated[Name, "Merge this adapter: the name of one that comes with the model, or a folder."]
 Limited = Annotated[dict[str, Any], Fields(LIMITS, "Limits", "everybert.serving.limits:Limits")]
 
 
 @command(app)
 def info(
-    model: Annotated[
-        str | None, "The name of a preset, a folder, or a hub id (org/name).", {"metavar": "MODEL"}
-    ] = None,
+    model: Annotated[Preset, "The name of a preset, a folder, or a hub id (org/name)."] = None,
     *,
     compare: Annotated[bool, "Print the architectures side by side."] = False,
 ) -> Output:
@@ -45,40 +45,19 @@ def info(
         raise EverybertError("give a model, or --compare for the family side by side")
     if model is not None:
         preset = PRESETS.get(model)
-        about = describe.describe_preset(model, preset) if preset else describe.describe_folder(resolve(model))
-        return Output(about, _about(about))
+        return Output(describe.describe_preset(model, preset) if preset else describe.describe_folder(resolve(model)))
     rows = describe.compare()
-    titles = ["model", "parameters", "layers", "hidden", "heads", "positions", "objective"]
     keys = ["name", "total", "layers", "hidden", "heads_per_layer", "positions", "objective"]
-    cells = [[f"{row[key]:,}" if key == "total" else str(row[key]) for key in keys] for row in rows]
-    return Output(rows, table([titles, *cells], range(1, 6)))
-
-
-def _about(about: dict[str, Any]) -> Iterator[str]:
-    yield f"{about['name']} ({about['family']})"
-    heads = f"{about['heads_per_layer']} heads of {about['hidden'] // about['heads_per_layer']}"
-    yield (
-        f"{about['layers']} layers, hidden {about['hidden']}, {heads}, feed-forward {about['feed_forward']}, "
-        f"{about['positions']} positions, vocabulary {about['vocabulary']:,}"
-    )
-    for key in ("objective", "weights", "tokenizer", "embedding", "adapters"):
-        if value := about.get(key):
-            yield f"{key}: {value if isinstance(value, str) else ', '.join(f'{k} {v}' for k, v in value.items())}"
-    parts = [[part, f"{count:,}"] for part, count in about["parameters"].items()]
-    yield from table([["", "parameters"], *parts, ["total", f"{about['total']:,}"]], (1,))
-    yield "\nA head would add (2 labels where it has labels):"
-    yield from table([[head, f"{count:,}"] for head, count in about["heads_would_add"].items()], (1,))
+    return Output(rows, report([{key: row[key] for key in keys} for row in rows]))
 
 
 @command(export)
 def onnx(
-    model: Annotated[Source, "A folder, a bundled model, or a hub id (org/name)."],
+    model: Source,
     out: Annotated[Path, "The folder to write. It must not exist.", {"metavar": "OUT"}],
     *,
-    task: Annotated[
-        Name, "hidden, embed, fill, next, classify, regress, tag, answer or choose. If not given: the model's own."
-    ] = None,
-    adapter: Annotated[Name, "Merge this adapter: the name of one that comes with the model, or a folder."] = None,
+    task: Annotated[Name, "hidden, embed, fill, next, classify …, choose. If not given: the model's own."] = None,
+    adapter: Merged = None,
     int8: Annotated[bool, "Quantize weights and activations to int8: smaller and faster."] = False,
     opset: Annotated[int, "The version of the ONNX operators.", {"min": 18, "max": 22}] = 18,
     check: Annotated[Path | None, "Labelled data: score the model and the export on it."] = None,
@@ -104,29 +83,15 @@ def onnx(
             say("scoring")
         scores = evaluate_export(model, done, check, adapter) if check is not None else None
 
-    def lines() -> Iterator[str]:
-        yield f"{done.folder}: {done.task}, opset {done.opset}, {done.bytes / 1e6:,.1f} MB{', int8' if int8 else ''}"
-        yield f"in:  {', '.join(done.inputs)}"
-        yield f"out: {', '.join(done.outputs)}"
-        yield f"largest difference from torch: {done.difference:.1e} (values up to {done.values:.3g})"
-        if (like := done.int8) is not None:
-            yield f"int8: cosine to the model mean {like.mean:.4f}, least {like.least:.4f} ({like.texts} texts)"
-            yield from [f"      the largest logit is the same in {like.agree:.1%}"] if like.agree is not None else []
-        if scores is not None:
-            yield f"\n{check}: {scores['examples']:,} examples"
-            rows = [[n, f"{value:.4f}", f"{scores['export'][n]:.4f}"] for n, value in scores["model"].items()]
-            yield from table([["", "model", "export"], *rows], (1, 2))
-        yield from done.notes
-
-    return Output(asdict(done) | ({"scores": scores} if scores else {}), lines())
+    return Output(asdict(done) | ({"scores": scores} if scores else {}))
 
 
 @command(export)
 def hf(
-    model: Annotated[Source, "A folder, a bundled model, or a hub id (org/name)."],
+    model: Source,
     out: Annotated[Path, "The folder to write. It must not exist.", {"metavar": "OUT"}],
     *,
-    adapter: Annotated[Name, "Merge this adapter: the name of one that comes with the model, or a folder."] = None,
+    adapter: Merged = None,
     dtype: Annotated[Name, "float32, bfloat16 or float16. If not given: as it is."] = None,
 ) -> Output:
     """Write a folder that transformers reads: adapters merged, int8 converted, every tensor read back and compared.
@@ -140,13 +105,12 @@ def hf(
     with steps() as say:
         say("writing")
         done = export_hf(model, out, adapter=adapter, dtype=dtype)
-    what = f"{done.architecture}, {done.parameters:,} parameters in {done.dtype}"
-    return Output(asdict(done), [f"{done.folder}: {what}, read back and the same", *done.notes])
+    return Output(asdict(done), [f"{done.folder} is written, read back and the same", *report(asdict(done))])
 
 
 @command(app)
 def quantize(
-    model: Annotated[Source, "A folder, a bundled model, or a hub id (org/name)."],
+    model: Source,
     out: Annotated[Path, "The folder to write.", {"metavar": "OUT"}],
 ) -> Output:
     """Store a model in int8, with one scale per row: a quarter of the size of fp32. Compares it with the original.
@@ -164,20 +128,7 @@ def quantize(
 
     sentences = [split_sentences(text)[0] for text in documents(32)]
     with steps() as say:
-        found = quantise(model, out, sentences, lambda step: say(f"{step} {model}"))
-    rows = [["", "cosine, mean", "least", "same word for a mask"]]
-    for name, one in (("computed in fp32", found.stored), ("computed in int8", found.computed)):
-        if one is not None:
-            words = "–" if one.same_words is None else f"{one.same_words:.0%}"
-            rows.append([f"int8 weights, {name}", f"{one.cosine_mean:.4f}", f"{one.cosine_min:.4f}", words])
-    sizes = f"{found.bytes_before / 1e6:.1f} MB → {found.bytes_after / 1e6:.1f} MB of weights"
-    lines = [
-        f"{found.out}: {found.parameters:,} parameters",
-        f"{sizes} ({found.bytes_after / found.bytes_before:.0%})",
-        f"compared with the original on {len(sentences)} sentences:",
-        *table(rows, (1, 2, 3)),
-    ]
-    return Output(asdict(found), lines)
+        return Output(asdict(quantise(model, out, sentences, lambda step: say(f"{step} {model}"))))
 
 
 @command(app)
@@ -200,29 +151,23 @@ def push(
 
     upload = hub.prepare_push(folder)
     address = None if dry_run else hub.push(upload, repository, private)
-    lines = table([[name, f"{size:,}"] for name, size in upload.files.items()], (1,))
-    lines += [f"left out: {name} (everybert did not write it)" for name in upload.left_out]
-    lines.append(f"{len(upload.files)} files, {upload.size:,} bytes")
-    lines.append("nothing was sent (--dry-run)" if dry_run else f"pushed to {address}")
     about = {"repository": repository, "files": upload.files, "left_out": list(upload.left_out)}
+    lines = [*report(upload.files), *(f"left out: {name} (everybert did not write it)" for name in upload.left_out)]
+    lines.append("nothing was sent (--dry-run)" if dry_run else f"pushed to {address}")
     return Output({**about, "pushed": not dry_run, "address": address}, lines)
 
 
 @command(app)
 def serve(
     *,
-    model: Annotated[
-        list[str] | None, "A folder, bundled model or hub id, or NAME=FOLDER; repeat.", {"metavar": "NAME"}
-    ] = None,
-    adapter: Annotated[
-        list[str] | None, "An adapter: FOLDER, NAME=FOLDER or MODEL:NAME=FOLDER; repeat.", {"metavar": "NAME"}
-    ] = None,
+    model: Annotated[Names, "A folder, bundled model or hub id, or NAME=FOLDER; repeat."] = None,
+    adapter: Annotated[Names, "An adapter: FOLDER, NAME=FOLDER or MODEL:NAME=FOLDER; repeat."] = None,
     host: Annotated[str, "The address to listen on. The default is this machine alone."] = "127.0.0.1",
     port: Annotated[int, "The port. 0 takes a free one.", {"min": 0, "max": 65535}] = 8000,
     api_key: Annotated[
         str | None, "The key that clients must send. Also read from EVERYBERT_API_KEY.", {"envvar": "EVERYBERT_API_KEY"}
     ] = None,
-    device: Annotated[Name, "cpu or cuda. If not given: a GPU where there is one."] = None,
+    device: Device = None,
     dtype: Annotated[Name, "float32, bfloat16, float16, or int8. If not given: as the model was saved."] = None,
     workers: Annotated[Count, "Processes that share the port, the cores and the weights."] = 1,
     limits: Limited,
@@ -279,7 +224,7 @@ def quickstart(
     from everybert.quickstart import quickstart as run
 
     try:
-        Output(asdict(run(out, console=Console(stderr=json_)))).show(json_)
+        Output(asdict(run(out, console=Console(stderr=json_))), ()).show(json_)
     except (Stopped, KeyboardInterrupt):
         print(f"stopped: run the same command again to resume from {out}", file=sys.stderr)
         raise typer.Exit(130) from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from everybert.cli.common import Count, ModelOptions, OptionalCount, bar, rich_table, shorten, table
+from everybert.cli.common import Count, ModelOptions, OptionalCount, grouped, histogram, report, shorten
 from everybert.cli.options import Group, Output, command
 from everybert.errors import EverybertError
 
@@ -43,9 +43,6 @@ def explain(
         everybert explain "The dog [MASK] in the garden."
         everybert explain "I love my pet Python" --layer 2 --head 4 --json
     """
-    from rich.markup import escape
-    from rich.rule import Rule
-
     from everybert.inside.steps import needed, part_value, story
 
     model = use.load()
@@ -56,17 +53,15 @@ def explain(
         parts = [{"name": p.name, "label": p.label, "shape": part_value(trace, p).shape} for p in step.parts]
         found.append({**asdict(step), "parts": parts})
 
-    def lines() -> Iterator[Any]:
-        from rich.text import Text
-
+    def lines() -> Iterator[str]:
         group = ""
         for number, step in enumerate(steps, 1):
             if step.group != group:
                 group = step.group
-                yield Rule(f"[bold]{group}", align="left", style="dim")
-            yield Text.from_markup(f"\n[bold]{number}. {step.title}[/]   [italic]{escape(step.equation)}[/]")
-            yield Text(step.words, style="dim")
-            yield from (_part(trace, part, part_value(trace, part), model.tokenizer) for part in step.parts)
+                yield f"\n── {group} ──"
+            yield f"\n{number}. {step.title}   {step.equation}"
+            yield step.words
+            yield from grouped(_part(trace, part, part_value(trace, part), model.tokenizer) for part in step.parts)
             if not step.parts:
                 yield "   " + "  ".join(f"{t} {i}" for t, i in zip(trace.tokens, trace.ids))
         yield f"\nThis pass keeps every number; it differs from the fast path by {trace.gap:.1e} at most."
@@ -76,27 +71,20 @@ def explain(
     return Output(data, lines())
 
 
-def _part(trace: Trace, part: Part, value: np.ndarray, tokenizer: Any) -> Any:
-    """An array as a table."""
-    from rich.markup import escape
-
+def _part(trace: Trace, part: Part, value: np.ndarray, tokenizer: Any) -> tuple[str, list[dict[str, Any]]]:
+    """A title and the first rows of an array."""
     title = f"{part.label}  ({' × '.join(map(str, value.shape))})  {part.name}"
     if part.kind == "vocabulary":
-        made = rich_table(title, ("at", "most probable pieces"), left=("at", "most probable pieces"))
-        for token, row in list(zip(trace.tokens, trace.vocabulary(tokenizer)))[:ROWS]:
-            made.add_row(escape(token), escape("   ".join(f"{name} {p:.3f}" for name, p in row)))
-        return made
+        pieces = zip(trace.tokens[:ROWS], trace.vocabulary(tokenizer))
+        return title, [{"at": token, "most probable pieces": dict(row)} for token, row in pieces]
     names = trace.tokens if len(value) == len(trace.tokens) else [trace.tokens[0]] * len(value)
     matrix = part.kind == "matrix" and len(value) <= WIDE
-    shown = value.shape[1] if matrix else min(5, value.shape[1])
-    titles = [escape(token) for token in trace.tokens[:shown]] if matrix else [str(j) for j in range(shown)]
-    made = rich_table(title, ("", *titles, *(() if matrix else ("…  mean", "deviation"))))
+    titles = [f"{i} {token}" for i, token in enumerate(trace.tokens)] if matrix else list("01234")
+    rows: list[dict[str, Any]] = []
     for name, row in list(zip(names, value))[:ROWS]:
-        numbers = [f"{x:.3f}" for x in (row[:shown] if matrix else (*row[:shown], row.mean(), row.std()))]
-        made.add_row(escape(name), *numbers)
-    if len(value) > ROWS:
-        made.add_row(f"… {len(value) - ROWS} more")
-    return made
+        spread = {} if matrix else {"… mean": float(row.mean()), "deviation": float(row.std())}
+        rows.append({"": name, **dict(zip(titles, row.tolist())), **spread})
+    return title, rows
 
 
 @command(app)
@@ -136,17 +124,15 @@ def neighbours(
         everybert neighbours python "I love my pet Python" "I love coding in Python"
         everybert neighbours bank "the bank of the river" "money in the bank" --top 3
     """
-    from rich.markup import escape
-
     found = use.load().neighbours(word, texts, top)
     places = [(found.texts[one.text], one.start, one.end) for one in found.occurrences]
-    shown = [f"{i}. {escape(text[max(0, start - 20) : end + 20])}" for i, (text, start, end) in enumerate(places, 1)]
-    both = ["cosine 1–2"] if len(places) > 1 else []
-    made = rich_table(None, ["level", *both, *shown], left=["level", *shown])
+    shown = [f"{i}. {text[max(0, start - 20) : end + 20]}" for i, (text, start, end) in enumerate(places, 1)]
+    rows = []
     for level, similarity, near in zip(found.levels, found.similarity, found.nearest):
-        first = [f"{similarity[0, 1]:.3f}"] if both else []
-        made.add_row(level, *first, *(escape(", ".join(n.word for n in words)) for words in near))
-    return Output({**asdict(found), "similarity": found.similarity.tolist()}, [made])
+        first = {"cosine 1–2": float(similarity[0, 1])} if len(places) > 1 else {}
+        words = {title: ", ".join(n.word for n in words) for title, words in zip(shown, near)}
+        rows.append({"level": level, **first, **words})
+    return Output({**asdict(found), "similarity": found.similarity.tolist()}, report(rows))
 
 
 @command(probe)
@@ -184,31 +170,22 @@ def heads(
 
         draw_heads(found.relations[name], picture)
 
-    def lines() -> Iterator[Any]:
-        late = f", {found.skipped} longer than the window left out" if found.skipped else ""
-        yield f"{found.sentences:,} sentences, {found.words:,} words{late}\n"
-        rows = [["relation", "words", "best head", "looks", "right", "baseline", "BERT-base", ""]]
-        shown: list[dict[str, Any]] = found.rows(least)
-        for row in shown:
-            scores = f"{100 * row['accuracy']:.1f}", f"{100 * row['baseline']:.1f} ({row['offset']:+d})"
-            place = f"{row['count']:,}", f"{row['layer']}-{row['head']}", str(row["direction"])
-            known = str(row["published"] or ""), SENTENCES.get(str(row["relation"]), "")
-            rows.append([str(row["relation"]), *place, *scores, *known])
-        yield from table(rows, (1, 4, 5, 6))
-        yield (
-            "\nlayer-head, both counted from 0; % right; baseline: the best fixed offset; BERT-base on the Penn "
-            "Treebank as published (Clark et al. 2019).\nThe best head is selected on the words that score it."
-        )
-        if chosen is not None:
-            yield f"\n{chosen.name}: % right, each head in its better direction (row: layer, column: head)"
-            right_LA = 100 * chosen.right.max(0)
-            numbered = [[str(layer), *(f"{share:.0f}" for share in row)] for layer, row in enumerate(right_LA)]
-            yield from table([["", *map(str, range(right_LA.shape[1]))], *numbered], range(right_LA.shape[1] + 1))
-        yield from [f"{picture} written"] if picture is not None else []
-
     counts = {"sentences": found.sentences, "words": found.words, "skipped": found.skipped}
     grid = {"relation": chosen.name, "right": chosen.right.tolist()} if chosen is not None else None
-    return Output({**counts, "relations": found.rows(least), "chosen": grid}, lines())
+    relations: list[dict[str, Any]] = found.rows(least)
+    lines = [*report(counts), "", *report({**row, "example": SENTENCES.get(row["relation"], "")} for row in relations)]
+    lines += [
+        "",
+        "Layers and heads are counted from 0. baseline: the best fixed offset. published: BERT-base on the Penn",
+    ]
+    lines += ["Treebank (Clark et al. 2019). The best head is selected on the words that score it."]
+    if chosen is not None:
+        lines += ["", f"{chosen.name}: share right, each head in its better direction (row: layer, column: head)"]
+        lines += report(
+            {str(i): dict(zip(map(str, range(len(row))), row)) for i, row in enumerate(chosen.right.max(0).tolist())}
+        )
+    lines += [f"{picture} written"] if picture is not None else []
+    return Output({**counts, "relations": relations, "chosen": grid}, lines)
 
 
 @command(probe)
@@ -252,10 +229,8 @@ def layers(
         from everybert.inside.probes import draw_layers
 
         draw_layers(found, picture)
-    rows = [["layer", "accuracy", ""], ["commonest label", f"{100 * found.majority:.1f}", bar(found.majority)]]
-    for layer, score in enumerate(found.scores):
-        mark = " best" if layer == found.best else ""
-        rows.append([str(layer) if layer else "embeddings", f"{100 * score:.1f}", bar(score) + mark])
-    title = f"linear probes fitted on {found.train:,}, scored on {found.dev:,}; {len(found.labels)} labels"
-    lines = [title, *table(rows, (1,)), *([f"{picture} written"] if picture is not None else [])]
+    scores = {"commonest label": found.majority, "embeddings": found.scores[0]}
+    scores |= {f"layer {i}": score for i, score in enumerate(found.scores) if i}
+    title = f"linear probes fitted on {found.train:,}, scored on {found.dev:,}; {len(found.labels)} labels; best: "
+    lines = [*histogram(f"{title}{found.best}", scores, len(scores)), *([f"{picture} written"] if picture else [])]
     return Output({**asdict(found), "best": found.best}, lines)

@@ -23,6 +23,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from everybert.cli.common import report
+
 SHORT = {"model": "-m", "file": "-f", "context": "-c"}
 VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
 ARGUMENTS, OPTIONS = "Arguments", "Options"
@@ -134,8 +136,8 @@ class Output:
 
     data: Any
     """With --json. A generator is printed as a list."""
-    text: Iterable[Any] = ()
-    """Without it: lines, or objects that rich prints."""
+    text: Iterable[str] | None = None
+    """Without it. None is a report of the data."""
     code: int = 0
     """The exit code."""
 
@@ -143,13 +145,9 @@ class Output:
         """Print the result."""
         if as_json:
             print(json.dumps(list(self.data) if isinstance(self.data, Iterator) else self.data, ensure_ascii=False))
-        for line in () if as_json else self.text:
-            if isinstance(line, str):
+        else:
+            for line in report(self.data) if self.text is None else self.text:
                 print(line)
-            else:
-                from rich.console import Console
-
-                Console(highlight=False).print(line)
         if self.code:
             raise typer.Exit(self.code)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from everybert.cli.common import Count, ModelOptions, OptionalCount, bar, pairs_of, table
+from everybert.cli.common import Count, Device, ModelOptions, OptionalCount, Quiet, pairs_of, report
 from everybert.cli.options import Fields, Group, Output, command
 from everybert.errors import EverybertError
 
@@ -24,7 +24,11 @@ corpus = typer.Typer(cls=Group, help="Build a pre-training corpus from text, and
 app.add_typer(tokenizer, name="tokenizer")
 app.add_typer(corpus, name="corpus")
 tokenizer.callback()(lambda: None)  # a group although it has one command
-Device = Annotated[str | None, {"metavar": "NAME"}]
+TEXTS = "Files or folders: txt, jsonl, json, csv, tsv, parquet, also .gz .xz .zst .bz2; - is standard input."
+RecipeName = Annotated[str, "The name of a recipe, or a .toml file."]
+Kind = Literal["wordpiece", "bpe", "unigram"]
+Layout = Literal["full", "document", "pairs", "order"]
+Languages = Annotated[list[str] | None, {"metavar": "LANGUAGE=FILE"}]
 Building = Annotated[dict[str, Any], Fields("", "Documents", "everybert.corpus.build:BuildOptions", "shard_characters")]
 Hardware = Annotated[dict[str, Any], Fields("", "Hardware", "everybert.training.plan:Machine")]
 
@@ -34,14 +38,10 @@ Hardware = Annotated[dict[str, Any], Fields("", "Hardware", "everybert.training.
 
 @command(tokenizer)
 def train(
-    files: Annotated[
-        list[Path], "Files or folders: txt, jsonl, csv, tsv, parquet, also .gz .xz .zst .bz2; - is standard input."
-    ],
+    files: Annotated[list[Path], TEXTS],
     *,
     out: Annotated[Path, "The tokenizer folder to write."],
-    kind: Annotated[
-        Literal["wordpiece", "bpe", "unigram"], "WordPiece (BERT), byte-level BPE (RoBERTa) or Unigram (ALBERT)."
-    ] = "wordpiece",
+    kind: Annotated[Kind, "WordPiece (BERT), byte-level BPE (RoBERTa) or Unigram (ALBERT)."] = "wordpiece",
     size: Annotated[int, "Tokens in the vocabulary, with the special ones.", {"min": 8}] = 30_000,
     cased: Annotated[bool, "Keep capitals and accents.", {"flag": "--cased/--uncased"}] = False,
     min_frequency: Annotated[Count, "Leave out pieces that occur less often."] = 2,
@@ -64,20 +64,11 @@ def train(
     seen = ReadReport()
     with atomic_folder(out) as folder, progress_bar("characters", _plain_size(paths)) as tell:
         texts = read_documents(paths, column=column, errors=errors, report=seen)
-        made, report = train_tokenizer(texts, kind, size, not cased, min_frequency, lambda stage, done: tell(done))
+        made, found = train_tokenizer(texts, kind, size, not cased, min_frequency, lambda stage, done: tell(done))
         made.save(folder, max_length)
     if seen.replaced:
         print(f"{seen.replaced:,} bytes that are not UTF-8 were replaced", file=sys.stderr)
-    rounded = f" ({report.model_size:,} rows in a model)" if report.model_size != report.size else ""
-    where = "held-out text" if report.held_out else "the training text, which is too short to hold any out"
-    lines = [
-        f"{out}: {report.kind}, {report.size:,} tokens{rounded}, {'cased' if cased else 'uncased'}",
-        f"trained on {report.texts:,} texts, {report.characters:,} characters, {report.words:,} different words",
-        f"on {report.measured_characters:,} characters of {where}: coverage {report.coverage:.4%}, unknown rate "
-        f"{report.unknown_rate:.4%}, {report.characters_per_token:.2f} characters per token, "
-        f"{report.tokens_per_word:.2f} tokens per word",
-    ]
-    return Output(report.to_dict(), lines)
+    return Output(found.to_dict())
 
 
 def _plain_size(paths: list[Path]) -> int | None:
@@ -88,15 +79,11 @@ def _plain_size(paths: list[Path]) -> int | None:
 
 @command(corpus)
 def build(
-    files: Annotated[
-        list[Path] | None, "Files or folders: txt, jsonl, json, csv, tsv, parquet; - is standard input."
-    ] = None,
+    files: Annotated[list[Path] | None, TEXTS] = None,
     *,
     tokenizer: Annotated[Path, "A tokenizer folder or file, or a bundled model."],
     out: Annotated[Path, "The corpus folder to write."],
-    language: Annotated[
-        list[str] | None, "Files or folders of one language; repeat.", {"metavar": "LANGUAGE=FILE"}
-    ] = None,
+    language: Annotated[Languages, "Files or folders of one language; repeat."] = None,
     workers: Annotated[OptionalCount, "Processes. If not given: all cores."] = None,
     engine: Annotated[Literal["local", "ray"], "Tokenize on the cores of this machine, or on a Ray cluster."] = "local",
     address: Annotated[str | None, "The Ray cluster; auto finds it. If not given, one is started here."] = None,
@@ -119,7 +106,7 @@ def build(
     where = tokenizer if tokenizer.exists() else bundled(str(tokenizer)) or tokenizer
     options |= {"workers": workers, "engine": engine, "address": address, "pmi": pmi, "fresh": fresh}
     try:
-        return _corpus(build_corpus(files, where, out, languages=languages, progress=True, **options))
+        return Output(build_corpus(files, where, out, languages=languages, progress=True, **options).to_dict())
     except KeyboardInterrupt:
         print("stopped: finished shards are kept, run the same command again to resume", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -140,45 +127,14 @@ def info(
 
     if check:
         verify(corpus)
-    return _corpus(summarise(corpus))
-
-
-def _corpus(summary: Any) -> Output:
-    def lines() -> Iterator[str]:
-        splits = summary.splits
-        rows = [[n, *splits.values(), summary.counts] for n in ("documents", "sentences", "tokens", "unknown", "short")]
-        cells = [[name, *(f"{counts[name]:,}" for counts in columns)] for name, *columns in rows]
-        yield from (summary.path, *table([["", *splits, "all"], *cells], range(1, len(splits) + 2)))
-        left_out = _listing({name: summary.counts[name] for name in ("duplicates", "replaced", "cut")})
-        yield f"unknown rate {summary.unknown_rate:.4%}; {left_out}"
-        if summary.languages:
-            yield "documents by language: " + _listing(summary.languages)
-        if summary.collocations is not None:
-            yield f"{summary.collocations:,} collocations"
-        if summary.kept_shards:
-            yield f"{summary.seconds:.1f} s, {summary.kept_shards} shards kept from before"
-        elif summary.seconds:
-            yield f"{summary.seconds:.1f} s, {summary.counts['tokens'] / summary.seconds:,.0f} tokens/s"
-        most = max(summary.sentence_lengths.values())
-        lengths = zip(summary.sentence_lengths.items(), summary.document_lengths.values())
-        rows = [[name, f"{n:,}", f"{documents:,}", bar(n / most)] for (name, n), documents in lengths]
-        yield from ("", *table([["tokens", "sentences", "documents", ""], *rows], (0, 1, 2)))
-
-    return Output(summary.to_dict(), lines())
-
-
-def _listing(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    return Output(summarise(corpus).to_dict())
 
 
 @command(corpus)
 def score(
     corpus: Annotated[Path, "A corpus folder, made with the tokenizer of the model.", {"metavar": "FOLDER"}],
     *,
-    examples: Annotated[
-        Literal["full", "document", "pairs", "order"],
-        "Running text, running text within documents, or pairs as in BERT or ALBERT.",
-    ] = "full",
+    examples: Annotated[Layout, "Running text, the same within documents, or pairs as in BERT or ALBERT."] = "full",
     length: Annotated[int | None, "Tokens per example. If not given: at most 512.", {"min": 8}] = None,
     tokens: Annotated[Count, "Read at most this many tokens."] = 1_000_000,
     split: Annotated[Literal["heldout", "train"], "Which documents."] = "heldout",
@@ -199,12 +155,7 @@ def score(
 
     shown = partial(track, description="masking", console=Console(stderr=True), transient=True)
     found = score_corpus(use.load(), corpus, examples, length, tokens, split, shown)
-    rows = [
-        ["masked tokens right", f"{found['accuracy']:.1%} of {found['masked']:,}"],
-        ["loss, perplexity", f"{found['heldout_loss']:.3f}, {found['perplexity']:.2f}"],
-    ]
-    rows += [["pairs right", f"{found['pair_accuracy']:.1%}"]] if "pair_accuracy" in found else []
-    return Output(found, [f"{split} text, {examples}, at most {found['length']} tokens", *table(rows)])
+    return Output(found)
 
 
 @command(corpus)
@@ -259,8 +210,8 @@ def pretrain(
     init: Annotated[str | None, "The model to start from: a folder or a bundled name."] = None,
     list_: Annotated[bool, "List the recipes that come with everybert."] = False,
     show: Annotated[bool, "Print the recipe and stop."] = False,
-    device: Annotated[Device, "cpu or cuda. If not given: a GPU where there is one."] = None,
-    quiet: Annotated[bool, "Show no progress."] = False,
+    device: Device = None,
+    quiet: Quiet = False,
     changes: Changes,
 ) -> Output:
     """Pre-train a model. Run the same command again to resume; Ctrl-C and SIGTERM save first.
@@ -296,9 +247,9 @@ def distil(
     corpus: Annotated[Path, "A corpus folder, made by `everybert corpus build`."],
     out: Annotated[Path, "The run folder: logs, checkpoints, model."],
     student: Annotated[str | None, "A preset, a model folder of the wanted shape, or a .toml file."] = None,
-    recipe: Annotated[str, "The name of a recipe, or a .toml file."] = "distilbert",
-    device: Annotated[Device, "cpu or cuda. If not given: a GPU where there is one."] = None,
-    quiet: Annotated[bool, "Show no progress."] = False,
+    recipe: RecipeName = "distilbert",
+    device: Device = None,
+    quiet: Quiet = False,
     changes: Changes,
 ) -> Output:
     """Train a small model to imitate a larger one. Run the same command again to resume.
@@ -314,7 +265,7 @@ def distil(
 
 def _result(result: Result) -> Output:
     model = str(result.model) if result.finished else None
-    return Output({"finished": result.finished, "step": result.step, "model": model, **result.figures})
+    return Output({"finished": result.finished, "step": result.step, "model": model, **result.figures}, ())
 
 
 @command(app)
@@ -341,7 +292,7 @@ def extend(
 
 @command(app)
 def plan(
-    recipe: Annotated[str, "The name of a recipe, or a .toml file."],
+    recipe: RecipeName,
     *,
     tokens: Annotated[str | None, "Size of the corpus in tokens: 300B, 40M …"] = None,
     words: Annotated[str | None, "Size of the corpus in words, at 1.3 tokens each."] = None,
@@ -369,47 +320,33 @@ def plan(
 
 
 def plan_lines(name: str, found: dict[str, Any]) -> Iterator[str]:
-    """The plan as tables."""
+    """The plan as tables, with units."""
     one, digits = found["gpus"] == 1, 0 if found["gpu_hours"] >= 10 else 2
     cards = f"{found['gpus']} {found['gpu'].upper()}{'' if one else 's'}{', sharded' if found['sharded'] else ''}"
     yield f"{name} on {cards}: {found['parameters'] / 1e6:.1f}M parameters, {human(found['tokens'])} tokens seen"
     cost = f"${found['dollars']:,.{digits}f} at ${found['price']:g} per GPU hour (assumed)"
     yield f"{duration(found['days'])}, {found['gpu_hours']:,.{digits}f} GPU hours, {cost}"
-    names = ["length", "steps", "tokens/step", "packs (per GPU)", "compute ms", "network ms", "tokens/s", "MFU", "time"]
-    rows = [
-        [f"{p['length']}", f"{p['steps']:,}", f"{p['tokens']:,}", f"{p['packs']} ({p['a_gpu']})"]
-        + [f"{p['compute'] * 1e3:.1f}", f"{p['network'] * 1e3:.1f}", human(p["speed"]), f"{p['mfu']:.2f}"]
-        + [duration(p["days"])]
-        for p in found["phases"]
+    phases = [
+        {name: phase[name] for name in ("length", "steps", "tokens", "mfu")}
+        | {"packs": phase["packs"], "per GPU": phase["a_gpu"], "tokens/s": human(phase["speed"])}
+        | {f"{name} ms": 1e3 * phase[name] for name in ("compute", "network")}
+        | {"time": duration(phase["days"])}
+        for phase in found["phases"]
     ]
-    yield from ("", "Steps", *table([names, *rows], range(9)))
-    kinds = ["data parallel"] if one else list(found["memory"])
-    rows = [[part, *(f"{found['memory'][k][part] / 1e9:.2f}" for k in kinds)] for part in found["memory"][kinds[0]]]
-    names = ["", *(f"{'one GPU' if one else kind}, GB" for kind in kinds)]
-    title = f"Memory per GPU, of {found['memory_of_gpu'] / 1e9:.0f} GB (counted)"
-    yield from ("", title, *table([names, *rows], range(1, 3)))
-    names = ["GPUs", "slowest link", "data parallel: GB sent", "ms", "sharded: GB sent", "ms"]
-    rows = [
-        [f"{row['gpus']}", f"{row['link'] / 1e9:.0f} GB/s"]
-        + [f"{row[k][n] * scale:.{d}f}" for k in ("data parallel", "sharded") for n, scale, d in SENT]
+    memory = {kind: {part: size / 1e9 for part, size in parts.items()} for kind, parts in found["memory"].items()}
+    network = [
+        {"GPUs": row["gpus"], "slowest link": f"{human(row['link'], 'B')}/s"}
+        | {k: f"{human(row[k]['bytes'], 'B')} in {1e3 * row[k]['seconds']:.1f} ms" for k in memory}
         for row in found["network"]
     ]
-    yield from ("", "Sent by each GPU per step (counted)", *table([names, *rows], range(6)))
-    storage, rows = found["storage"], []
+    storage = {name: human(size, "B") for name, size in found["storage"].items()}
     if "tokens" in storage:
-        rows = [
-            ["corpus", f"{human(storage['tokens'])} tokens, seen {storage['epochs']:.1f} times"],
-            ["text files", human(storage["text"], "B")],
-            ["shards of token ids", human(storage["shards"], "B")],
-            ["building them", f"{storage['build_core_hours']:,.1f} core hours"],
-        ]
-    checkpoints = f"{human(storage['checkpoint'], 'B')}; {human(storage['checkpoints'], 'B')}"
-    rows += [["read in training", f"{human(storage['read'], 'B')}/s"], ["a checkpoint; all that are kept", checkpoints]]
-    yield from ("", "Storage", *table([*rows, ["the model", human(storage["model"], "B")]]))
+        storage |= {name: found["storage"][name] for name in ("epochs", "build_core_hours")}
+        storage["tokens"] = human(found["storage"]["tokens"])
+    title = f"GB of memory per GPU, of {found['memory_of_gpu'] / 1e9:.0f} GB (counted)"
+    sent = "sent by each GPU per step (counted)"
+    yield from ("", *report({"phases": phases, title: memory, sent: network, "storage": storage}))
     yield from (f"note: {note}" for note in found["notes"])
-
-
-SENT = (("bytes", 1e-9, 2), ("seconds", 1e3, 1))
 
 
 def read_size(text: str) -> float:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from everybert.cli.common import Count, Long, Name, Use, read_texts, shorten
+from everybert.cli.common import Count, Long, Name, Use, grouped, read_texts, report, shorten
 from everybert.cli.options import Fields, Output, command
 from everybert.errors import EverybertError
 
@@ -97,18 +97,9 @@ def fill(
         everybert fill --file questions.txt --model ./my-model
     """
     given, model = read_texts(texts, file), use.load()
-    found = ((text, model.fill(text, top=top, pair=pair)) for text in given)
-
-    def lines() -> Iterator[str]:
-        for text, masks in found:
-            yield text
-            for number, candidates in enumerate(masks, 1):
-                yield from [f"  mask {number}"] if len(masks) > 1 else []
-                yield from (f"  {candidate.score:7.4f}  {candidate.token}" for candidate in candidates)
-
-    return Output(
-        ({"text": text, "masks": [list(map(asdict, mask)) for mask in masks]} for text, masks in found), lines()
-    )
+    found = ((text, [list(map(asdict, mask)) for mask in model.fill(text, top=top, pair=pair)]) for text in given)
+    shown = ((text, [{"mask": i, **one} for i, mask in enumerate(masks, 1) for one in mask]) for text, masks in found)
+    return Output(({"text": text, "masks": masks} for text, masks in found), grouped(shown))
 
 
 @command(app)
@@ -137,7 +128,7 @@ def embed(
     only_parquet(parts)
     given = read_texts(texts, file)
     vectors = use.load().embed(given, **options)
-    lines: Iterable[str] = (f"{_start(v, 6)} … ({len(v)} numbers)  {shorten(text)}" for text, v in zip(given, vectors))
+    found = [{"text": text, "vector": vector.tolist()} for text, vector in zip(given, vectors)]
     if out is not None:
         import numpy as np
 
@@ -145,8 +136,8 @@ def embed(
 
         with atomic_file(out) as draft, draft.open("wb") as stream:
             np.save(stream, vectors)
-        lines = [f"{out}: {vectors.shape[0]} vectors of {vectors.shape[1]} numbers"]
-    return Output(({"text": text, "vector": vector.tolist()} for text, vector in zip(given, vectors)), lines)
+        return Output(found, [f"{out}: {vectors.shape[0]} vectors of {vectors.shape[1]} numbers"])
+    return Output(found, report([{**row, "text": shorten(row["text"])} for row in found]))
 
 
 @command(app)
@@ -171,14 +162,10 @@ def tokens(
         for token, number, (start, end), vector in zip(result.tokens, result.ids, result.offsets, result.vectors):
             yield {"token": token, "id": number, "start": start, "end": end, "vector": vector.tolist()}
 
-    def lines() -> Iterator[str]:
-        for text, result in found:
-            yield f"{shorten(text)}  (layer {result.layer}, {result.vectors.shape[1]} numbers per token)"
-            for i, row in enumerate(rows(result)):
-                where = f"{row['start']:5}-{row['end']:<5}"
-                yield f"  {i:4}  {row['token']:16} id {row['id']:<7} {where} {_start(row['vector'], 4)} …"
-
-    return Output(({"text": text, "layer": one.layer, "tokens": list(rows(one))} for text, one in found), lines())
+    shown = ((f"{shorten(text)}  (layer {one.layer})", list(rows(one))) for text, one in found)
+    return Output(
+        ({"text": text, "layer": one.layer, "tokens": list(rows(one))} for text, one in found), grouped(shown)
+    )
 
 
 @command(app)
@@ -209,10 +196,6 @@ def next(
     return Output([{"first": a, "second": b, "probability": p} for a, b, p in found], lines)
 
 
-def _start(vector: Any, count: int) -> str:
-    return " ".join(f"{x:+.3f}" for x in vector[:count])
-
-
 # ── fine-tuned models ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -236,16 +219,14 @@ def classify(given: Given = None, *, options: ClassifyOptions, parts: Parts, use
 
     def predict(model: Model, texts: list[str]) -> Output:
         found = list(zip(texts, model.classify(options.inputs(texts))))
-        data = [{"text": text, **asdict(result)} for text, result in found]
-        return Output(data, (line for one in found for line in _labels(*one, options.scores)))
+        shown = [
+            {"label": ", ".join(one.labels) or one.label, "score": one.score, **(one.scores if options.scores else {})}
+            | {"text": shorten(text)}
+            for text, one in found
+        ]
+        return Output([{"text": text, **asdict(one)} for text, one in found], report(shown))
 
     return predicted("classify", given, options, use, predict)
-
-
-def _labels(text: str, result: Any, scores: bool) -> Iterator[str]:
-    yield f"{', '.join(result.labels) or result.label}  {result.score:.4f}  {shorten(text)}"
-    ranked = sorted(result.scores.items(), key=lambda item: -item[1]) if scores else ()
-    yield from (f"    {score:.4f}  {label}" for label, score in ranked)
 
 
 @command(app)
@@ -275,9 +256,9 @@ def tag(given: Given = None, *, options: TagOptions, use: Use) -> Output:
     """
 
     def predict(model: Model, texts: list[str]) -> Output:
-        found: list[tuple[str, Any]] = list(zip(texts, model.tag(texts)))
-        lines = (line for text, spans in found for line in (shorten(text), *map(_span, spans)))
-        return Output([{"text": text, "spans": list(map(asdict, spans))} for text, spans in found], lines)
+        tagged: Any = model.tag(texts)
+        found = [(text, list(map(asdict, spans))) for text, spans in zip(texts, tagged)]
+        return Output([{"text": text, "spans": spans} for text, spans in found], grouped(found))
 
     return predicted("tag", given, options, use, predict)
 
@@ -307,17 +288,11 @@ def answer(
         raise EverybertError("there is no context; give it after the question, or as --context-file F")
 
     def predict(model: Model, texts: list[str]) -> Output:
-        found: list[tuple[str, Any]] = list(zip(texts, model.answer(texts, context, top=options.top)))
-        lines = (line for question, answers in found for line in (question, *map(_span, answers)))
-        return Output([{"question": q, "answers": list(map(asdict, answers))} for q, answers in found], lines)
+        answers: Any = model.answer(texts, context, top=options.top)
+        found = [(question, list(map(asdict, some))) for question, some in zip(texts, answers)]
+        return Output([{"question": question, "answers": some} for question, some in found], grouped(found))
 
     return predicted("answer", questions, options, use, predict, may_be_file=not context)
-
-
-def _span(found: Any) -> str:
-    """A labelled span, or an answer."""
-    label = f"{found.label:8} " if hasattr(found, "label") else ""
-    return f"    {label}{found.score:.4f}  {found.start:5}-{found.end:<5} {found.text or '(no answer)'}"
 
 
 @command(app)
@@ -339,9 +314,9 @@ def choose(
     def predict(model: Model, texts: list[str]) -> Output:
         prompt, *endings = texts
         found = model.choose(prompt, endings)
-        marks = ("→" if i == found.index else " " for i in range(len(endings)))
-        lines = [f"{mark} {score:.4f}  {ending}" for mark, score, ending in zip(marks, found.scores, endings)]
-        return Output({"prompt": prompt, **asdict(found)}, lines)
+        marks = ["→" if i == found.index else "" for i in range(len(endings))]
+        rows = ({"": mark, "score": s, "ending": ending} for mark, s, ending in zip(marks, found.scores, endings))
+        return Output({"prompt": prompt, **asdict(found)}, report(rows))
 
     return predicted("choose", given, options, use, predict)
 
