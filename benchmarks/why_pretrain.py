@@ -1,9 +1,9 @@
-"""Why pre-training matters: SST-2 from a random start and from the trunk, frozen and full, with few and many examples.
+"""Why pre-training matters: SST-2 from a random start and from the encoder, frozen and full, few and many examples.
 
     python benchmarks/why_pretrain.py --model FOLDER --train SST-2/train.tsv --dev SST-2/dev.tsv --work W
     python benchmarks/why_pretrain.py … --work W --part 2/9      # the second of nine processes that share it
 
-Dev accuracy in per cent, mean ± 95 % interval over the seeds. A random start has the trunk's shape and tokenizer.
+Dev accuracy in per cent, mean ± 95 % interval over the seeds. A random start has the encoder's shape and tokenizer.
 W keeps each finished run in a file: run again to go on. Few examples are seen more often, so that every run has
 at least as many steps as a thousand examples give.
 """
