@@ -12,10 +12,12 @@ import glob
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
 import time
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,8 +32,12 @@ JSON_LIMIT = 64 << 20
 """Size in bytes of the largest JSON file that is read."""
 EDITABLE = ("README.md", "LICENSE", "NOTICE")
 """Files that people edit in a finished folder. The library reads nothing from them, so they are not verified."""
+TEXT = (".json", ".txt", ".model")
+"""Endings of JSON and tokenizer files."""
 STALE_AFTER = 24 * 3600
 """Seconds after which a temporary folder of another machine counts as abandoned."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_ERRORS = (*FULL, errno.EIO, errno.EFBIG, errno.EROFS)
 UNCHANGED = "what was there before is unchanged"
 
 
@@ -45,22 +51,32 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     An existing folder is replaced only if it is empty or holds nothing but files that everybert wrote.
     """
     path = Path(path).expanduser().resolve()
+    temporary = _draft(path)
+    try:
+        yield temporary
+        with disk_errors(path):
+            _write_manifest(temporary, _files(temporary))
+            replace_folder(temporary, path)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if _is_disk_error(error):
+            raise _explain(error, path) from error
+        raise
+
+
+def check_folder(path: str | Path) -> None:
+    """Refuse what `atomic_folder` would refuse: to be called before long work whose result is written there."""
+    _draft(Path(path).expanduser().resolve()).rmdir()
+
+
+def _draft(path: Path) -> Path:
     with disk_errors(path):
         _refuse_foreign(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_stale(path.parent)
         temporary = _sibling(path, "tmp")
         temporary.mkdir()
-    try:
-        yield temporary
-        with disk_errors(path):
-            _write_manifest(temporary)
-            replace_folder(temporary, path)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, Exception) and _is_disk_error(error):
-            raise _explain(error, path) from error
-        raise
+    return temporary
 
 
 @contextmanager
@@ -98,30 +114,22 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Rename the finished folder `new` to `path` and remove the older version.
-
-    Retries when another process writes the same path; on failure, both folders are where they were.
-    """
-    for _ in range(10):
-        old: Path | None = None
-        with suppress(FileNotFoundError):
-            old = path.rename(_sibling(path, "old"))
-        try:
-            new.rename(path)
-            sync(path.parent)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                _remove(old)
-                continue
-            if not (error.errno == errno.ENOENT and is_complete(path)):  # else a reader renamed it: see `recover`
-                if not new.exists():
-                    path.rename(new)
-                if old is not None:
-                    old.rename(path)
-                raise
-        _remove(old)
-        return
-    raise EverybertError(f"{path} is being written by several processes at once; give each its own folder")
+    """Rename the finished folder `new` to `path` and remove the older version; on failure, both are where they were."""
+    old: Path | None = None
+    with suppress(FileNotFoundError):
+        old = path.rename(_sibling(path, "old"))
+    try:
+        new.rename(path)
+        sync(path.parent)
+    except OSError:
+        if not new.exists():  # renamed, but not synced
+            path.rename(new)
+        if old is not None and not path.exists():  # else another process has written it
+            old.rename(path)
+        raise
+    finally:
+        if old is not None and path.exists():
+            shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
@@ -144,9 +152,8 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def _write_manifest(folder: Path) -> None:
-    """Sync every file and list size and hash of each. The folder is complete once the manifest is on disk."""
-    files = _files(folder)
+def _write_manifest(folder: Path, files: list[Path]) -> None:
+    """Sync files and list size and hash of each. The folder is complete once the manifest is on disk."""
     for file in files:
         if not file.is_symlink():  # some writers create private files: give them the folder's permissions
             file.chmod(file.stat().st_mode | (folder.stat().st_mode & 0o666))
@@ -164,27 +171,16 @@ def _write_manifest(folder: Path) -> None:
 
 def _refuse_foreign(path: Path) -> None:
     """Replacing a folder deletes it: allow it only if everybert wrote everything in it."""
-    here = Path.cwd()
-    if path == here or path in here.parents:
+    if path in (Path.cwd(), *Path.cwd().parents):
         raise EverybertError(f"{path} holds the current folder and cannot be replaced; choose another folder")
-    if not path.exists():
-        return
-    if not path.is_dir():
+    if path.is_file():
         raise EverybertError(f"{path} is a file; give a folder to write to")
-    if not any(path.iterdir()):
-        return
-    listed = read_manifest(path)
-    if listed is None:
-        raise EverybertError(f"{path} was not written by everybert and is not empty; choose another folder")
-    for file in _files(path):
-        name = file.relative_to(path).as_posix()
-        if name not in listed:
-            raise EverybertError(f"{path} holds {name}, which everybert did not write; move it away first")
-
-
-def _remove(folder: Path | None) -> None:
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+    names = [file.relative_to(path).as_posix() for file in _files(path)]
+    listed = (read_manifest(path) or {}) if names else {}
+    if foreign := [name for name in names if name not in listed]:
+        raise EverybertError(
+            f"{path} holds {foreign[0]}, which everybert did not write; choose another folder, or move it away"
+        )
 
 
 def _files(folder: Path) -> list[Path]:
@@ -193,37 +189,34 @@ def _files(folder: Path) -> list[Path]:
 
 def _is_disk_error(error: BaseException) -> bool:
     """Whether the disk failed, rather than something that the block read or computed."""
-    from_rust = type(error).__name__ == "SafetensorError" and "os error" in str(error)
-    return _is_full(error) or from_rust or getattr(error, "errno", None) in (errno.EIO, errno.EFBIG, errno.EROFS)
-
-
-def _is_full(error: BaseException) -> bool:
-    code = getattr(error, "errno", None)
-    return code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
+    return getattr(error, "errno", None) in DISK_ERRORS or "(os error " in str(error)  # the text of Rust libraries
 
 
 def _explain(error: BaseException, path: Path, consequence: str = UNCHANGED) -> EverybertError:
-    if _is_full(error):
+    if getattr(error, "errno", None) in FULL or "No space left on device" in str(error):
         return EverybertError(f"the disk is full: {path} was not written, {consequence}; free some space")
     reason = getattr(error, "strerror", None) or str(error)
-    return EverybertError(f"{path} could not be written ({reason}); {consequence}")
+    return EverybertError(
+        f"{path} could not be written ({reason}), {consequence}; choose a place that you may write to"
+    )
 
 
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_json(path: str | Path, remedy: str = "restore or download it again") -> Any:
-    """Read a JSON file. A file that is missing, too large, nested too deeply or not JSON is a one-line error."""
+def read_json(path: str | Path, remedy: str = "restore or download it again", kind: type = dict) -> Any:
+    """Read a JSON file. A file that is missing, too large, too deep or does not hold a `kind` is a one-line error."""
     path = Path(path)
     try:
         if path.stat().st_size > JSON_LIMIT:
-            raise EverybertError(f"{path} is larger than {JSON_LIMIT >> 20} MiB and is not read; is it the right file?")
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except RecursionError:
-        reason: Any = "nested too deeply"
-    except (OSError, ValueError) as error:
-        if isinstance(error, EverybertError):
-            raise
+            raise ValueError(f"it is larger than {JSON_LIMIT >> 20} MiB")
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
+        if not isinstance(found, kind):
+            raise ValueError(f"it holds no {'object' if kind is dict else kind.__name__}")
+        return found
+    except FileNotFoundError:
+        raise EverybertError(f"there is no file {path}; {remedy}") from None
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
     raise EverybertError(f"{path} could not be read as JSON ({reason}); {remedy}")
 
@@ -273,13 +266,11 @@ def read_manifest(folder: Path) -> dict[str, dict[str, Any]] | None:
         found = read_json(inside(folder, MANIFEST))
     except FileNotFoundError:
         return None
-    files = found.get("files") if isinstance(found, dict) and "everybert" in found else None
+    files = found.get("files") if "everybert" in found else None
     if not isinstance(files, dict):
         return None
     for name, entry in files.items():
-        if not (
-            isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
-        ):
+        if not isinstance(entry, dict) or [type(entry.get(key)) for key in ("size", "sha256")] != [int, str]:
             raise EverybertError(f"{folder / MANIFEST} is damaged at {name!r}; restore the folder or delete that file")
     return files
 
@@ -287,33 +278,60 @@ def read_manifest(folder: Path) -> dict[str, dict[str, Any]] | None:
 def verify_folder(path: str | Path, hashes: bool = True) -> None:
     """Compare a folder with its manifest, if it has one: sizes and, by default, hashes.
 
-    Links of JSON and tokenizer files that lead out of the folder are refused with or without a manifest.
+    A difference is an error. Only in the folder of a model, JSON and tokenizer files may be edited: then it is a
+    warning. Links of such files that lead out of the folder are refused with or without a manifest.
     """
     path = Path(path)
     for file in path.glob("*"):
-        if file.suffix in (".json", ".txt", ".model") and file.is_symlink() and file.is_file():
+        if file.suffix in TEXT and file.is_symlink() and file.is_file():
             inside(path, file.name)
-    remedy = f"restore the folder, or delete its {MANIFEST} to accept it as it is"
+    changed = _differences(path, hashes)
+    edited = [name for name in changed if is_model(path) and name.endswith(TEXT) and (path / name).exists()]
+    remedy = f", or accept the folder as it is: everybert info --accept {path}" if is_model(path) else ""
+    for name in [name for name in changed if name not in edited]:
+        raise EverybertError(f"{path / name} {changed[name]}; restore it{remedy}")
+    if edited:
+        warnings.warn(f"{path}: {', '.join(edited)} changed since everybert wrote it; restore it{remedy}", stacklevel=3)
+
+
+def _differences(path: Path, hashes: bool) -> dict[str, str]:
+    """The files that differ from the manifest, and how."""
+    found: dict[str, str] = {}
     for name, entry in (read_manifest(path) or {}).items():
-        if name in EDITABLE:
-            continue
         try:
             file = inside(path, name)
         except FileNotFoundError:
-            raise EverybertError(f"{path} is incomplete: {name} is missing; {remedy}") from None
-        size = file.stat().st_size
-        if size != entry["size"]:
-            raise EverybertError(f"{file} has {size} bytes where {MANIFEST} says {entry['size']}; {remedy}")
-        if hashes and sha256(file) != entry["sha256"]:
-            raise EverybertError(f"{file} is damaged or was edited: its hash differs from {MANIFEST}; {remedy}")
+            found[name] = "is missing"
+            continue
+        if (size := file.stat().st_size) != entry["size"]:
+            found[name] = f"has {size} bytes where {MANIFEST} says {entry['size']}"
+        elif hashes and sha256(file) != entry["sha256"]:
+            found[name] = f"is damaged or was edited: its hash differs from {MANIFEST}"
+    return {name: how for name, how in found.items() if name not in EDITABLE}
+
+
+def is_model(path: Path) -> bool:
+    """Whether a folder holds a model or an adapter, not a checkpoint or a corpus."""
+    return any((path / name).is_file() for name in ("config.json", "adapter_config.json"))
+
+
+def accept_folder(path: str | Path) -> list[str]:
+    """Write the manifest of a model folder anew, from its files as they are; returns the names of changed ones."""
+    path = Path(path)
+    listed = read_manifest(path)
+    if listed is None or not is_model(path):
+        raise EverybertError(f"{path} is no model folder that everybert wrote; there is nothing to accept")
+    changed = list(_differences(path, hashes=True))
+    with disk_errors(path):
+        _write_manifest(path, [path / name for name in listed if (path / name).exists()])
+    return changed
 
 
 def is_complete(path: str | Path) -> bool:
     """Whether the folder has a manifest and every file that it lists, with the listed size."""
     path = Path(path)
     try:
-        verify_folder(path, hashes=False)
-        return read_manifest(path) is not None
+        return read_manifest(path) is not None and not _differences(path, hashes=False)
     except (EverybertError, OSError):
         return False
 
@@ -324,30 +342,29 @@ def is_complete(path: str | Path) -> bool:
 def recover(path: str | Path) -> Path:
     """Return `path`. If a crash left it absent, its newest complete version is renamed to it first."""
     path = Path(path)
+    left: list[Path] = []
     for wait in (0.0, 0.02, 0.1):  # a running writer needs far less than this between its two renames
         time.sleep(wait)
         if path.is_dir() or not path.parent.is_dir():
             return path
-        left = sorted(path.parent.glob(f".{glob.escape(path.name)}.*-*-*-*"), key=_age)
-        found = [(kind, folder) for folder in left if (kind := _parse(folder)[1]) and is_complete(folder)]
-        replacing = any(kind == "old" for kind, _ in found)
-        found = [(kind, folder) for kind, folder in found if replacing or not _in_use(folder)]
-        if not any(_in_use(folder) for _, folder in found):
+        left = [p for p in path.parent.glob(f".{glob.escape(path.name)}.*") if _parse(p) and is_complete(p)]
+        if not any(_parse(p)["kind"] == "old" for p in left):  # not replaced, so not needed by a reader yet
+            left = [p for p in left if not _in_use(p)]
+        if not any(map(_in_use, left)):
             break
-    for _, folder in sorted(found, key=lambda item: item[0] == "old")[:1]:  # the new version, else the old one
+    for newest in sorted(left, key=lambda p: (_parse(p)["kind"] == "old", _age(p)))[:1]:
         with suppress(OSError):  # another process renamed it first
-            folder.rename(path)
+            newest.rename(path)
     return path
 
 
 def remove_stale(parent: str | Path) -> None:
     """Remove the temporary files of crashed writers from `parent`, after recovering versions that are needed."""
     for left in Path(parent).glob(".*-*-*-*"):
-        name, kind, _, _ = _parse(left)
-        if not kind or _in_use(left):
+        if not _parse(left) or _in_use(left):
             continue
         if left.is_dir():
-            recover(left.with_name(name))
+            recover(left.with_name(_parse(left)["name"]))
             shutil.rmtree(left, ignore_errors=True)
         else:
             left.unlink(missing_ok=True)
@@ -358,13 +375,10 @@ def _sibling(path: Path, kind: str) -> Path:
     return path.with_name(f".{path.name}.{kind}-{_host()}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
-def _parse(path: Path) -> tuple[str, str, str, int]:
-    """(name, kind, host, pid) of a path that `_sibling` made; ("", "", "", 0) for any other."""
-    stem, _, rest = path.name.rpartition(".")
-    parts = rest.split("-")
-    if stem.startswith(".") and len(parts) == 4 and parts[0] in ("tmp", "old") and parts[2].isdigit():
-        return stem[1:], parts[0], parts[1], int(parts[2])
-    return "", "", "", 0
+def _parse(path: Path) -> dict[str, str]:
+    """The name, kind, host and pid in a path that `_sibling` made; empty for any other."""
+    found = re.fullmatch(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<host>\w+)-(?P<pid>\d+)-\w+", path.name)
+    return found.groupdict() if found else {}
 
 
 def _host() -> str:
@@ -373,15 +387,18 @@ def _host() -> str:
 
 def _in_use(path: Path) -> bool:
     """Whether the writer of a temporary folder may still be running."""
-    _, _, host, pid = _parse(path)
-    if host != _host() or os.name == "nt":
+    writer = _parse(path)
+    if writer["host"] != _host() or os.name == "nt":
         return _age(path) < STALE_AFTER
+    return is_alive(int(writer["pid"]))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this host runs."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

@@ -8,18 +8,18 @@ independently (`words_are_independent`). Otherwise whole sentences are tokenized
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, filterfalse
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,58 +29,45 @@ from everybert.text.sentences import split_sentences
 from everybert.text.tokenizer import Tokenizer
 
 CACHED_CHARACTERS = 1 << 22  # total length of the cached words: about half a million words, 100 MB per process
-SPLITTING = frozenset(("BertPreTokenizer", "Whitespace", "WhitespaceSplit", "ByteLevel", "Metaspace"))
-LOCAL = SPLITTING | {"Punctuation", "Digits"}
-LOCAL_NORMALIZERS = frozenset(
-    ("BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents", "Strip")
-)
+# Parts of a tokenizer that split at spaces, and all that never look beyond a space.
+SPLITTING = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit", "ByteLevel", "Metaspace"}
+LOCAL = SPLITTING | {"Punctuation", "Digits", "Sequence", "Replace", "BertNormalizer", "NFC", "NFD", "NFKC", "NFKD"}
+LOCAL |= {"Nmt", "Precompiled", "Lowercase", "StripAccents", "Strip"}
+
+Document = tuple[str, int]
+"""The text of a document and the number of its language."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A document, or a part of a document that is too long to tokenize at once."""
-
-    text: str
-    first: bool = True
-    last: bool = True
-    language: int = 0
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """The sentences of some pieces as flat arrays."""
+class Encoded(NamedTuple):
+    """Documents as flat arrays."""
 
     tokens: np.ndarray
     sentence_lengths: np.ndarray
     """Tokens per sentence."""
-    piece_sentences: np.ndarray
-    """Sentences per piece that was kept."""
-    piece_first: np.ndarray
-    """Whether the piece begins a document."""
-    piece_language: np.ndarray
+    document_sentences: np.ndarray
+    """Sentences per document."""
+    languages: np.ndarray
     unknown: int
     """Number of unknown tokens."""
-    short: int
-    """Documents that were left out because they have too few tokens."""
+    empty: int
+    """Documents that were left out because they have no tokens."""
 
 
 class Encoder:
-    """Turns pieces into arrays and caches the ids of words."""
+    """Turns documents into arrays and caches the ids of words."""
 
-    def __init__(self, folder: Path, min_tokens: int, wrapped: bool):
+    def __init__(self, folder: Path, wrapped: bool):
         self.tokenizer = Tokenizer.load(folder)
         self.dtype = dtype_for(self.tokenizer.size)
-        self.min_tokens = min_tokens
         self.wrapped = wrapped
         self.by_words = words_are_independent(folder)
         self._clear_cache()
         self.special = np.zeros(self.tokenizer.size, bool)
         self.special[list(self.tokenizer.special_ids - {self.tokenizer.unk_id})] = True
 
-    def __call__(self, pieces: list[Piece]) -> Encoded:
-        """Tokenize the pieces of one unit of work."""
-        sentences = [self.sentences(piece) for piece in pieces]
-        counts = np.array([len(some) for some in sentences], np.int64)
+    def __call__(self, documents: list[Document]) -> Encoded:
+        """Tokenize the documents of one unit of work."""
+        sentences = [self.sentences(text) for text, _ in documents]
         ids = self.encode(list(chain.from_iterable(sentences)))
         lengths = np.array([len(some) for some in ids], np.int64) // self.dtype.itemsize
         tokens = np.frombuffer(b"".join(ids), self.dtype)
@@ -89,21 +76,23 @@ class Encoder:
             sentence = np.repeat(np.arange(len(lengths)), lengths)
             lengths = lengths - np.bincount(sentence[special], minlength=len(lengths))
             tokens = tokens[~special]
-        return self._keep(pieces, tokens, lengths, counts)
+        document = np.repeat(np.arange(len(documents)), [len(some) for some in sentences])
+        counts = np.bincount(document[lengths > 0], minlength=len(documents))
+        languages = np.array([language for _, language in documents], np.uint8)
+        unknown = int((tokens == self.tokenizer.unk_id).sum()) if self.tokenizer.unk_id is not None else 0
+        kept = counts > 0
+        return Encoded(tokens, lengths[lengths > 0], counts[kept], languages[kept], unknown, int((~kept).sum()))
 
-    def sentences(self, piece: Piece) -> list[str]:
-        """The sentences of a piece. All but the first of a document start with a space.
+    def sentences(self, text: str) -> list[str]:
+        """The sentences of a document. All but the first start with a space.
 
         Byte-level vocabularies distinguish a word after a space, which is how it occurs in running text.
         """
         if self.wrapped:
-            found = [sentence.replace("\n", " ") for sentence in split_sentences(piece.text)]
+            found = [sentence.replace("\n", " ") for sentence in split_sentences(text)]
         else:
-            found = [sentence for line in piece.text.split("\n") for sentence in split_sentences(line)]
-        spaced = [f" {sentence}" for sentence in found]
-        if piece.first and found:
-            spaced[0] = found[0]
-        return spaced
+            found = [sentence for line in text.split("\n") for sentence in split_sentences(line)]
+        return found[:1] + [f" {sentence}" for sentence in found[1:]]
 
     def encode(self, sentences: list[str]) -> list[bytes]:
         """The ids of each sentence, as the bytes of an array."""
@@ -129,25 +118,6 @@ class Encoder:
         ids = self.tokenizer.ids_batch(texts, specials=False)
         return [np.array(some, self.dtype).tobytes() for some in ids]
 
-    def _keep(self, pieces: list[Piece], tokens: np.ndarray, lengths: np.ndarray, counts: np.ndarray) -> Encoded:
-        """Leave out sentences without tokens and documents with too few."""
-        piece_of = np.repeat(np.arange(len(pieces)), counts)
-        sizes = np.bincount(piece_of, weights=lengths, minlength=len(pieces))
-        whole = np.array([piece.first and piece.last for piece in pieces], bool)
-        keep = (sizes >= self.min_tokens) | ~whole
-        if not keep[piece_of].all():
-            tokens = tokens[np.repeat(keep[piece_of], lengths)]
-        used = keep[piece_of] & (lengths > 0)
-        return Encoded(
-            tokens,
-            lengths[used],
-            np.bincount(piece_of[used], minlength=len(pieces))[keep],
-            np.array([piece.first for piece in pieces], bool)[keep],
-            np.array([piece.language for piece in pieces], np.uint8)[keep],
-            unknown=0 if self.tokenizer.unk_id is None else int((tokens == self.tokenizer.unk_id).sum()),
-            short=int((~keep).sum()),
-        )
-
 
 def _words(sentence: str) -> list[str] | None:
     """The words after each space. The word at the start of the sentence, often empty, is marked by a line end.
@@ -164,28 +134,13 @@ def _words(sentence: str) -> list[str] | None:
 def words_are_independent(folder: Path) -> bool:
     """Whether the tokenizer of a folder treats the words between single spaces independently of each other."""
     spec = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    before = list(_members(spec["pre_tokenizer"], "pretokenizers"))
-    names = {part["type"] for part in before}
-    splits = names <= LOCAL and bool(names & SPLITTING)
-    joins = any(not part.get("split", True) or not part.get("use_regex", True) for part in before)
-    local = all(_is_local(part) for part in _members(spec["normalizer"], "normalizers"))
+    parts = json.dumps([spec["normalizer"], spec["pre_tokenizer"]])
+    types = set(re.findall(r'"type": "(\w+)"', parts))
+    joins = '"split": false' in parts or '"use_regex": false' in parts
+    patterns = set(re.findall(r'"pattern": (\{.*?\})', parts)) - {'{"Regex": " {2,}"}'}
+    local = all(pattern.startswith('{"String"') and " " not in pattern[11:] for pattern in patterns)
     single = all(" " not in token["content"].strip() for token in spec["added_tokens"])
-    return splits and local and single and not joins
-
-
-def _members(part: dict[str, Any] | None, key: str) -> Iterator[dict[str, Any]]:
-    if part is not None and part["type"] == "Sequence":
-        for member in part[key]:
-            yield from _members(member, key)
-    elif part is not None:
-        yield part
-
-
-def _is_local(normalizer: dict[str, Any]) -> bool:
-    if normalizer["type"] == "Replace":
-        pattern = normalizer["pattern"]
-        return pattern == {"Regex": " {2,}"} or " " not in pattern.get("String", " ")
-    return normalizer["type"] in LOCAL_NORMALIZERS
+    return bool(types & SPLITTING) and types <= LOCAL and local and single and not joins
 
 
 # ── worker processes ────────────────────────────────────────────────────────────────────────────────────────
@@ -208,44 +163,37 @@ class ProcessPool:
             self._executor.submit(int).result()  # fork now, before a progress bar starts threads
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
+        if isinstance(error, BrokenProcessPool):
+            raise EverybertError(
+                "a worker process was killed (out of memory?): run again with fewer --workers to continue"
+            ) from error
 
-    def submit(self, pieces: list[Piece]) -> Callable[[], Encoded]:
+    def submit(self, documents: list[Document]) -> Callable[[], Encoded]:
         """Begin to encode. The returned function waits for the result."""
         if self._executor is None:
-            return partial(self.encoder, pieces)
-        return partial(_result, self._executor.submit(_encode, pieces))
-
-
-def _result(future) -> Encoded:
-    try:
-        return future.result()
-    except BrokenProcessPool as error:
-        raise EverybertError(
-            "a worker process was killed (out of memory?): run again with fewer --workers to continue"
-        ) from error
+            return partial(self.encoder, documents)
+        return self._executor.submit(_encode, documents).result
 
 
 def _start(parent: int, encoder: Encoder) -> None:
+    def exit_with_parent() -> None:  # a parent that is killed cannot stop its workers
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     vars(multiprocessing.current_process())["encoder"] = encoder
 
 
-def _exit_with(parent: int) -> None:
-    """A parent that is killed cannot stop its workers, so they stop themselves."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
+def _encode(documents: list[Document]) -> Encoded:
+    return encode_documents(vars(multiprocessing.current_process())["encoder"], documents)
 
 
-def _encode(pieces: list[Piece]) -> Encoded:
-    return encode_pieces(vars(multiprocessing.current_process())["encoder"], pieces)
-
-
-def encode_pieces(encoder: Encoder, pieces: list[Piece]) -> Encoded:
+def encode_documents(encoder: Encoder, documents: list[Document]) -> Encoded:
     """Encode in a worker process, of which there is one per core."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    return encoder(pieces)
+    return encoder(documents)

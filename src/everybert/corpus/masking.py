@@ -259,6 +259,13 @@ class Masker:
         )
 
 
+def neighbours(text: Text, reverse: bool) -> Masked:
+    """The targets of a causal model: nothing is masked, each token's target is the next one, or the previous one."""
+    edge = text.sequence_offsets_B1[:-1] if reverse else text.sequence_offsets_B1[1:] - 1
+    index = np.delete(np.arange(len(text.tokens_T)), edge)
+    return Masked(text.tokens_T, index, text.tokens_T[index + (-1 if reverse else 1)], index, index + 1)
+
+
 def choose(units: Units, sequence_offsets_B1: np.ndarray, key_B: np.ndarray, budget_B: np.ndarray) -> np.ndarray:
     """Indices of the units to mask: `budget_B` tokens of each sequence, up to one unit more or less.
 

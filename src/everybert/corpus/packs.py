@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from everybert.corpus.examples import Block, ExampleConfig, Examples, RandomSegments, pair_examples, sentence_examples
-from everybert.corpus.masking import Masker, MaskingConfig, Text, make_key, permutation, uniform
+from everybert.corpus.masking import Masker, MaskingConfig, Text, make_key, neighbours, permutation, uniform
 from everybert.corpus.pmi import Phrases
 from everybert.corpus.shards import Corpus, Layout, offsets, ranges
 from everybert.errors import EverybertError
@@ -100,8 +100,9 @@ class PackStream:
         masking: MaskingConfig | None = None,
         seed: int = 0,
         capacity: int = 16_384,
+        causal: bool | str = False,
     ):
-        self.corpus, self.layout, self.seed, self.capacity = corpus, layout, seed, capacity
+        self.corpus, self.layout, self.seed, self.capacity, self.causal = corpus, layout, seed, capacity, causal
         self.examples = examples or ExampleConfig()
         self.masking = masking or MaskingConfig()
         if capacity < self.examples.length:
@@ -117,7 +118,7 @@ class PackStream:
         self.random_segments = RandomSegments(corpus, self.examples.other_document) if pairs else None
         unigram = corpus.unigram() if self.masking.replacement == "unigram" else None
         collocations = corpus.collocations() if self.masking.strategy == "pmi" else None
-        phrases = Phrases(collocations, layout.vocab_size) if collocations else None
+        phrases = Phrases(collocations) if collocations else None
         self.masker = Masker(self.masking, layout, unigram, phrases)
         block_tokens = max(BLOCK_TOKENS, BLOCK_PACKS * capacity)
         self.blocks = max(1, min(corpus.token_count // block_tokens, corpus.documents))
@@ -190,7 +191,7 @@ class PackStream:
         examples = plan.examples.take(np.arange(start, stop))
         text, segments = self.assemble(examples)
         key_B = make_key(self.seed, 6, self.content_epoch(position.epoch), examples.id_E)
-        masked = self.masker(text, key_B, rate)
+        masked = neighbours(text, self.causal == "reverse") if self.causal else self.masker(text, key_B, rate)
         pack = {
             "tokens": masked.tokens_T,
             "lengths": examples.length_E,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from everybert.errors import EverybertError
-from everybert.files import read_json, sync
+from everybert.files import read_json, sha256, sync
 
 if TYPE_CHECKING:
     from everybert.text.tokenizer import Tokenizer
@@ -46,23 +46,10 @@ def dtype_for(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-@dataclass(frozen=True)
-class Shard:
-    """One shard in memory: ids, offsets of its sentences and documents (with their ends), languages."""
-
-    tokens: np.ndarray
-    sentences: np.ndarray
-    documents: np.ndarray
-    languages: np.ndarray
-
-
-def write_shard(folder: Path, name: str, shard: Shard, with_languages: bool) -> list[Path]:
-    """Write and sync the files of one shard. Returns their paths."""
+def write_shard(folder: Path, name: str, tokens: np.ndarray, arrays: dict[str, np.ndarray]) -> list[Path]:
+    """Write and sync the files of one shard: its tokens and named arrays. Returns their paths."""
     paths = [folder / f"{name}.tokens.bin"]
-    shard.tokens.tofile(paths[0])
-    arrays = {"sentences": shard.sentences.astype("<i8"), "documents": shard.documents.astype("<i8")}
-    if with_languages:
-        arrays["languages"] = shard.languages.astype(np.uint8)
+    tokens.tofile(paths[0])
     for kind, array in arrays.items():
         paths.append(folder / f"{name}.{kind}.npy")
         np.save(paths[-1], array, allow_pickle=False)
@@ -76,7 +63,8 @@ class Corpus:
 
     `document_sentences` (n_documents + 1) and `sentence_offsets` (n_sentences + 1) are int64 arrays in
     memory: document d is sentences `document_sentences[d]:document_sentences[d + 1]`, sentence s is tokens
-    `sentence_offsets[s]:sentence_offsets[s + 1]`. `document_language` indexes `languages`, or is None.
+    `sentence_offsets[s]:sentence_offsets[s + 1]`. `documents`, `sentences` and `token_count` are their numbers.
+    `document_language` indexes `languages`, or is None.
     """
 
     def __init__(self, path: str | Path, split: str = "train"):
@@ -92,60 +80,38 @@ class Corpus:
             )
         self.vocab_size: int = self.meta["vocab_size"]
         self.dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
+        self.tokenizer_path = self.path / "tokenizer"
         self.tokenizer_digest: str = self.meta["tokenizer_digest"]
         self.languages: tuple[str, ...] = tuple(self.meta["languages"])
-        self._files = [self.path / "shards" / f"{name}.tokens.bin" for name in names]
+        self._names: list[str] = names
         self._maps: OrderedDict[int, np.ndarray] = OrderedDict()
-        self._load_index(names)
+        self._checked: set[int] = set()
+        sentences = [self._array(name, "sentences") for name in names]
+        self._bases = np.cumsum([0, *(int(array[-1]) for array in sentences)])
+        for name in names:
+            check_file(self.path, self.meta, f"shards/{name}.tokens.bin", content=False)
+        self.sentence_offsets = _chain(sentences)
+        self.document_sentences = _chain([self._array(name, "documents") for name in names])
+        self.documents, self.sentences = len(self.document_sentences) - 1, len(self.sentence_offsets) - 1
+        self.token_count = int(self._bases[-1])
+        self.document_language: np.ndarray | None = None
+        if len(self.languages) > 1:
+            self.document_language = np.concatenate([self._array(name, "languages") for name in names])
 
     @classmethod
     def open(cls, path: str | Path, split: str = "train") -> "Corpus":
         """Map the shards of one split ("train" or "heldout")."""
-        return cls(path, split)
+        try:
+            return cls(path, split)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise EverybertError(f"{path}/corpus.json is damaged ({error!r}): build the corpus again") from error
 
     def __reduce__(self):
         # Data workers reopen the files: cheaper than sending the offsets, and maps cannot be pickled.
         return Corpus, (self.path, self.split)
 
-    def _load_index(self, names: list[str]) -> None:
-        sentences = [self._array(name, "sentences") for name in names]
-        documents = [self._array(name, "documents") for name in names]
-        self._bases = np.cumsum([0, *(int(array[-1]) for array in sentences)])
-        for file, tokens in zip(self._files, np.diff(self._bases)):
-            if not file.exists() or file.stat().st_size != tokens * self.dtype.itemsize:
-                raise EverybertError(f"{file} is missing or cut short: build the corpus again")
-        self.sentence_offsets = _chain(sentences)
-        self.document_sentences = _chain(documents)
-        self.document_language: np.ndarray | None = None
-        if len(self.languages) > 1:
-            self.document_language = np.concatenate([self._array(name, "languages") for name in names])
-
     def _array(self, name: str, kind: str) -> np.ndarray:
-        file = self.path / "shards" / f"{name}.{kind}.npy"
-        try:
-            return np.load(file, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise EverybertError(f"{file} cannot be read ({error}): build the corpus again") from error
-
-    @property
-    def documents(self) -> int:
-        """Number of documents in the split."""
-        return len(self.document_sentences) - 1
-
-    @property
-    def sentences(self) -> int:
-        """Number of sentences in the split."""
-        return len(self.sentence_offsets) - 1
-
-    @property
-    def token_count(self) -> int:
-        """Number of tokens in the split."""
-        return int(self._bases[-1])
-
-    @property
-    def tokenizer_path(self) -> Path:
-        """The folder of the tokenizer that encoded this corpus."""
-        return self.path / "tokenizer"
+        return np.load(check_file(self.path, self.meta, f"shards/{name}.{kind}.npy"), mmap_mode="r", allow_pickle=False)
 
     def check_tokenizer(self, digest: str) -> None:
         """Raise an error unless the digest is of the tokenizer that the corpus was built with."""
@@ -157,18 +123,16 @@ class Corpus:
 
     def _tokens_of(self, shard: int) -> np.ndarray:
         if shard not in self._maps:
-            self._maps[shard] = np.memmap(self._files[shard], dtype=self.dtype, mode="r")
+            name = f"shards/{self._names[shard]}.tokens.bin"
+            path = check_file(self.path, self.meta, name, content=shard not in self._checked)
+            self._checked.add(shard)
+            self._maps[shard] = np.memmap(path, dtype=self.dtype, mode="r")
             if len(self._maps) > OPEN_SHARDS:
                 self._maps.popitem(last=False)
         return self._maps[shard]
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
-        """The ids from global token offset `start` to `stop`: a read-only view if they are in one shard."""
-        if not 0 <= start <= stop <= self.token_count:
-            raise IndexError(f"tokens {start}:{stop} of a corpus of {self.token_count}")
-        shard = int(np.searchsorted(self._bases, start, side="right")) - 1
-        if start < stop <= self._bases[shard + 1]:
-            return np.asarray(self._tokens_of(shard)[start - self._bases[shard] : stop - self._bases[shard]])
+        """The ids from global token offset `start` to `stop`."""
         return self.gather(np.array([start]), np.array([stop]))
 
     def gather(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
@@ -187,13 +151,13 @@ class Corpus:
 
     def unigram(self) -> np.ndarray:
         """Count of every token id over the training split, int64 (V,)."""
-        return np.load(self.path / "unigram.npy", allow_pickle=False)
+        return np.load(check_file(self.path, self.meta, "unigram.npy"), allow_pickle=False)
 
     def collocations(self) -> list[tuple[int, ...]] | None:
         """The mined collocations as tuples of token ids, longest first. None if none were mined."""
         if "pmi.npz" not in self.meta.get("files", ()):  # an unfinished file does not count
             return None
-        with np.load(self.path / "pmi.npz", allow_pickle=False) as data:
+        with np.load(check_file(self.path, self.meta, "pmi.npz"), allow_pickle=False) as data:
             ids, edges = data["ids"].tolist(), data["offsets"].tolist()
         return [tuple(ids[a:b]) for a, b in pairwise(edges)]
 
@@ -208,17 +172,28 @@ def _chain(arrays: list[np.ndarray]) -> np.ndarray:
     return out
 
 
+def check_file(folder: Path, meta: dict[str, Any], name: str, content: bool = True) -> Path:
+    """The path of a file of a corpus. It is an error if its size, or its hash, is not that of corpus.json."""
+    path, (size, digest) = folder / name, meta["files"][name]
+    try:
+        unchanged = path.stat().st_size == size and (not content or sha256(path) == digest)
+    except OSError as error:
+        raise EverybertError(f"{path} cannot be read ({error.strerror}): build the corpus again") from error
+    if not unchanged:
+        raise EverybertError(f"{path} was changed or cut short: build the corpus again")
+    return path
+
+
 def read_meta(path: str | Path) -> dict[str, Any]:
     """The corpus.json of a folder. Raises an error unless this version reads it."""
     path = Path(path)
     file = path / "corpus.json"
     if not file.exists():
-        if path.with_name(path.name + ".building").exists():
+        if Path(f"{path.absolute()}.building").exists():
             raise EverybertError(f"{path} is not finished: run its `everybert corpus build` again to continue")
         raise EverybertError(f"{path} is not a corpus folder: make one with `everybert corpus build`")
     meta = read_json(file, "build the corpus again")
-    version = meta.get("version") if isinstance(meta, dict) else None
-    if version != VERSION:
+    if (version := meta.get("version")) != VERSION:
         raise EverybertError(f"{path} has corpus format {version}, this everybert reads {VERSION}: build it again")
     return meta
 

@@ -8,61 +8,46 @@ pipeline is that of the family. Ids equal those of the fast tokenizers of `trans
 from __future__ import annotations
 
 import json
+import logging
+import string
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE, Unigram, WordPiece
 
-from everybert.errors import EverybertError
+from everybert.errors import EverybertError, one_line
 from everybert.files import read_json
 
 BERT_NAMES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 ROBERTA_NAMES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
-PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-EMPTY_CHARSMAP = b"\0\0\0\0"  # the smallest valid SentencePiece character map; `Pipeline.matches` ignores its content
-FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
+FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")
 """The files that a folder's tokenizer is read from, in order of preference."""
+CLASSES = {
+    ".txt": ("Bert", "ConvBert", "DistilBert", "Electra", "MobileBert", "SqueezeBert"),
+    ".json": ("Longformer", "Roberta"),
+    ".model": ("Albert", "XLMRoberta"),
+}
+"""The classes of transformers (less "Tokenizer") whose files are read by their extension; tokenizer.json has it all."""
+OWN_SPLITTERS = ("BertJapanese", "Bertweet", "Phobert")  # classes that split words by code, whatever their files are
+MODEL_CLASSES = {"camembert": "Camembert", "deberta": "Deberta", "deberta-v2": "DebertaV2", "mpnet": "MPNet"}
+MODEL_CLASSES |= {"xlm-roberta": "XLMRoberta"}
+log = logging.getLogger("everybert")
 
 
 # ── pipelines ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Pipeline:
-    """The parts around a vocabulary, and the `transformers` class with the arguments that builds the same parts."""
-
-    normalizer: Any
-    pre_tokenizer: Any
-    post_processor: Any
-    decoder: Any
-    tokenizer_class: str
-    arguments: dict[str, Any]
-
-    def install(self, backend: Backend) -> Backend:
-        """Set the parts of a backend and return it."""
-        for part in PARTS:
-            if getattr(self, part) is not None:
-                setattr(backend, part, getattr(self, part))
-        return backend
-
-    def matches(self, backend: Backend) -> bool:
-        """Whether a backend has the same parts, the content of SentencePiece character maps aside."""
-        return all(_state(getattr(self, part)) == _state(getattr(backend, part)) for part in PARTS)
-
-
-def _state(part: Any) -> Any:
-    """A part as JSON, without its precompiled character map."""
-    if part is None:
-        return None
-    return json.loads(
-        part.__getstate__(), object_hook=lambda node: {k: v for k, v in node.items() if k != "precompiled_charsmap"}
-    )
+def install(backend: Backend, normalizer: Any, pre_tokenizer: Any, post_processor: Any, decoder: Any) -> Backend:
+    """Set the parts around the vocabulary of a backend and return it."""
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.pre_tokenizer, backend.post_processor, backend.decoder = pre_tokenizer, post_processor, decoder
+    return backend
 
 
 def template(backend: Backend, cls: str, sep: str, pair_segment: int, separators: int) -> Any:
@@ -79,40 +64,40 @@ def bert_pipeline(
     chinese: bool = True,
     cls: str = "[CLS]",
     sep: str = "[SEP]",
-) -> Pipeline:
+) -> Backend:
     """BERT: cleaning, lower-casing, accent stripping; splits at spaces, punctuation and CJK characters."""
-    return Pipeline(
+    return install(
+        backend,
         normalizers.BertNormalizer(
             clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
         ),
         pre_tokenizers.BertPreTokenizer(),
         template(backend, cls, sep, pair_segment=1, separators=1),
         decoders.WordPiece(prefix="##"),
-        "BertTokenizer",
-        {"do_lower_case": lowercase, "strip_accents": strip_accents, "tokenize_chinese_chars": chinese},
     )
 
 
-def roberta_pipeline(backend: Backend, add_prefix_space: bool = False) -> Pipeline:
+def roberta_pipeline(backend: Backend, add_prefix_space: bool = False) -> Backend:
     """RoBERTa: byte-level words as in GPT-2; `<s> A </s></s> B </s>`, all in segment 0."""
     ids: dict[str, Any] = {token: backend.token_to_id(token) for token in ("</s>", "<s>")}
-    return Pipeline(
+    return install(
+        backend,
         None,
         pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space),
         processors.RobertaProcessing(("</s>", ids["</s>"]), ("<s>", ids["<s>"]), True, add_prefix_space),
         decoders.ByteLevel(),
-        "RobertaTokenizer",
-        {"add_prefix_space": add_prefix_space},
     )
 
 
-def _metaspace(kind: Any) -> Any:
-    return kind.Metaspace(replacement="▁", prepend_scheme="always")
+def sentencepiece_pipeline(backend: Backend, normalizer: Any, post_processor: Any) -> Backend:
+    """ALBERT and XLM-R: words begin with ▁."""
+    words = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    return install(backend, normalizer, words, post_processor, decoders.Metaspace())
 
 
 def albert_pipeline(
     backend: Backend, charsmap: bytes | None, lowercase: bool = True, keep_accents: bool = False
-) -> Pipeline:
+) -> Backend:
     """ALBERT: quotes, accents (NFKD) and lower case, then the character map of SentencePiece."""
     steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not keep_accents:
@@ -121,63 +106,7 @@ def albert_pipeline(
         steps.append(normalizers.Lowercase())
     if charsmap:
         steps.append(normalizers.Precompiled(charsmap))
-    return Pipeline(
-        normalizers.Sequence(steps),
-        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), _metaspace(pre_tokenizers)]),
-        template(backend, "[CLS]", "[SEP]", pair_segment=1, separators=1),
-        _metaspace(decoders),
-        "AlbertTokenizer",
-        {"do_lower_case": lowercase, "keep_accents": keep_accents},
-    )
-
-
-def xlm_roberta_pipeline(backend: Backend, charsmap: bytes | None) -> Pipeline:
-    """XLM-R: the character map of SentencePiece; `<s> A </s></s> B </s>`, all in segment 0."""
-    return Pipeline(
-        normalizers.Precompiled(charsmap) if charsmap else None,
-        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), _metaspace(pre_tokenizers)]),
-        template(backend, "<s>", "</s>", pair_segment=0, separators=2),
-        _metaspace(decoders),
-        "XLMRobertaTokenizer",
-        {},
-    )
-
-
-def class_settings(backend: Backend, roles: dict[str, str]) -> dict[str, Any]:
-    """The class and its arguments for tokenizer_config.json.
-
-    `transformers` 5 rebuilds the pipeline of a named class from its arguments and ignores that of tokenizer.json.
-    So a class is named only if it builds this pipeline; otherwise the generic class, which reads tokenizer.json.
-    """
-    for pipeline in _candidates(backend, roles):
-        if pipeline.matches(backend):
-            return {"tokenizer_class": pipeline.tokenizer_class, **pipeline.arguments}
-    inputs = ["input_ids", "attention_mask"]
-    if 1 in backend.encode("a", "a").type_ids:
-        inputs.insert(1, "token_type_ids")
-    return {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
-
-
-def _candidates(backend: Backend, roles: dict[str, str]) -> Iterable[Pipeline]:
-    """The pipelines of the classes that fit the vocabulary model of a backend."""
-    model: Any = backend.model
-    roberta = set(ROBERTA_NAMES.values()) <= set(roles.values())
-    if isinstance(model, WordPiece) and isinstance(backend.normalizer, normalizers.BertNormalizer):
-        bert: Any = backend.normalizer
-        if {"cls", "sep"} <= roles.keys() and model.max_input_chars_per_word == 100:
-            options = bert.lowercase, bert.strip_accents, bert.handle_chinese_chars
-            yield bert_pipeline(backend, *options, roles["cls"], roles["sep"])
-    elif isinstance(model, BPE) and roberta and model.unk_token is None and not model.ignore_merges:
-        for add_prefix_space in (False, True):
-            yield roberta_pipeline(backend, add_prefix_space)
-    elif isinstance(model, Unigram):
-        unk_id = json.loads(backend.to_str())["model"]["unk_id"]
-        for charsmap in (None, EMPTY_CHARSMAP):
-            if {"[CLS]", "[SEP]"} <= set(roles.values()) and unk_id == 1:
-                for lowercase, keep_accents in product((True, False), repeat=2):
-                    yield albert_pipeline(backend, charsmap, lowercase, keep_accents)
-            elif roberta and unk_id == 3:
-                yield xlm_roberta_pipeline(backend, charsmap)
+    return sentencepiece_pipeline(backend, normalizers.Sequence(steps), template(backend, "[CLS]", "[SEP]", 1, 1))
 
 
 # ── special tokens ──────────────────────────────────────────────────────────────────────────────────────────
@@ -221,7 +150,9 @@ def read_backend(path: str | Path) -> tuple[Backend, dict[str, Any]]:
     folder = path if path.is_dir() else path.parent
     settings = _settings(folder)
     file = _choose_file(path)
-    with one_line_errors(f"{file} is not a tokenizer file that can be read", "download it again"):
+    _check_class(file, settings)
+    remedy = f"tokenizers {tokenizers.__version__} may lack a part of it; upgrade, or use another model"
+    with one_line_errors(f"{file} is not a tokenizer file that can be read", remedy):
         if file.name.endswith(".model"):
             backend = _from_sentencepiece(file, settings)
         elif file.suffix == ".txt" and file.name != "merges.txt":
@@ -229,9 +160,48 @@ def read_backend(path: str | Path) -> tuple[Backend, dict[str, Any]]:
         elif file.name in ("vocab.json", "merges.txt"):
             backend = _from_merges(file.parent, settings)
         else:
-            return Backend.from_file(str(file)), settings
+            try:
+                backend = Backend.from_file(str(file))
+            except Exception:
+                read_json(file, "download it again")  # what is no JSON is damaged
+                raise
+            _check_growth(backend, file)
+            return backend, settings
         _add_later(backend, folder, settings)
         return backend, settings
+
+
+def _check_class(file: Path, settings: dict[str, Any]) -> None:
+    """Refuse the files of a class of transformers that is not implemented here."""
+    name = settings.get("tokenizer_class")
+    family = str(name).removesuffix("Fast").removesuffix("Tokenizer")
+    if file.suffix == ".json" and file.name != "vocab.json":
+        refused = family in OWN_SPLITTERS
+    else:
+        read = CLASSES.get(".json" if file.name == "merges.txt" else file.suffix, ())
+        refused = name is not None and family not in read
+    if refused:
+        raise EverybertError(
+            f"{file} is for {name}, which everybert does not implement: use a model with a tokenizer.json, "
+            "which transformers writes with AutoTokenizer.from_pretrained(…).save_pretrained(…)"
+        )
+
+
+def _check_growth(backend: Backend, file: Path) -> None:
+    """Refuse replacements that make a text more than a thousand times as long: memory would not suffice."""
+    growth = 1.0
+
+    def multiply(node: dict[str, Any]) -> dict[str, Any]:
+        nonlocal growth
+        if node.get("type") == "Replace":  # a regular expression may match between any two characters
+            made, replaced = len(node["content"]), node["pattern"].get("String")
+            growth *= max(1, made / len(replaced)) if replaced else 1 + made
+        return node
+
+    for part in filter(None, (backend.normalizer, backend.decoder)):
+        json.loads(part.__getstate__(), object_hook=multiply)
+    if growth > 1000:
+        raise EverybertError(f"{file} replaces text by text {growth:.0e} times as long: it may not be meant to be used")
 
 
 @contextmanager
@@ -242,7 +212,7 @@ def one_line_errors(problem: str, remedy: str) -> Iterator[None]:
     except (EverybertError, MemoryError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        raise EverybertError(f"{problem} ({_one_line(error)}): {remedy}") from error
+        raise EverybertError(f"{problem} ({one_line(error)}): {remedy}") from error
 
 
 def _choose_file(path: Path) -> Path:
@@ -259,14 +229,14 @@ def _choose_file(path: Path) -> Path:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """The content of special_tokens_map.json and tokenizer_config.json, if they exist."""
+    """The content of special_tokens_map.json and tokenizer_config.json, and the class that config.json implies."""
     settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        file = folder / name
-        if file.is_file():
-            content = read_json(file, "restore or delete it")
-            if isinstance(content, dict):
-                settings.update({k: v for k, v in content.items() if v is not None})
+    for name in ("config.json", "special_tokens_map.json", "tokenizer_config.json"):
+        content = read_json(folder / name, "restore or delete it") if (folder / name).is_file() else {}
+        if name == "config.json":
+            implied = MODEL_CLASSES.get(str(content.get("model_type")))
+            content = {"tokenizer_class": content.get("tokenizer_class") or implied}
+        settings |= {k: v for k, v in content.items() if v is not None}
     return settings
 
 
@@ -283,7 +253,7 @@ def _add_later(backend: Backend, folder: Path, settings: dict[str, Any]) -> None
 
 
 def _from_vocab(file: Path, settings: dict[str, Any]) -> Backend:
-    """BERT: vocab.txt, one token per line. Without a setting, a vocabulary without capitals is uncased."""
+    """BERT: vocab.txt, one token per line. Without a setting it is uncased, as in transformers."""
     lines = file.read_text(encoding="utf-8").split("\n")
     vocab = {token: i for i, token in enumerate(lines if lines[-1] else lines[:-1])}
     unk, cls, sep = (content(special_token(settings, role) or BERT_NAMES[role]) for role in ("unk", "cls", "sep"))
@@ -291,17 +261,21 @@ def _from_vocab(file: Path, settings: dict[str, Any]) -> Backend:
         if token not in vocab:
             raise EverybertError(f"{file} has no line {token}: a WordPiece vocabulary is needed, one token per line")
     backend = Backend(WordPiece(vocab, unk_token=unk))
-    capital = any(token.lower() != token for token in vocab if not (token.startswith("[") and token.endswith("]")))
+    capitals = sum(token.removeprefix("##")[:1] in string.ascii_uppercase for token in vocab if token)
+    if "do_lower_case" not in settings and capitals > len(vocab) / 100:
+        raise EverybertError(
+            f"{file} has capitals, but nothing says whether text is lower-cased (transformers does it by default): "
+            'put tokenizer_config.json with {"do_lower_case": false} beside it'
+        )
     add_specials(backend, _special_tokens(settings, BERT_NAMES, vocab))
-    pipeline = bert_pipeline(
+    return bert_pipeline(
         backend,
-        lowercase=settings.get("do_lower_case", not capital),
+        lowercase=settings.get("do_lower_case", True),
         strip_accents=settings.get("strip_accents"),
         chinese=settings.get("tokenize_chinese_chars", True),
         cls=cls,
         sep=sep,
     )
-    return pipeline.install(backend)
 
 
 def _from_merges(folder: Path, settings: dict[str, Any]) -> Backend:
@@ -316,7 +290,7 @@ def _from_merges(folder: Path, settings: dict[str, Any]) -> Backend:
             f"{folder / 'vocab.json'} lacks <s> and </s>: give tokenizer.json, or a RoBERTa vocabulary"
         )
     add_specials(backend, _special_tokens(settings, ROBERTA_NAMES, backend.get_vocab()))
-    return roberta_pipeline(backend, settings.get("add_prefix_space", False)).install(backend)
+    return roberta_pipeline(backend, settings.get("add_prefix_space", False))
 
 
 def read_pieces(model: bytes) -> tuple[list[Any], bytes | None]:
@@ -330,34 +304,31 @@ def read_pieces(model: bytes) -> tuple[list[Any], bytes | None]:
     proto: Any = messages.ModelProto()  # type: ignore[attr-defined]
     proto.ParseFromString(model)
     if proto.trainer_spec.model_type != proto.trainer_spec.UNIGRAM or not proto.pieces:
-        raise EverybertError("not a Unigram SentencePiece model: only those of ALBERT and XLM-R are read")
+        raise EverybertError("not a Unigram SentencePiece model: use a model with a tokenizer.json")
     return list(proto.pieces), proto.normalizer_spec.precompiled_charsmap or None
 
 
 def _from_sentencepiece(file: Path, settings: dict[str, Any]) -> Backend:
     """ALBERT (the pieces include [CLS]) or XLM-R (they do not)."""
-    if "camembert" in str(settings.get("tokenizer_class", "")).lower():
-        raise EverybertError(f"{file} numbers its pieces as CamemBERT does: save it as tokenizer.json first")
     messages, charsmap = read_pieces(file.read_bytes())
     pieces = [(message.piece, message.score) for message in messages]
     if any(piece == "[CLS]" for piece, _ in pieces):
         backend = Backend(Unigram(pieces, unk_id=1, byte_fallback=False))
         names = BERT_NAMES | {"pad": "<pad>", "unk": "<unk>"}
         lowercase, keep_accents = settings.get("do_lower_case", True), settings.get("keep_accents", False)
-        pipeline = albert_pipeline(backend, charsmap, lowercase, keep_accents)
+        albert_pipeline(backend, charsmap, lowercase, keep_accents)
     else:
+        if "tokenizer_class" not in settings:
+            log.warning("%s is read as XLM-R's, as nothing beside it names its class: CamemBERT's has other ids", file)
         # The four special tokens of fairseq replace the three of SentencePiece: all other ids move up by one.
         fairseq = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
         backend = Backend(Unigram([*fairseq, *pieces[3:], ("<mask>", 0.0)], unk_id=3, byte_fallback=False))
         names = ROBERTA_NAMES
-        pipeline = xlm_roberta_pipeline(backend, charsmap)
+        normalizer = normalizers.Precompiled(charsmap) if charsmap else None
+        sentencepiece_pipeline(backend, normalizer, template(backend, "<s>", "</s>", pair_segment=0, separators=2))
     vocab = backend.get_vocab()
     add_specials(backend, _special_tokens(settings, names, vocab))
     # As in transformers, control pieces (type 3) are special and user-defined pieces (4) are never split.
     whole = [m for m in messages if m.type in (3, 4) and m.piece in vocab]
     backend.add_tokens([AddedToken(m.piece, special=m.type == 3, normalized=False) for m in whole])
-    return pipeline.install(backend)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return backend

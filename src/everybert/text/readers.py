@@ -12,10 +12,11 @@ import json
 import logging
 import re
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -23,12 +24,15 @@ from everybert.errors import EverybertError
 
 Errors = Literal["strict", "replace"]
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "zstandard"}
-RECORD_KINDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+RECORD_KINDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather", ".xlsx")
 TEXT_KINDS = (".txt", ".text", ".md", ".raw", ".tok", ".tokens", "")
 TEXT_COLUMNS = ("text", "content", "body", "article", "document", "raw_content", "sentence", "sentence1")
 CONLLU_FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 BLOCK = 1 << 22  # bytes read at a time
-LONGEST = 1 << 28  # characters of one document held in memory; a longer one is split, and counted as such
+LONGEST = 1 << 22  # characters of a document in a text file; a longer one is split, and counted as such
+LINE = 1 << 26  # bytes of a line in other files; a longer one is an error
+SPAN = 1 << 20  # lines of a quoted field in a csv file
+WHOLE = 1 << 29  # bytes of a JSON document
 BLANK_LINES = re.compile(r"\n\s*\n")
 LINE_END = re.compile(r"\n")
 log = logging.getLogger("everybert")
@@ -42,15 +46,10 @@ class ReadReport:
     """What reading changed or left out; readers update the report that they are given."""
 
     replaced: int = 0  # undecodable bytes and NULs replaced by U+FFFD
-    cut: int = 0  # splits of documents that are too long to hold in memory
+    cut: int = 0  # splits of documents that are too long
+    duplicates: int = 0  # documents left out because the same text came before
     bad: list[str] = field(default_factory=list)  # records left out, as "file:line: reason"
-    _done: int = 0
-    _raw: IO[bytes] | None = None
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes read so far, as stored on disk."""
-        return self._done + (self._raw.tell() if self._raw is not None and not self._raw.closed else 0)
+    bad_rows: set[int] = field(default_factory=set)  # their numbers among the records of the file, from 1
 
 
 def expand(paths: Iterable[str | Path] | str | Path) -> list[Path]:
@@ -81,30 +80,29 @@ def kind(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
+def plain_size(paths: Sequence[Path]) -> int | None:
+    """The bytes of files, if that is about their length in characters: of plain files, not of compressed ones."""
+    packed = {*COMPRESSIONS, ".parquet", ".arrow", ".feather", ".xlsx"}
+    plain = all(path.is_file() and path.suffix.lower() not in packed for path in paths)
+    return sum(path.stat().st_size for path in paths) if plain else None
+
+
 @contextmanager
-def open_bytes(path: Path, report: ReadReport | None = None) -> Iterator[IO[bytes]]:
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """The decompressed bytes of a file; errors of the file system and of the compression name the file."""
-    report = report or ReadReport()
     if str(path) == "-":
         yield sys.stdin.buffer
         return
     try:
         with path.open("rb") as raw:
-            report._raw = raw if raw.seekable() else None  # a pipe has no position
             yield _decompress(raw, COMPRESSIONS.get(path.suffix.lower()))
-            report._done = report.bytes_read
-    except EverybertError:
-        raise
     except Exception as error:  # each compression has an error type of its own
-        kinds = ("zlib.error", "_lzma.LZMAError", "zstandard.backend_c.ZstdError")
-        if (
-            not isinstance(error, OSError | EOFError)
-            and f"{type(error).__module__}.{type(error).__name__}" not in kinds
-        ):
+        damage = isinstance(error, OSError | EOFError) or type(error).__name__ in ("error", "LZMAError", "ZstdError")
+        if not damage:
             raise
-        raise EverybertError(f"{path} cannot be read ({error}): it may be damaged or cut short") from error
-    finally:
-        report._raw = None
+        reason = getattr(error, "strerror", None)
+        remedy = "check the path and its permissions" if reason else "it may be damaged or cut short"
+        raise EverybertError(f"{path} cannot be read ({reason or error}): {remedy}") from error
 
 
 def _decompress(raw: IO[bytes], module: str | None) -> IO[bytes]:
@@ -131,14 +129,14 @@ def decode(data: bytes, path: Path, at: int, errors: Errors, report: ReadReport)
     if errors == "strict":
         if (nul := data.find(0)) >= 0:
             raise EverybertError(
-                f"{path} looks binary (a NUL at byte {at + nul}): leave it out, or pass --errors replace"
+                f"{path} looks binary (a NUL at byte {at + nul}): leave it out or convert it to UTF-8 text"
             )
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise EverybertError(
                 f"{path} is not UTF-8 at byte {at + error.start} (0x{data[error.start]:02x}): "
-                "convert it with iconv, or pass --errors replace"
+                "convert it, for example with `iconv -f LATIN1 -t UTF-8`"
             ) from None
     text = data.decode("utf-8", errors="replace").replace("\0", "\ufffd")
     if "\ufffd" in text:
@@ -146,46 +144,34 @@ def decode(data: bytes, path: Path, at: int, errors: Errors, report: ReadReport)
     return text
 
 
-def blocks(path: Path, errors: Errors, report: ReadReport, limit: int = 1 << 26) -> Iterator[tuple[str, bool]]:
+def blocks(path: Path, errors: Errors, report: ReadReport, limit: int) -> Iterator[tuple[str, bool]]:
     """The text of a file in blocks of whole lines, and whether the last line continues in the next block.
 
     Only a line longer than `limit` bytes is split. \\r\\n is read as \\n.
     """
-    with open_bytes(path, report) as stream:
-        at, held = 0, bytearray()
-        while data := stream.read(BLOCK):
-            held += data
-            end = held.rfind(b"\n", len(held) - len(data)) + 1
-            whole = end > 0
-            if not whole:
-                if len(held) < limit:
-                    continue
-                end = _split_point(held)
-            yield decode(bytes(held[:end]), path, at, errors, report).replace("\r\n", "\n"), not whole
-            at += end
-            del held[:end]
-        if held:
-            yield decode(bytes(held), path, at, errors, report), False
-
-
-def _split_point(data: bytearray) -> int:
-    """Where to split a line that is too long: after its last space, else between two characters."""
-    if space := data.rfind(b" ") + 1:
-        return space
-    end = len(data) - 1
-    while end > len(data) - 5 and data[end] & 0xC0 == 0x80:  # a continuation byte of UTF-8
-        end -= 1
-    return end
+    with open_bytes(path) as stream:
+        at, held = 0, b""
+        while data := held + stream.read(BLOCK):
+            rest = b"" if data.endswith(b"\n") else stream.readline(limit)
+            data += rest
+            end, continues = len(data), len(rest) == limit and not rest.endswith(b"\n")
+            if continues:  # split at a space, else between two characters of UTF-8
+                starts = (i for i in range(end - 1, 0, -1) if data[i] & 0xC0 != 0x80)
+                end = data.rfind(b" ", end - limit) + 1 or next(starts, end)
+            yield decode(data[:end], path, at, errors, report).replace("\r\n", "\n"), continues
+            at, held = at + end, data[end:]
 
 
 def lines(path: Path, errors: Errors = "strict", report: ReadReport | None = None) -> Iterator[tuple[int, str]]:
     """The lines of a file, numbered from 1, without line ends."""
-    report = report or ReadReport()
-    with open_bytes(path, report) as stream:
-        at = 0
-        for number, line in enumerate(stream, 1):
-            yield number, decode(line, path, at, errors, report).rstrip("\r\n")
-            at += len(line)
+    number = 0
+    for text, continues in blocks(path, errors, report or ReadReport(), LINE):
+        if continues:
+            raise EverybertError(f"{path}: line {number + 1} is longer than {LINE >> 20} MB: split it")
+        found = text.split("\n")
+        for line in found if found[-1] else found[:-1]:
+            number += 1
+            yield number, line.rstrip("\r")
 
 
 # ── documents ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -207,30 +193,25 @@ def read_documents(
     """
     report = report or ReadReport()
     for path in expand(paths):
-        for text in file_documents(path, column, errors, per_line, report):
-            if text := text.strip():
-                yield text
-
-
-def file_documents(path: Path, column: str | None, errors: Errors, per_line: bool, report: ReadReport) -> Iterator[str]:
-    """The documents of one file, read by its extension; some may be blank."""
-    extension = kind(path)
-    if extension in RECORD_KINDS:
-        return _column(path, column, errors, report)
-    if extension == ".xml":
-        raise EverybertError(
-            f"{path} is XML; extract the text of a wiki dump with "
-            f"`python contrib/mediawiki.py {path} --out FILE.txt` from the source of everybert"
-        )
-    if extension not in TEXT_KINDS:
-        log.warning("%s: unknown extension %s, read as text", path, extension)
-    return _text_documents(path, LINE_END if per_line else BLANK_LINES, errors, report)
+        extension = kind(path)
+        if extension == ".xml":
+            raise EverybertError(
+                f"{path} is XML; extract the text of a wiki dump with "
+                f"`python contrib/mediawiki.py {path} --out FILE.txt` from the source of everybert"
+            )
+        if extension not in (*TEXT_KINDS, *RECORD_KINDS):
+            log.warning("%s: unknown extension %s, read as text", path, extension)
+        if extension in RECORD_KINDS:
+            texts = _column(path, column, errors, report)
+        else:
+            texts = _text_documents(path, LINE_END if per_line else BLANK_LINES, errors, report)
+        yield from filter(None, map(str.strip, texts))
 
 
 def _text_documents(path: Path, separator: re.Pattern[str], errors: Errors, report: ReadReport) -> Iterator[str]:
     held: list[str] = []  # the current document
     size, continues = 0, False
-    for block, continues_next in blocks(path, errors, report):
+    for block, continues_next in blocks(path, errors, report, LONGEST):
         # A block starts a line. The line end put before it lets a blank first line end the current document.
         first, *others = separator.split(block if continues else "\n" + block)
         first = first if continues else first[1:]
@@ -239,8 +220,9 @@ def _text_documents(path: Path, separator: re.Pattern[str], errors: Errors, repo
             yield "".join([*held, first])
             held, size, first = [], 0, text
         if held and size + len(first) > LONGEST:
+            if not report.cut:
+                log.warning("%s: a document of more than %d characters is split", path, LONGEST)
             report.cut += 1
-            log.warning("%s: a document of more than %d characters is split", path, LONGEST)
             yield "".join(held)
             held, size = [], 0
         held.append(first)
@@ -251,19 +233,11 @@ def _text_documents(path: Path, separator: re.Pattern[str], errors: Errors, repo
 def _column(path: Path, column: str | None, errors: Errors, report: ReadReport) -> Iterator[str]:
     """The text column of a file of records."""
     for number, record in enumerate(read_records(path, errors=errors, report=report), 1):
-        if column is None:
-            column = guess_column(record, path)
-        if column not in record:
-            raise EverybertError(
-                f"{path}, record {number}: no column {column!r}, it has {', '.join(record)}: pass --column"
-            )
-        text = record[column]
-        if isinstance(text, str):
-            yield text
-        elif text is not None:
-            raise EverybertError(
-                f"{path}, record {number}: column {column!r} is a {type(text).__name__}, not text: pass --column"
-            )
+        column = column or guess_column(record, path)
+        if not isinstance(record.get(column, 0), str | None):
+            found = type(record[column]).__name__ if column in record else f"missing, it has {', '.join(record)}"
+            raise EverybertError(f"{path}, record {number}: column {column!r} is no text ({found}): pass --column")
+        yield record[column] or ""
 
 
 def guess_column(record: dict[str, Any], path: Path) -> str:
@@ -286,29 +260,29 @@ Rows = Iterator[tuple[int, dict[str, Any] | str]]
 def read_records(
     path: str | Path,
     *,
-    skip_bad: bool = False,
+    skip_bad: bool | None = None,
     columns: Sequence[str] | None = None,
     errors: Errors = "strict",
     report: ReadReport | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The records of a csv, tsv, jsonl, json or parquet file.
+    """The records of a csv, tsv, jsonl, json, parquet, arrow, feather or xlsx file.
 
     csv and tsv files have a header row unless `columns` names their columns. Quotes have a meaning in csv but not in
-    tsv files (as in GLUE). A bad line is an error, or with `skip_bad` is left out and listed in `report.bad`.
+    tsv files (as in GLUE). A bad line is an error, or with `skip_bad` is left out and listed in `report.bad`; None
+    means that the user has no such choice.
     """
     path, report = Path(path), report or ReadReport()
-    if not path.is_file():
-        raise EverybertError(f"{path} is not a file: check the path")
-    found = False
-    for place, record in _rows(path, columns, errors, report):
-        found = True
+    row = 0
+    for row, (place, record) in enumerate(_rows(path, columns, errors, report), 1):
         if isinstance(record, dict):
             yield record
         elif skip_bad:
             report.bad.append(f"{path}:{place}: {record}")
+            report.bad_rows.add(row)
         else:
-            raise EverybertError(f"{path}:{place}: {record}: fix the line, or leave it out with --skip-bad")
-    if not found:
+            choice = "" if skip_bad is None else ", or leave it out with --skip-bad"
+            raise EverybertError(f"{path}:{place}: {record}: fix the line{choice}")
+    if not row:
         raise EverybertError(f"{path} has no records: check the file")
     if report.bad:
         log.warning("%s: %d bad lines left out, the first at %s", path, len(report.bad), report.bad[0])
@@ -316,60 +290,67 @@ def read_records(
 
 def _rows(path: Path, columns: Sequence[str] | None, errors: Errors, report: ReadReport) -> Rows:
     match kind(path):
-        case ".csv":
-            return _csv_rows(path, columns, errors, report)
-        case ".tsv":
-            return _tsv_rows(path, columns, errors, report)
+        case ".csv" | ".tsv":
+            return _table_rows(path, columns, errors, report)
         case ".jsonl" | ".ndjson":
             return _jsonl_rows(path, errors, report)
         case ".json":
             return _json_rows(path, errors, report)
-        case ".parquet":
-            return _parquet_rows(path)
+        case ".parquet" | ".arrow" | ".feather":
+            return _arrow_rows(path)
+        case ".xlsx":
+            return _excel_rows(path)
     raise EverybertError(f"{path}: records are read from {', '.join(RECORD_KINDS)}: rename or convert the file")
 
 
-def _tsv_rows(path: Path, columns: Sequence[str] | None, errors: Errors, report: ReadReport) -> Rows:
+def _table_rows(path: Path, columns: Sequence[str] | None, errors: Errors, report: ReadReport) -> Rows:
+    """The rows of a csv or tsv file under the names of its header row, or under `columns`."""
     names = list(columns) if columns else None
-    for number, line in lines(path, errors, report):
+    numbered = lines(path, errors, report)
+    split = ((number, line.split("\t")) for number, line in numbered) if kind(path) == ".tsv" else _csv_rows(numbered)
+    for number, row in split:
         if names is None:
-            names = _header(path, line.split("\t"))
-        elif line:
-            yield number, _row(names, line.split("\t"))
+            if isinstance(row, str):
+                raise EverybertError(f"{path}:{number}: the header row cannot be read ({row}): fix the line")
+            if len(set(row)) < len(row):
+                raise EverybertError(f"{path}: the header row names a column twice ({', '.join(row)}): is there one?")
+            names = row
+        elif isinstance(row, str):
+            yield number, row
+        elif any(row) or len(row) > 1:
+            same = len(row) == len(names)
+            yield number, dict(zip(names, row)) if same else f"{len(row)} columns where the header has {len(names)}"
 
 
-def _csv_rows(path: Path, columns: Sequence[str] | None, errors: Errors, report: ReadReport) -> Rows:
-    csv.field_size_limit(sys.maxsize)
-    source = (line + "\n" for _, line in lines(path, errors, report))
-    first = next(source, "")
-    rows = csv.reader(chain([first], source), delimiter=max(",;\t", key=first.count), strict=True)
-    names = list(columns) if columns else None
+def _csv_rows(numbered: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str] | str]]:
+    """Each record with the number of its first line; the reason where it cannot be read.
+
+    A quoted field may span lines. If its quote never closes, only the first line is bad: reading resumes after it.
+    """
+    csv.field_size_limit((1 << 31) - 1)
+    ahead = deque(islice(numbered, 1))
+    delimiter = max(",;\t", key=ahead[0][1].count) if ahead else ","
+    read: list[tuple[int, str]] = []  # the lines of this record
+
+    def feed() -> Iterator[str]:
+        while (line := ahead.popleft() if ahead else next(numbered, None)) is not None:
+            if len(read) > SPAN:
+                raise csv.Error("a quote that never closes")
+            read.append(line)
+            yield line[1] + "\n"
+
+    rows = csv.reader(feed(), delimiter=delimiter, strict=True)
     while True:
+        read.clear()
         try:
-            row = next(rows)
+            row: list[str] | str = next(rows)
         except StopIteration:
             return
         except csv.Error as error:
-            if names is None:
-                raise EverybertError(f"{path}:{rows.line_num}: the header row cannot be read ({error})") from None
-            yield rows.line_num, str(error)
-            continue
-        if names is None:
-            names = _header(path, row)
-        elif row:
-            yield rows.line_num, _row(names, row)
-
-
-def _header(path: Path, names: list[str]) -> list[str]:
-    if len(set(names)) < len(names):
-        raise EverybertError(f"{path}: the header row names a column twice ({', '.join(names)}): is there one?")
-    return names
-
-
-def _row(names: list[str], row: list[str]) -> dict[str, Any] | str:
-    if len(row) != len(names):
-        return f"{len(row)} columns where the header has {len(names)}"
-    return dict(zip(names, row))
+            row = str(error).replace("unexpected end of data", "a quote that never closes").partition(" - ")[0]
+            ahead.extendleft(reversed(read[1:]))
+            rows = csv.reader(feed(), delimiter=delimiter, strict=True)
+        yield read[0][0], row
 
 
 def _jsonl_rows(path: Path, errors: Errors, report: ReadReport) -> Rows:
@@ -390,9 +371,8 @@ def _object(record: Any) -> dict[str, Any] | str:
 
 def _json_rows(path: Path, errors: Errors, report: ReadReport) -> Rows:
     """A list of objects, an object with such a list under "data", or JSON lines in a .json file."""
-    text = _read_text(path, errors, report)
     try:
-        whole = json.loads(text)
+        whole = json.loads(_read_text(path, errors, report))
     except (ValueError, RecursionError) as error:
         if str(error).startswith("Extra data"):
             yield from _jsonl_rows(path, errors, ReadReport())
@@ -407,22 +387,51 @@ def _json_rows(path: Path, errors: Errors, report: ReadReport) -> Rows:
 
 
 def _read_text(path: Path, errors: Errors, report: ReadReport) -> str:
-    with open_bytes(path, report) as stream:
-        return decode(stream.read(), path, 0, errors, report)
+    with open_bytes(path) as stream:
+        data = stream.read(WHOLE + 1)
+    if len(data) > WHOLE:
+        raise EverybertError(f"{path} has more than {WHOLE >> 20} MB of JSON: convert it to jsonl, a record per line")
+    return decode(data, path, 0, errors, report)
 
 
-def _parquet_rows(path: Path) -> Rows:
+def _arrow_rows(path: Path) -> Rows:
+    """The rows of a parquet file, or of an Arrow file (.arrow, .feather) in either of its two formats."""
+    name = kind(path).removeprefix(".")
     try:
         import pyarrow
-        from pyarrow import parquet
+        from pyarrow import ipc, parquet
     except ImportError as error:
-        raise EverybertError("reading parquet files needs pyarrow: pip install pyarrow") from error
+        raise EverybertError(f"reading {name} files needs pyarrow: pip install pyarrow") from error
+    with open_bytes(path) as stream:
+        try:
+            if name == "parquet":
+                batches = parquet.ParquetFile(stream).iter_batches(batch_size=1024)
+            elif stream.read(6) == b"ARROW1":
+                file = ipc.open_file(stream)
+                batches = map(file.get_batch, range(file.num_record_batches))
+            else:
+                stream.seek(0)
+                batches = ipc.open_stream(stream)
+            yield from enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1)
+        except pyarrow.ArrowException as error:
+            raise EverybertError(f"{path} cannot be read as {name} ({error}): it may be damaged") from error
+
+
+def _excel_rows(path: Path) -> Rows:
+    """The rows of a workbook with one sheet, by pandas and openpyxl; cells as text."""
     try:
-        with parquet.ParquetFile(path) as file:
-            batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=1024))
-            yield from enumerate(chain.from_iterable(batches), 1)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise EverybertError(f"{path} cannot be read as parquet ({error}): it may be damaged") from error
+        from pandas import read_excel
+
+        sheets = read_excel(path, sheet_name=None, dtype=str, keep_default_na=False)
+    except ImportError:
+        wrong = f"{path}: reading xlsx files needs pandas and openpyxl"
+        raise EverybertError(f"{wrong}: pip install pandas openpyxl, or save the sheet as csv") from None
+    except Exception as error:  # a damaged archive fails in many ways
+        raise EverybertError(f"{path} cannot be read as xlsx ({error}): it may be damaged; save it as csv") from error
+    filled = [sheet for sheet in sheets.values() if len(sheet)]
+    if len(filled) > 1:
+        raise EverybertError(f"{path} has {len(filled)} sheets ({', '.join(sheets)}): save the one to read as csv")
+    yield from enumerate((row for sheet in filled for row in sheet.to_dict("records")), 2)
 
 
 # ── task files: CoNLL columns, CoNLL-U trees, SQuAD questions ───────────────────────────────────────────────
@@ -434,25 +443,11 @@ def read_conll(path: str | Path) -> Iterator[list[list[str]]]:
     Columns are separated by tabs if the line has any, else by white space. Blank lines separate sentences.
     -DOCSTART- lines are left out. Every row of a file has the same number of columns.
     """
-    path = _file(path)
     width = 0
-    for block in _paragraphs(path):
-        sentence = []
-        for number, line in block:
-            row = line.split("\t") if "\t" in line else line.split()
-            if row[0].startswith("-DOCSTART-"):
-                continue
-            width = width or len(row)
-            if len(row) != width or width < 2:
-                raise EverybertError(
-                    f"{path}:{number}: {len(row)} columns, {max(width, 2)} expected: "
-                    "put a word and its tag on every line"
-                )
-            sentence.append(row)
-        if sentence:
-            yield sentence
-    if not width:
-        raise EverybertError(f"{path} has no sentences: it needs a word and its tag on every line")
+    for sentence in _sentences(path, "-DOCSTART-"):
+        rows = [(number, line.split("\t") if "\t" in line else line.split()) for number, line in sentence]
+        width = width or max(2, len(rows[0][1]))
+        yield _of_width(rows, width, path, "put a word and its tag on every line")
 
 
 def read_conllu(path: str | Path) -> Iterator[list[dict[str, str]]]:
@@ -460,67 +455,60 @@ def read_conllu(path: str | Path) -> Iterator[list[dict[str, str]]]:
 
     Multiword ranges (3-4) and empty nodes (5.1) are left out: they are no part of the tree.
     """
-    path = _file(path)
-    found = False
-    for block in _paragraphs(path):
-        sentence = []
-        for number, line in block:
-            if line.startswith("#"):
-                continue
-            row = line.split("\t")
-            if len(row) != len(CONLLU_FIELDS):
-                raise EverybertError(f"{path}:{number}: {len(row)} columns where CoNLL-U has 10, tab separated")
-            if row[0].isdigit():
-                sentence.append(dict(zip(CONLLU_FIELDS, row)))
-        if sentence:
-            found = True
-            yield sentence
-    if not found:
-        raise EverybertError(f"{path} has no sentences: is it a CoNLL-U file?")
+    for sentence in _sentences(path, "#"):
+        split = [(number, line.split("\t")) for number, line in sentence]
+        rows = _of_width(split, len(CONLLU_FIELDS), path, "separate the fields of CoNLL-U by tabs")
+        yield [dict(zip(CONLLU_FIELDS, row)) for row in rows if row[0].isdigit()]
 
 
-def _paragraphs(path: Path) -> Iterator[list[tuple[int, str]]]:
-    """Runs of lines that are not blank."""
+def _of_width(rows: Sequence[tuple[int, list[str]]], width: int, path: str | Path, remedy: str) -> list[list[str]]:
+    for number, row in rows:
+        if len(row) != width:
+            raise EverybertError(f"{path}:{number}: {len(row)} columns, {width} expected: {remedy}")
+    return [row for _, row in rows]
+
+
+def _sentences(path: str | Path, comment: str) -> Iterator[list[tuple[int, str]]]:
+    """Runs of numbered lines that are not blank, without those that start with `comment`."""
     held: list[tuple[int, str]] = []
-    for number, line in lines(path):
+    found = False
+    for number, line in chain(lines(Path(path)), [(0, "")]):
         if line.strip():
-            held.append((number, line))
+            held += [] if line.startswith(comment) else [(number, line)]
         elif held:
+            found = True
             yield held
             held = []
-    if held:
-        yield held
+    if not found:
+        raise EverybertError(f"{path} has no sentences: they are lines of columns, separated by blank lines")
 
 
-def read_squad(path: str | Path) -> Iterator[dict[str, Any]]:
+def read_squad(path: str | Path) -> list[dict[str, Any]]:
     """The questions of a SQuAD 1.1 or 2.0 file: id, question, context, answers, is_impossible, title.
 
     `answers` is a list of {"text", "answer_start"}, empty where there is no answer.
     """
-    path = _file(path)
+    path = Path(path)
     try:
-        for article in json.loads(_read_text(path, "strict", ReadReport()))["data"]:
-            for paragraph in article["paragraphs"]:
-                for question in paragraph["qas"]:
-                    answers = question.get("answers") or []
-                    yield {
-                        "id": str(question["id"]),
-                        "question": question["question"],
-                        "context": paragraph["context"],
-                        "answers": [{"text": a["text"], "answer_start": a["answer_start"]} for a in answers],
-                        "is_impossible": bool(question.get("is_impossible", False)),
-                        "title": article.get("title", ""),
-                    }
+        found = [
+            {
+                "id": str(question["id"]),
+                "question": question["question"],
+                "context": paragraph["context"],
+                "answers": [{k: a[k] for k in ("text", "answer_start")} for a in question.get("answers") or []],
+                "is_impossible": bool(question.get("is_impossible", False)),
+                "title": article.get("title", ""),
+            }
+            for article in json.loads(_read_text(path, "strict", ReadReport()))["data"]
+            for paragraph in article["paragraphs"]
+            for question in paragraph["qas"]
+        ]
     except json.JSONDecodeError as error:
         raise EverybertError(f"{path} is not JSON ({error}): fix the file") from None
     except (KeyError, TypeError) as error:
         raise EverybertError(
             f"{path} is not a SQuAD file ({error} is missing): it needs data, paragraphs, context, qas, id, question"
         ) from None
-
-
-def _file(path: str | Path) -> Path:
-    path = Path(path)
-    if path.is_dir():
-        raise EverybertError(f"{path} is a folder: name a file")
-    return expand(path)[0]
+    if not found:
+        raise EverybertError(f"{path} has 0 questions: is it a SQuAD file?")
+    return found

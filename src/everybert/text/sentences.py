@@ -9,7 +9,6 @@ the text: the patterns are possessive, and each stop is decided by one word on e
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 _EAST = "。！？｡"
 # A character class comes first, so that the search is a fast scan; a match consumes all that it examines.
@@ -53,26 +52,12 @@ _STARTERS = _words("""
 
 def split_sentences(text: str) -> list[str]:
     """The sentences of a text in order, without surrounding white space."""
-    return [text[start:end] for start, end in sentence_spans(text)]
-
-
-def sentence_spans(text: str) -> Iterator[tuple[int, int]]:
-    """(start, end) of each sentence in characters of the text."""
-    start = 0
+    pieces, start = [], 0
     for match in _STOP.finditer(text):
         if _ends(text, start, match):
-            yield from _trimmed(text, start, match.end())
+            pieces.append(text[start : match.end()].strip())
             start = match.end()
-    yield from _trimmed(text, start, len(text))
-
-
-def _trimmed(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The span without surrounding white space, if anything is left."""
-    inner = text[start:end].lstrip()
-    begin = end - len(inner)
-    inner = inner.rstrip()
-    if inner:
-        yield begin, begin + len(inner)
+    return [piece for piece in (*pieces, text[start:].strip()) if piece]
 
 
 def _ends(text: str, start: int, match: re.Match[str]) -> bool:

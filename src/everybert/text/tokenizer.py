@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import AddedToken, decoders, models, processors
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, processors
 
 from everybert.errors import EverybertError
+from everybert.files import write_json
 from everybert.text import formats
 
 MASK = "[MASK]"  # accepted in text with every vocabulary, whatever its own mask token is
@@ -30,53 +31,37 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _PARALLEL = "TOKENIZERS_PARALLELISM"
 
 
-def _disable_parallelism_in_forks() -> None:
-    """Make forked processes tokenize on one thread: the threads of `tokenizers` do not survive a fork.
-
-    The variable is set during the fork alone, and only if the user has not set it.
-    """
-    unset = False
-
-    def before() -> None:
-        nonlocal unset
-        unset = _PARALLEL not in os.environ
-        if unset:
-            os.environ[_PARALLEL] = "false"
-
-    def after_in_parent() -> None:
-        if unset:
-            os.environ.pop(_PARALLEL, None)
-
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=before, after_in_parent=after_in_parent)
-
-
-_disable_parallelism_in_forks()
+if hasattr(os, "register_at_fork") and _PARALLEL not in os.environ:
+    # Forked processes tokenize on one thread: the threads of `tokenizers` do not survive a fork.
+    os.register_at_fork(
+        before=lambda: os.environ.update({_PARALLEL: "false"}),
+        after_in_parent=lambda: os.environ.pop(_PARALLEL, None),
+    )
 
 
 class Encoding:
     """The tokens of a text or pair. Each attribute is a list with one entry per token, computed on first use."""
 
-    def __init__(self, raw: Any, texts: tuple[str, ...] | None = None, mask: str = MASK):
+    def __init__(self, raw: Any, alias: int | None = None, mask: tuple[int, str] = (0, "")):
         self._raw = raw
-        self._texts = texts  # the caller's texts, if "[MASK]" in them was replaced by a token of another length
+        self._alias = alias  # the id that "[MASK]" was read as, if the mask token is another
         self._mask = mask
 
     def __len__(self) -> int:
         return len(self._raw)
 
-    def __repr__(self) -> str:
-        return f"Encoding({' '.join(self.tokens)})"
-
     @cached_property
     def ids(self) -> list[int]:
         """Token ids."""
-        return self._raw.ids
+        ids = self._raw.ids
+        return [self._mask[0] if i == self._alias else i for i in ids] if self._alias in ids else ids
 
     @cached_property
     def tokens(self) -> list[str]:
         """The tokens as written in the vocabulary."""
-        return [token.strip() or token for token in self._raw.tokens]  # a mask token may include the space before it
+        named = zip(self._raw.tokens, self._raw.ids, strict=True)
+        tokens = [self._mask[1] if i == self._alias else token for token, i in named]
+        return [token.strip() or token for token in tokens]  # a mask token may include the space before it
 
     @cached_property
     def segments(self) -> list[int]:
@@ -101,25 +86,7 @@ class Encoding:
     @cached_property
     def offsets(self) -> list[tuple[int, int]]:
         """(start, end) of the token in characters of its text; (0, 0) for added tokens."""
-        if self._texts is None:
-            return self._raw.offsets
-        where = [_positions(text, self._mask) for text in self._texts]
-        return [
-            (where[s or 0][start], where[s or 0][end])
-            for (start, end), s in zip(self._raw.offsets, self.sequence, strict=True)
-        ]
-
-
-def _positions(text: str, mask: str) -> list[int]:
-    """Map positions in the text with "[MASK]" replaced by the mask token to positions in the text itself."""
-    where: list[int] = []
-    start = 0
-    for part in text.split(MASK):
-        if start:
-            where += [start - len(MASK)] * len(mask)
-        where += range(start, start + len(part))
-        start += len(part) + len(MASK)
-    return [*where, len(text)]
+        return self._raw.offsets
 
 
 class Tokenizer:
@@ -158,21 +125,14 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
         self.single_special: int = backend.num_special_tokens_to_add(False)
         self.pair_special: int = backend.num_special_tokens_to_add(True)
-        self._work = _trimming(backend)
-        self._alias = self.mask_token not in (None, MASK) and MASK not in self._vocab
+        self._work, self._alias = self._working_backend()
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
         """Read a folder or file: tokenizer.json, vocab.txt, vocab.json + merges.txt, SentencePiece model."""
         backend, settings = formats.read_backend(path)
-        with formats.one_line_errors(f"the tokenizer in {path} is damaged", "download it again"):
+        with formats.one_line_errors(f"the tokenizer in {path} cannot be used", "use another model or tokenizer"):
             return cls(backend, settings)
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __repr__(self) -> str:
-        return f"Tokenizer({self.kind}, {self.size} tokens, {'uncased' if self.lowercase else 'cased'})"
 
     def __reduce__(self) -> Any:
         return _restore, (self._backend.to_str(), self._settings())
@@ -235,35 +195,46 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str | tuple[str, str]], specials: bool = True) -> list[Encoding]:
         """Tokenize texts and pairs on all cores."""
-        raws = self._run(self._work.encode_batch, texts, specials)
-        if not self._alias or len(self.mask_token or "") == len(MASK):
-            return [Encoding(raw) for raw in raws]
-        parts = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
-        return [
-            Encoding(raw, part if any(MASK in t for t in part) else None, self.mask_token or MASK)
-            for raw, part in zip(raws, parts, strict=True)
-        ]
+        mask = (self.mask_id or 0, self.mask_token or "")
+        return [Encoding(raw, self._alias, mask) for raw in self._run(self._work.encode_batch, texts, specials)]
 
     def ids_batch(self, texts: Sequence[str | tuple[str, str]], specials: bool = True) -> list[list[int]]:
         """The ids of texts and pairs. Faster than `encode_batch`, which computes offsets."""
-        return [raw.ids for raw in self._run(self._work.encode_batch_fast, texts, specials)]
+        mask = (self.mask_id or 0, "")
+        raws = self._run(self._work.encode_batch_fast, texts, specials)
+        return [Encoding(raw, self._alias, mask).ids if self._alias else raw.ids for raw in raws]
 
     def _run(self, encode: Any, texts: Sequence[str | tuple[str, str]], specials: bool) -> list[Any]:
         """Encode. On a TypeError (a lone surrogate, or an object that is not text), clean or refuse the texts."""
         with formats.one_line_errors("the tokenizer cannot encode this", "its files may be damaged"):
             try:
-                return encode(list(map(self._own_mask, texts)) if self._alias else texts, add_special_tokens=specials)
+                return encode(texts, add_special_tokens=specials)
             except TypeError:
-                cleaned = [self._own_mask(_clean(text, i)) for i, text in enumerate(texts)]
-                return encode(cleaned, add_special_tokens=specials)
+                return encode([_clean(text, i) for i, text in enumerate(texts)], add_special_tokens=specials)
 
-    def _own_mask(self, text: Any) -> Any:
-        """The text with "[MASK]" replaced by the mask token of this vocabulary."""
-        if not self._alias:
-            return text
-        if isinstance(text, str):
-            return text.replace(MASK, self.mask_token or MASK) if MASK in text else text
-        return tuple(map(self._own_mask, text)) if isinstance(text, list | tuple) else text
+    def _working_backend(self) -> tuple[Backend, int | None]:
+        """A backend with the same ids, in which byte-level offsets exclude the space before a word; id of "[MASK]".
+
+        If the mask token is another one, the working backend also has "[MASK]", with an id of its own.
+        """
+        backend = self._backend
+        splitter, template = (
+            str(part.__getstate__()) if part else "" for part in (backend.pre_tokenizer, backend.post_processor)
+        )
+        trims = '"ByteLevel"' not in splitter or not template or '"trim_offsets":true' in template
+        if trims and (self.mask_id is None or MASK in self._vocab):
+            return backend, None
+        working = Backend.from_str(backend.to_str())
+        if not trims:
+            trim = processors.ByteLevel(add_prefix_space='"add_prefix_space":true' in splitter, trim_offsets=True)
+            working.post_processor = processors.Sequence([trim, backend.post_processor])
+        if self.mask_id is None or MASK in self._vocab:
+            return working, None
+        mask = backend.get_added_tokens_decoder()[self.mask_id]
+        flags = {name: getattr(mask, name) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+        working.add_tokens([AddedToken(MASK, **flags)])
+        alias = working.token_to_id(MASK)
+        return working, alias if alias not in self._vocab.values() else None
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of ids."""
@@ -273,18 +244,23 @@ class Tokenizer:
         return self._backend.decode(ids, skip_special_tokens=skip_special)
 
     @cached_property
-    def _layouts(self) -> tuple[list[tuple[list[int], list[int], int]], ...]:
-        """For one text and for a pair: (special ids, their segments, segment of the text that follows) per text."""
-        return _layout(self.encode("a")), _layout(self.encode("a", "a"))
+    def _samples(self) -> tuple[Encoding, Encoding]:
+        """A text and a pair, as templates of their special tokens."""
+        return self.encode("a"), self.encode("a", "a")
 
     def build(self, ids_a: Sequence[int], ids_b: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
         """Add special tokens around ids as the model family does; returns (ids, segments)."""
         ids: list[int] = []
         segments: list[int] = []
-        texts = [ids_a] if ids_b is None else [ids_a, ids_b]
-        for (special, special_segments, segment), text in zip(self._layouts[len(texts) - 1], [*texts, []], strict=True):
-            ids += [*special, *text]
-            segments += special_segments + [segment] * len(text)
+        sample, texts = self._samples[ids_b is not None], [ids_a, ids_b or []]
+        for token, segment, text in zip(sample.ids, sample.segments, sample.sequence, strict=True):
+            new = [token] if text is None else texts[text]
+            ids += new
+            segments += [segment] * len(new)
+            if text is not None:
+                texts[text] = []  # the text of the sample may have several tokens
+        if any(texts):
+            raise EverybertError("the tokenizer drops the letter a: it is no tokenizer of running text")
         return ids, segments
 
     # ── files
@@ -301,13 +277,15 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         settings = self._settings() | ({"model_max_length": max_length} if max_length else {})
-        config = formats.class_settings(self._backend, self._roles) | settings
+        # transformers 5 rebuilds the pipeline of any other class from its arguments and ignores that of tokenizer.json.
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **settings}
+        pair = ["token_type_ids"] if 1 in self._backend.encode("a", "a").type_ids else []
+        config["model_input_names"] = ["input_ids", *pair, "attention_mask"]
         whole = self._backend.to_str(pretty=True)  # Backend.save() hides disk errors
         (folder / "tokenizer.json").write_text(whole, encoding="utf-8", newline="\n")
         tokens = {name: value for name, value in settings.items() if name.endswith("_token")}
-        for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", tokens)):
-            text = json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
-            (folder / name).write_text(text, encoding="utf-8")
+        write_json(folder / "tokenizer_config.json", dict(sorted(config.items())))
+        write_json(folder / "special_tokens_map.json", dict(sorted(tokens.items())))
 
 
 def _restore(serialised: str, settings: dict[str, Any]) -> Tokenizer:
@@ -331,34 +309,6 @@ def _max_length(settings: dict[str, Any]) -> int | None:
     """The maximum length in the settings; transformers writes 1e30 for none."""
     length = settings.get("model_max_length")
     return int(length) if isinstance(length, int | float) and 0 < length < 1e9 else None
-
-
-def _trimming(backend: Backend) -> Backend:
-    """A backend with the same ids, whose byte-level offsets exclude the space before a word."""
-    splitter, template = (
-        str(part.__getstate__()) if part else "" for part in (backend.pre_tokenizer, backend.post_processor)
-    )
-    if '"ByteLevel"' not in splitter or not template or '"trim_offsets":true' in template:
-        return backend
-    trim = processors.ByteLevel(add_prefix_space='"add_prefix_space":true' in splitter, trim_offsets=True)
-    working = Backend.from_str(backend.to_str())
-    working.post_processor = processors.Sequence([trim, backend.post_processor])
-    return working
-
-
-def _layout(encoding: Encoding) -> list[tuple[list[int], list[int], int]]:
-    """The special tokens before each text of an encoding, and after the last."""
-    runs: list[tuple[list[int], list[int], int]] = [([], [], 0)]
-    previous: int | None = None
-    for token, segment, sequence in zip(encoding.ids, encoding.segments, encoding.sequence, strict=True):
-        if sequence is None:
-            runs[-1][0].append(token)
-            runs[-1][1].append(segment)
-        elif sequence != previous:
-            runs[-1] = (*runs[-1][:2], segment)
-            runs.append(([], [], 0))
-        previous = sequence if sequence is not None else previous
-    return runs
 
 
 def _clean(text: Any, index: int) -> Any:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
@@ -24,9 +25,9 @@ from everybert.text import formats
 from everybert.text.tokenizer import Tokenizer
 
 Kind = Literal["wordpiece", "bpe", "unigram"]
-Progress = Callable[[str, int], None]  # called with the stage and the number of characters read
+log = logging.getLogger("everybert")
 
-_CHUNK = 1 << 20  # characters of a line that are split at once
+_READ = 1 << 26  # characters that are read before the strings between spaces are split into words
 _RUNS = 1_000_000  # different strings between spaces that are held before they are split into words
 _WORDS = 2_000_000  # different words that are held before the rarer half is dropped
 _WORD_LENGTH = 100  # longer words are split; WordPiece maps them to the unknown token
@@ -37,102 +38,87 @@ _CONTINUING = 0xF0000  # private-use characters that stand for the letters insid
 _ALBERT = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
 
 
-@dataclass(frozen=True)
-class TokenizerReport:
-    """Statistics of the training text, and of the vocabulary on held-out text."""
-
-    kind: str
-    size: int  # tokens in the vocabulary
-    model_size: int  # embedding rows of a model: the size rounded up to a multiple of 64
-    texts: int
-    characters: int
-    words: int  # different words counted
-    held_out: bool  # False if there was too little text to hold any out
-    measured_characters: int
-    coverage: float  # share of non-space characters that are covered by known tokens
-    unknown_rate: float  # share of tokens that are the unknown token
-    characters_per_token: float
-    tokens_per_word: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as a dictionary."""
-        return asdict(self)
-
-
-def model_size(size: int) -> int:
-    """Embedding rows for a vocabulary: its size rounded up to a multiple of 64, which is fast on GPUs."""
-    return -(-size // 64) * 64
-
-
 def train_tokenizer(
     texts: Iterable[str],
     kind: Kind = "wordpiece",
     size: int = 30_000,
     lowercase: bool = True,
-    min_frequency: int = 2,
-    progress: Progress | None = None,
-) -> tuple[Tokenizer, TokenizerReport]:
-    """Train on a stream of texts; about one line in a hundred is held out for the report.
+    min_frequency: int | None = None,
+    progress: Callable[[int], None] = lambda characters: None,
+) -> tuple[Tokenizer, dict[str, Any]]:
+    """Train on a stream of texts; returns the tokenizer and a report.
 
-    With `lowercase`, text is lower-cased and accents are removed. The vocabulary is smaller than `size` if the text
-    has fewer pieces that occur `min_frequency` times.
+    With `lowercase`, text is lower-cased and accents are removed. WordPiece and BPE leave out pieces that occur less
+    than `min_frequency` times (2 by default). About one line in a hundred is held out to measure the vocabulary:
+    `coverage` is the share of its non-space characters in known tokens, `unknown_rate` the share of unknown tokens.
     """
     if kind not in _TRAINERS:
         raise EverybertError(f"no tokenizer kind {kind!r}: choose wordpiece, bpe or unigram")
-    show = progress or (lambda stage, done: None)
-    reading = _Reading(show)
-    words = _count_words(reading.training_lines(texts), kind, lowercase)
-    if not words:
-        raise EverybertError("there is no text to train a tokenizer on: check the files and their text column")
-    show("training", reading.characters)
-    tokenizer = Tokenizer(_TRAINERS[kind](words, size, lowercase, min_frequency))
-    show("measuring", reading.characters)
-    return tokenizer, _report(tokenizer, reading, len(words))
+    if kind == "unigram" and min_frequency is not None:
+        raise EverybertError("a Unigram vocabulary has no least frequency: leave out --min-frequency")
+    held: dict[str, None] = {}
+    seen = {"texts": 0, "characters": 0}
+    first: list[str] = []  # measured if nothing is held out
 
-
-class _Reading:
-    """Splits texts into lines for training and held-out lines, which are chosen by hash."""
-
-    def __init__(self, show: Progress):
-        self.texts = self.characters = 0
-        self.held: dict[str, int] = {}
-        self.first: list[str] = []  # used for the report if nothing is held out
-        self._show = show
-        self._below = (1 << 32) // 100
-
-    def training_lines(self, texts: Iterable[str]) -> Iterator[str]:
-        """The lines to train on."""
-        held = 0
+    def training_lines() -> Iterator[str]:
+        room = _HELD_OUT_CHARACTERS
         for text in texts:
-            self.texts += 1
-            self.characters += len(text)
+            seen["texts"] += 1
+            seen["characters"] += len(text)
             for line in text.splitlines():
                 encoded = line.encode("utf-8", "replace")
-                key = zlib.crc32(encoded)
-                if key < self._below:
-                    self.held[line] = key
-                    held += len(line)
+                if zlib.crc32(encoded) < (1 << 32) // 100 and (room > 0 or line in held):
+                    held[line] = None
+                    room -= len(line)
                 else:
                     yield line if line.isascii() else encoded.decode()
-                    if len(self.first) < 1000:
-                        self.first.append(line)
-                while held > _HELD_OUT_CHARACTERS and len(self.held) > 1:  # halve the share from here on
-                    self._below //= 2
-                    self.held = {line: key for line, key in self.held.items() if key < self._below}
-                    held = sum(map(len, self.held))
-            self._show("counting words", self.characters)
+                    if len(first) < 1000:
+                        first.append(line)
+            progress(seen["characters"])
+
+    words = _count_words(training_lines(), kind, lowercase)
+    if not words:
+        raise EverybertError("there is no text to train a tokenizer on: check the files and their text column")
+    tokenizer = Tokenizer(_TRAINERS[kind](words, size, lowercase, min_frequency or 2))
+    report: dict[str, Any] = {"kind": kind, "size": tokenizer.size, **seen, "words": len(words), "held_out": bool(held)}
+    report |= measure(tokenizer, list(held) or first)
+    if report["coverage"] < 0.995:
+        log.warning("only %.1f %% of characters are covered: give more text", 100 * report["coverage"])
+    letters = unicodedata.normalize("NFD", "".join(held or first))
+    marks = sum(unicodedata.category(c) == "Mn" for c in letters) / max(1, len(letters))
+    if lowercase and marks > 0.05:
+        log.warning("accents and vowel signs, %.1f %% of the text, are removed: --cased keeps them", 100 * marks)
+    if tokenizer.size < 0.8 * size:
+        log.warning("the vocabulary has %d tokens instead of %d: give more text", tokenizer.size, size)
+    return tokenizer, report
+
+
+def measure(tokenizer: Tokenizer, lines: list[str]) -> dict[str, float]:
+    """How a vocabulary covers lines of text."""
+    tokens = unknown = lost = 0
+    for line, encoding in zip(lines, tokenizer.encode_batch(lines, specials=False), strict=True):
+        tokens += len(encoding)
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token == tokenizer.unk_id:
+                unknown += 1
+                lost += len("".join(line[start:end].split()))
+    return {
+        "coverage": 1 - lost / max(1, sum(len(run) for line in lines for run in line.split())),
+        "unknown_rate": unknown / max(1, tokens),
+        "characters_per_token": sum(map(len, lines)) / max(1, tokens),
+    }
 
 
 def _install(kind: Kind, lowercase: bool, backend: Backend, charsmap: bytes | None = None) -> Backend:
     """Install the pipeline of BERT (WordPiece), RoBERTa (BPE) or ALBERT (Unigram)."""
     if kind == "wordpiece":
-        return formats.bert_pipeline(backend, lowercase).install(backend)
+        return formats.bert_pipeline(backend, lowercase)
     if kind == "unigram":
-        return formats.albert_pipeline(backend, charsmap, lowercase, keep_accents=not lowercase).install(backend)
+        return formats.albert_pipeline(backend, charsmap, lowercase, keep_accents=not lowercase)
     if lowercase:
         n = normalizers
         backend.normalizer = n.Sequence([n.NFD(), n.StripAccents(), n.Lowercase(), n.NFC()])
-    return formats.roberta_pipeline(backend).install(backend)
+    return formats.roberta_pipeline(backend)
 
 
 def _splitter(kind: Kind, lowercase: bool) -> Callable[[str], list[str]]:
@@ -158,13 +144,12 @@ def _count_words(lines: Iterable[str], kind: Kind, lowercase: bool) -> Counter[s
     runs: Counter[str] = Counter()
     read = 0
     for line in lines:
-        for start in range(0, len(line), _CHUNK):
-            found = line[start : start + _CHUNK].split()
-            if kind == "bpe":  # in byte-level BPE the first word of a line differs from one after a space
-                found[1:] = map(" ".__add__, found[1:])
-            runs.update(found)
+        found = line.split()
+        if kind == "bpe":  # in byte-level BPE the first word of a line differs from one after a space
+            found[1:] = map(" ".__add__, found[1:])
+        runs.update(found)
         read += len(line)
-        if len(runs) > _RUNS or read > 64 * _CHUNK:
+        if len(runs) > _RUNS or read > _READ:
             _add(words, runs, split)
             runs, read = Counter(), 0
     _add(words, runs, split)
@@ -260,7 +245,7 @@ def _train_bpe(words: Counter[str], size: int, lowercase: bool, min_frequency: i
     return _install("bpe", lowercase, backend)
 
 
-def _train_unigram(words: Counter[str], size: int, lowercase: bool, min_frequency: int) -> Backend:
+def _train_unigram(words: Counter[str], size: int, lowercase: bool, _: int) -> Backend:
     """Unigram by SentencePiece with the ids of ALBERT. The result depends on the number of threads, which is fixed."""
     try:
         import sentencepiece
@@ -268,9 +253,7 @@ def _train_unigram(words: Counter[str], size: int, lowercase: bool, min_frequenc
         raise EverybertError(
             "training a Unigram tokenizer needs sentencepiece: pip install 'everybert[sentencepiece]'"
         ) from error
-    counted = sorted((word, count) for word, count in words.items() if count >= min_frequency and "\0" not in word)
-    if not counted:
-        raise EverybertError(f"no word occurs {min_frequency} times: lower min_frequency or give more text")
+    counted = sorted((word, count) for word, count in words.items() if "\0" not in word)
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -303,31 +286,3 @@ _TRAINERS: dict[str, Callable[[Counter[str], int, bool, int], Backend]] = {
     "bpe": _train_bpe,
     "unigram": _train_unigram,
 }
-
-
-def _report(tokenizer: Tokenizer, reading: _Reading, words: int) -> TokenizerReport:
-    """Measure the vocabulary on the held-out lines."""
-    lines = list(reading.held) or reading.first
-    tokens = unknown = lost = 0
-    for line, encoding in zip(lines, tokenizer.encode_batch(lines, specials=False), strict=True):
-        tokens += len(encoding)
-        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token == tokenizer.unk_id:
-                unknown += 1
-                lost += len("".join(line[start:end].split()))
-    characters = sum(map(len, lines))
-    runs = [run for line in lines for run in line.split()]
-    return TokenizerReport(
-        kind=tokenizer.kind,
-        size=tokenizer.size,
-        model_size=model_size(tokenizer.size),
-        texts=reading.texts,
-        characters=reading.characters,
-        words=words,
-        held_out=bool(reading.held),
-        measured_characters=characters,
-        coverage=1 - lost / max(1, sum(map(len, runs))),
-        unknown_rate=unknown / max(1, tokens),
-        characters_per_token=characters / max(1, tokens),
-        tokens_per_word=tokens / max(1, len(runs)),
-    )
