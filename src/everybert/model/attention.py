@@ -10,6 +10,7 @@ Attention(Q, K, V) = softmax(Q Kᵀ / √D) V, per head and within each sequence
 | sliding window (long sequences)         | blocks of queries, each with the keys in its window: O(n·w)    |
 | global tokens (Longformer)              | as above, with the global keys, and full rows for global queries |
 | `watch` is given                        | the formula written out, one sequence at a time                |
+| scores with a bias (MPNet, DeBERTa)     | as on the CPU, with the bias as the mask of SDPA               |
 | ONNX export (inference/export.py)        | one rectangle with a mask: all pairs, whatever the pattern     |
 
 Legend: T tokens in the batch, B sequences, A heads, D head size, n tokens of one
@@ -18,11 +19,10 @@ sequence, w one-sided window.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from functools import cache
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +31,56 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from everybert.model.config import EncoderConfig
 from everybert.model.ragged import Ragged
 
-Watch = Callable[[str, Tensor], None]
+Heads = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values: (T, A, D) each."""
 Rotary = tuple[Tensor, Tensor]
+Bias = Callable[[Tensor, Tensor], Tensor]
+"""What is added to the scores of sequences of one length: queries and keys (B, A, n, D) → (B or 1, A, n, n)."""
+Watch = Callable[[str, Tensor], None]
+
+
+class Relative(NamedTuple):
+    """What tells a layer how far tokens are from each other; computed once per batch."""
+
+    rotary: Rotary | None = None
+    bias: Bias | None = None
+    table: tuple[Tensor, Callable[[int], Tensor]] | None = None
+    """DeBERTa: vectors of relative positions (R, H), and n tokens → the row of each pair (n, n)."""
+
+
+ABSOLUTE = Relative()
+"""Positions that are a part of the embeddings alone."""
 
 HAS_TRITON = find_spec("triton") is not None
 
 QUERY_BLOCK = 128
 """Queries per block of windowed attention: larger blocks mask away more keys, smaller ones need more calls."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which tokens of its sequence a token attends to."""
+
+    window: int | None = None
+    """Those at most w positions away; None: all."""
+    causal: bool | str = False
+    """True: no token after it; "reverse": no token before it."""
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """How many tokens before it and after it; −1 for all."""
+        reach = -1 if self.window is None else self.window
+        return 0 if self.causal == "reverse" else reach, 0 if self.causal is True else reach
+
+    def visible(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """bool (rows, columns): whether the token at position r attends to the one at position c."""
+        gap = columns - rows[:, None]
+        before, after = self.sides
+        seen = torch.ones_like(gap, dtype=torch.bool) if before < 0 else gap >= -before
+        return seen if after < 0 else seen & (gap <= after)
+
+
+FULL = Pattern()
 
 
 class Attention(nn.Module):
@@ -47,63 +90,77 @@ class Attention(nn.Module):
         super().__init__()
         width = config.hidden_size
         self.heads = config.heads
+        self.causal = config.causal
         self.dropout = config.attention_dropout
         self.qkv = nn.Linear(width, 3 * width, bias=config.linear_bias)
         self.qkv_global = nn.Linear(width, 3 * width, bias=config.linear_bias) if config.global_attention else None
         self.output = nn.Linear(width, width, bias=config.linear_bias)
+        self.table_dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self,
-        x_TH: Tensor,
-        batch: Ragged,
-        window: int | None = None,
-        rotary: Rotary | None = None,
-        watch: Watch | None = None,
+        self, x_TH: Tensor, batch: Ragged, window: int | None, relative: Relative, watch: Watch | None = None
     ) -> Tensor:
         """(T, H) → (T, H)."""
+        rotary, bias, table = relative
         qkv_T3AD = self.qkv(x_TH).unflatten(-1, (3, self.heads, -1))
-        q_TAD, k_TAD, v_TAD = qkv_T3AD.unbind(1)
-        if rotary is not None:
-            q_TAD, k_TAD = rotate(q_TAD, *rotary), rotate(k_TAD, *rotary)
-        own_TAD = None  # Q, K and V of the global tokens (Longformer, §3.1)
+        own: Heads | None = None  # Q, K and V of the global tokens (Longformer, §3.1)
         if self.qkv_global is not None and batch.globals_T is not None:
-            own_TAD = self.qkv_global(x_TH).unflatten(-1, (3, self.heads, -1)).unbind(1)
+            own = self.qkv_global(x_TH).unflatten(-1, (3, self.heads, -1)).unbind(1)
         p = self.dropout if self.training else 0.0
-        if (
-            watch is None
-            and own_TAD is None
-            and window is None
-            and rotary is None
-            and p == 0.0
-            and has_kernel(qkv_T3AD)
-        ):
+        pattern = Pattern(window, self.causal)
+        plain = watch is None and own is None and pattern == FULL and relative == ABSOLUTE and p == 0.0
+        if plain and has_kernel(qkv_T3AD):
             from everybert.model.kernels import attention
 
             mixed_TAD, _ = attention(qkv_T3AD, batch.offsets_B1, batch.max_length)
-        elif watch is not None:
-            mixed_TAD = watched(q_TAD, k_TAD, v_TAD, batch, window, own_TAD, watch)
         else:
-            mixed_TAD = attend(q_TAD, k_TAD, v_TAD, batch, window, own_TAD, p)
+            q_TAD, k_TAD, v_TAD = qkv_T3AD.unbind(1)
+            if rotary is not None:
+                q_TAD, k_TAD = rotate(q_TAD, *rotary), rotate(k_TAD, *rotary)
+            if table is not None:
+                q_TAD = q_TAD * PARTS**-0.5
+                places_R3AD = self.qkv(self.table_dropout(table[0])).unflatten(-1, (3, self.heads, -1))
+                bias = disentangled(places_R3AD[:, 0], places_R3AD[:, 1], table[1])
+            qkv = q_TAD, k_TAD, v_TAD
+            if watch is None:
+                mixed_TAD = attend(qkv, batch, pattern, own, p, bias)
+            else:
+                mixed_TAD = watched(qkv, batch, pattern, own, watch, bias)
         return self.output(mixed_TAD.flatten(1))
 
 
 def attend(
-    q_TAD: Tensor,
-    k_TAD: Tensor,
-    v_TAD: Tensor,
-    batch: Ragged,
-    window: int | None = None,
-    own_TAD: tuple[Tensor, ...] | None = None,
-    p: float = 0.0,
+    qkv: Heads, batch: Ragged, pattern: Pattern, own: Heads | None = None, p: float = 0.0, bias: Bias | None = None
 ) -> Tensor:
     """Attention within each sequence by the best backend available. `p` is the dropout on the probabilities."""
     if batch.attend is not None:
-        return batch.attend(q_TAD, k_TAD, v_TAD, window, own_TAD)
-    if own_TAD is None and flashable(q_TAD) and (window is None or _varlen_has_window()):
-        return varlen(q_TAD, k_TAD, v_TAD, batch, window, p)
-    if own_TAD is None and (window is None or max(batch.lengths) <= window + 1):
-        return grouped(q_TAD, k_TAD, v_TAD, batch, p)
-    return windowed(q_TAD, k_TAD, v_TAD, batch, window, own_TAD, p)
+        return batch.attend(qkv, pattern, own, bias)
+    if bias is not None:
+        return grouped(qkv, batch, p, bias, pattern.causal)
+    if own is None and flashable(qkv[0]):
+        return varlen(qkv, batch, pattern, p)
+    if own is None and (pattern.window is None or max(batch.lengths) <= pattern.window + 1):
+        return grouped(qkv, batch, p, causal=pattern.causal)
+    return windowed(qkv, batch, pattern, own, p)
+
+
+PARTS = 3
+"""Terms of DeBERTa's scores: content to content, content to position, position to content."""
+
+
+def disentangled(q_RAD: Tensor, k_RAD: Tensor, rows: Callable[[int], Tensor]) -> Bias:
+    """The scores of contents with relative positions δ, both ways: Qᵢ·K_δ(i,j) + Kⱼ·Q_δ(i,j) (He et al. 2021, eq. 4).
+
+    The products with all R positions are (n, R); the rows of the pairs are then gathered, without an (n, n, D) tensor.
+    """
+
+    def bias(q: Tensor, k: Tensor) -> Tensor:
+        row_nn = rows(q.shape[2])
+        to_place = (q @ k_RAD.permute(1, 2, 0)).gather(-1, row_nn.expand(*q.shape[:2], -1, -1))
+        from_place = (k @ q_RAD.permute(1, 2, 0)).gather(-1, row_nn.t().expand(*q.shape[:2], -1, -1))
+        return (to_place + from_place.transpose(-1, -2) * PARTS**-0.5) * q.shape[-1] ** -0.5
+
+    return bias
 
 
 def rotate(x_TAD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
@@ -128,158 +185,97 @@ def flashable(x: Tensor) -> bool:
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.shape[-1] % 8 == 0
 
 
-# ── the whole batch in one kernel ────────────────────────────────────────────────────────────────────────────
+# ── backends ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def varlen(q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, batch: Ragged, window: int | None, p: float) -> Tensor:
+def varlen(qkv: Heads, batch: Ragged, pattern: Pattern, p: float) -> Tensor:
     """Flash attention on the ragged batch as it is (CUDA, half precision)."""
-    from torch.nn.attention.varlen import varlen_attn
-
     offsets, longest = batch.offsets_B1, batch.max_length
-    side = -1 if window is None else window
-    if p > 0.0:
-        # varlen_attn has no dropout; the operator below it does.
-        out_TAD, *_ = torch.ops.aten._flash_attention_forward(
-            q_TAD,
-            k_TAD,
-            v_TAD,
-            offsets,
-            offsets,
-            longest,
-            longest,
-            p,
-            False,
-            False,
-            window_size_left=side,
-            window_size_right=side,
-        )
-        return out_TAD
-    more: dict[str, Any] = {} if window is None else {"window_size": (side, side)}
-    return varlen_attn(q_TAD, k_TAD, v_TAD, offsets, offsets, longest, longest, **more)  # type: ignore[return-value]
+    left, right = pattern.sides
+    # torch's varlen_attn calls this operator, but without dropout.
+    flash = torch.ops.aten._flash_attention_forward
+    sizes = (offsets, offsets, longest, longest, p, False, False)
+    return flash(*qkv, *sizes, window_size_left=left, window_size_right=right)[0]
 
 
-@cache
-def _varlen_has_window() -> bool:
-    from torch.nn.attention.varlen import varlen_attn
-
-    return "window_size" in inspect.signature(varlen_attn).parameters
-
-
-# ── sequences of equal length together ───────────────────────────────────────────────────────────────────────
-
-
-def grouped(q_TAD: Tensor, k_TAD: Tensor, v_TAD: Tensor, batch: Ragged, p: float) -> Tensor:
-    """One rectangular SDPA call per distinct length; rows of the same length are gathered first if not adjacent."""
-    if batch.regroup is not None:
-        q_TAD, k_TAD, v_TAD = (x.index_select(0, batch.regroup) for x in (q_TAD, k_TAD, v_TAD))
-    sizes = [r.stop - r.start if isinstance(r, slice) else len(r) for _, r in batch.groups]
-    pieces = []
-    for (n, _), *parts in zip(batch.groups, *(x.split(sizes) for x in (q_TAD, k_TAD, v_TAD))):
-        q, k, v = (x.unflatten(0, (-1, n)).transpose(1, 2) for x in parts)
-        pieces.append(sdpa(q, k, v, dropout_p=p).transpose(1, 2).flatten(0, 1))
-    out_TAD = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-    return out_TAD if batch.ungroup is None else out_TAD.index_select(0, batch.ungroup)
+def grouped(qkv: Heads, batch: Ragged, p: float, bias: Bias | None = None, causal: bool | str = False) -> Tensor:
+    """One rectangular SDPA call per distinct length."""
+    out = []
+    for group in zip(*(batch.by_length(x) for x in qkv)):
+        q, k, v = (x.transpose(1, 2) for x in group)
+        added = None if bias is None else bias(q, k).to(q.dtype)
+        if causal == "reverse" or (causal and added is not None):
+            at = torch.arange(q.shape[2], device=q.device)
+            seen = Pattern(causal=causal).visible(at, at)
+            added = seen if added is None else added.masked_fill(~seen, float("-inf"))
+        triangle = causal is True and added is None
+        out.append(sdpa(q, k, v, attn_mask=added, is_causal=triangle, dropout_p=p).transpose(1, 2))
+    return batch.from_lengths(out)
 
 
-# ── sliding windows, with or without global tokens ───────────────────────────────────────────────────────────
+def windowed(qkv: Heads, batch: Ragged, pattern: Pattern, own: Heads | None, p: float) -> Tensor:
+    """Token i attends to |i − j| ≤ w and to global tokens; global tokens attend to all (Beltagy et al. 2020).
 
-
-def windowed(
-    q_TAD: Tensor,
-    k_TAD: Tensor,
-    v_TAD: Tensor,
-    batch: Ragged,
-    window: int | None,
-    own_TAD: tuple[Tensor, ...] | None,
-    p: float,
-) -> Tensor:
-    """Token i attends to |i − j| ≤ w and to global tokens; global tokens attend to all (Beltagy et al. 2020)."""
-    split = [batch.split(x) for x in (q_TAD, k_TAD, v_TAD)]
-    chosen = batch.split(batch.globals_T) if own_TAD is not None and batch.globals_T is not None else None
-    own = [batch.split(x) for x in own_TAD] if own_TAD is not None else None
+    Each block of queries reads only the keys of its windows, so memory grows with n·w, not with n².
+    """
     out = []
     for b, n in enumerate(batch.lengths):
-        q, k, v = (x[b].transpose(0, 1)[None] for x in split)  # (1, A, n, D)
-        at = chosen[b].nonzero().flatten() if chosen is not None else None
-        mixed = _blocks(q, k, v, n if window is None else window, at if at is not None and len(at) else None, p)
-        if own is not None and at is not None and len(at):
-            q, k, v = (x[b].transpose(0, 1)[None] for x in own)
+        q, k, v = (x[None] for x in sequence(qkv, batch, b))  # (1, A, n, D)
+        is_global = batch.split(batch.globals_T)[b] if batch.globals_T is not None and own is not None else None
+        chosen = [] if is_global is None else is_global.nonzero().flatten().tolist()
+        before, after = (n if side < 0 else side for side in pattern.sides)
+        pieces = []
+        for start in range(0, n, QUERY_BLOCK):
+            stop = min(start + QUERY_BLOCK, n)
+            left, right = max(0, start - before), min(n, stop + after)
+            columns = torch.arange(left, right, device=q.device)
+            keys, values = k[:, :, left:right], v[:, :, left:right]
+            if far := [i for i in chosen if not left <= i < right]:
+                columns = torch.cat((columns, columns.new_tensor(far)))
+                keys, values = torch.cat((keys, k[:, :, far]), dim=2), torch.cat((values, v[:, :, far]), dim=2)
+            mask = pattern.visible(torch.arange(start, stop, device=q.device), columns)
+            mask = mask if is_global is None else mask | is_global[columns]
+            pieces.append(sdpa(q[:, :, start:stop], keys, values, attn_mask=mask, dropout_p=p))
+        mixed = torch.cat(pieces, dim=2)
+        if own is not None and chosen:
+            q, k, v = (x[None] for x in sequence(own, batch, b))
+            at = columns.new_tensor(chosen)
             mixed = mixed.index_copy(2, at, sdpa(q[:, :, at], k, v, dropout_p=p).to(mixed.dtype))
         out.append(mixed[0].transpose(0, 1))
-    return torch.cat(out) if len(out) > 1 else out[0]
-
-
-def _blocks(q: Tensor, k: Tensor, v: Tensor, w: int, at: Tensor | None, p: float) -> Tensor:
-    """One sequence (1, A, n, D) in blocks of queries: memory grows with n·w, not n²."""
-    n = q.shape[2]
-    size = min(QUERY_BLOCK, n)
-    band = _band(size, w, q.device)
-    is_global = torch.zeros(n, dtype=torch.bool, device=q.device)
-    if at is not None:
-        is_global[at] = True
-        k_global, v_global = k[:, :, at], v[:, :, at]
-    pieces = []
-    for start in range(0, n, size):
-        stop = min(start + size, n)
-        left, right = max(0, start - w), min(n, stop + w)
-        shift = left - (start - w)
-        mask = band[: stop - start, shift : shift + right - left]
-        keys, values = k[:, :, left:right], v[:, :, left:right]
-        if at is not None:  # global keys are appended once, and masked inside the window
-            mask = torch.cat((mask & ~is_global[left:right], mask.new_ones(stop - start, len(at))), dim=1)
-            keys, values = torch.cat((keys, k_global), dim=2), torch.cat((values, v_global), dim=2)
-        pieces.append(sdpa(q[:, :, start:stop], keys, values, attn_mask=mask, dropout_p=p))
-    return torch.cat(pieces, dim=2)
-
-
-def _band(rows: int, w: int, device: torch.device) -> Tensor:
-    """bool (rows, rows + 2w): whether query r attends to key c, counted from w before the block: 0 ≤ c − r ≤ 2w."""
-    gap = torch.arange(rows + 2 * w, device=device)[None] - torch.arange(rows, device=device)[:, None]
-    return (gap >= 0) & (gap <= 2 * w)
-
-
-# ── the formula written out ──────────────────────────────────────────────────────────────────────────────────
+    return torch.cat(out)
 
 
 def watched(
-    q_TAD: Tensor,
-    k_TAD: Tensor,
-    v_TAD: Tensor,
-    batch: Ragged,
-    window: int | None,
-    own_TAD: tuple[Tensor, ...] | None,
-    watch: Watch,
+    qkv: Heads, batch: Ragged, pattern: Pattern, own: Heads | None, watch: Watch, bias: Bias | None = None
 ) -> Tensor:
     """softmax(Q Kᵀ / √D) V step by step, passing each part of each sequence to `watch`. No dropout."""
     out = []
-    scale = q_TAD.shape[-1] ** -0.5
     for b, n in enumerate(batch.lengths):
-        q, k, v = (batch.split(x)[b].transpose(0, 1) for x in (q_TAD, k_TAD, v_TAD))  # (A, n, D)
-        visible = torch.ones(n, n, dtype=torch.bool, device=q.device)
-        if window is not None:
-            at = torch.arange(n, device=q.device)
-            visible = (at[:, None] - at[None]).abs() <= window
-        chosen = batch.split(batch.globals_T)[b] if batch.globals_T is not None and own_TAD is not None else None
-        if chosen is not None:
-            visible = visible | chosen[None]
-        scores = (q @ k.transpose(1, 2) * scale).masked_fill(~visible, float("-inf"))
-        weights = torch.softmax(scores, dim=-1)
-        mixed = weights @ v
-        if chosen is not None and own_TAD is not None:
-            q_own, k_own, v_own = (batch.split(x)[b].transpose(0, 1) for x in own_TAD)
-            own_scores = q_own @ k_own.transpose(1, 2) * scale
-            own_weights = torch.softmax(own_scores, dim=-1)
-            scores = torch.where(chosen[None, :, None], own_scores, scores)
-            mixed = torch.where(chosen[None, :, None], own_weights @ v_own, mixed)
-            weights = torch.where(chosen[None, :, None], own_weights, weights)
-        for name, value in (
-            ("q", q),
-            ("k", k),
-            ("v", v),
-            ("scores", scores),
-            ("weights", weights),
-            ("mixed", mixed),
-        ):
+        q, k, v = sequence(qkv, batch, b)
+        at = torch.arange(n, device=q.device)
+        mask = pattern.visible(at, at)
+        if own is None or batch.globals_T is None:
+            parts = _formula(q, k, v, mask, None if bias is None else bias(q[None], k[None])[0])
+        else:
+            is_global = batch.split(batch.globals_T)[b]
+            parts, full = _formula(q, k, v, mask | is_global), _formula(*sequence(own, batch, b))
+            parts = {name: torch.where(is_global[:, None], full[name], parts[name]) for name in parts}
+        for name, value in {"q": q, "k": k, "v": v, **parts}.items():
             watch(f"attention.{name}", value)
-        out.append(mixed.transpose(0, 1))
+        out.append(parts["mixed"].transpose(0, 1))
     return torch.cat(out)
+
+
+def _formula(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, added: Tensor | None = None
+) -> dict[str, Tensor]:
+    scores = q @ k.transpose(1, 2) * q.shape[-1] ** -0.5
+    scores = scores if added is None else scores + added
+    scores = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
+    weights = torch.softmax(scores, dim=-1)
+    return {"scores": scores, "weights": weights, "mixed": weights @ v}
+
+
+def sequence(qkv: Heads, batch: Ragged, b: int) -> list[Tensor]:
+    """Q, K and V of sequence b: (A, n, D) each."""
+    return [batch.split(x)[b].transpose(0, 1) for x in qkv]

@@ -1,32 +1,22 @@
 """One frozen configuration for the whole family: a variant is a set of values, not a copy of a file.
 
 The fields of `EncoderConfig` are all that differs between BERT, RoBERTa, XLM-R, DistilBERT, ALBERT, Longformer,
-ModernBERT and the pre-norm BERT and RoBERTa. `PRESETS` has the published models.
+ModernBERT and the pre-norm BERT and RoBERTa. `PRESETS` has the published models, from presets.toml.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+import tomllib
 from dataclasses import dataclass
-from types import MappingProxyType
+from importlib.resources import files
 from typing import Any, Literal
 
 from everybert.errors import EverybertError
 
-Family = Literal[
-    "bert",
-    "roberta",
-    "xlm-roberta",
-    "distilbert",
-    "albert",
-    "longformer",
-    "modernbert",
-    "megatron-bert",
-    "roberta-prelayernorm",
-]
-FAMILIES: tuple[str, ...] = Family.__args__  # type: ignore[attr-defined]
+PUBLISHED = tomllib.loads((files("everybert.model") / "presets.toml").read_text("utf-8"))
+FAMILIES: tuple[str, ...] = tuple(PUBLISHED["families"])
 
 Activation = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"]
 
@@ -35,7 +25,7 @@ Activation = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"]
 class EncoderConfig:
     """The shape of an encoder. Sizes are counts; probabilities lie in [0, 1)."""
 
-    family: Family = "bert"
+    family: str = "bert"
     """The `transformers` model type whose folder layout and head forms this encoder has."""
     vocab_size: int = 30522
     """V: rows of the token embedding."""
@@ -51,12 +41,21 @@ class EncoderConfig:
     """E: width of the embedding tables when it differs from H (ALBERT's factorisation); None means H."""
     max_positions: int = 512
     """The window: the longest sequence, special tokens included."""
-    positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
-    """How positions are encoded. Sinusoidal is a fixed table (Vaswani et al. 2017, §3.5)."""
+    positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
+    """How positions are encoded in the input, if at all. Sinusoidal is a fixed table (Vaswani et al. 2017, §3.5)."""
+    relative: Literal["none", "buckets", "disentangled"] = "none"
+    """What is added to attention scores: a number per head and distance (buckets, MPNet), or products of contents with
+    positions (disentangled, DeBERTa)."""
+    relative_buckets: int = 32
+    """Buckets of distances, for both directions (MPNet) or for each (DeBERTa; 0: every distance is one)."""
+    relative_distance: int = 128
+    """The distance from which on all share a bucket."""
     position_offset: int = 0
     """Unused rows at the start of the position table (RoBERTa counts from padding_idx + 1 = 2)."""
     segments: int = 2
     """Rows of the segment table: 2 (BERT), 1 (RoBERTa) or 0 (DistilBERT, ModernBERT: no table)."""
+    task_types: int = 0
+    """ERNIE: rows of its table of tasks, of which row 0 is added to every token."""
     embedding_norm: bool = True
     """LayerNorm after the embedding sum (megatron-bert has none)."""
     norm: Literal["post", "pre"] = "post"
@@ -79,6 +78,8 @@ class EncoderConfig:
     """ALBERT: layers of a group; they are applied in turn each time the group is."""
     windows: tuple[int | None, ...] | None = None
     """Sliding window per layer, one-sided: token i sees |i − j| ≤ w. None (whole or per layer): all tokens."""
+    causal: Literal[False, True, "reverse"] = False
+    """True: a token attends to itself and those before it, and predicts the next; "reverse": the other way round."""
     global_attention: bool = False
     """Longformer: chosen tokens attend to all tokens and all attend to them, with projections of their own."""
     rotary_theta: float = 160_000.0
@@ -129,6 +130,8 @@ class EncoderConfig:
                 refuse(f"windows has {len(self.windows)} entries for {self.layers} layers")
             if any(w is not None and w < 1 for w in self.windows):
                 refuse("a sliding window must be at least 1")
+        if self.causal and self.global_attention:
+            refuse("causal attention has no global tokens: leave global_attention out")
         if self.positions == "rotary" and self.head_size % 2:
             refuse(f"rotary positions need an even head size, not {self.head_size}")
 
@@ -163,106 +166,32 @@ class EncoderConfig:
         for name in changes:
             if name not in known:
                 raise EverybertError(f"encoder configuration has no field {name!r}")
+        if self.windows and "layers" in changes and "windows" not in changes:  # the pattern of the layers continues
+            size = len(self.windows)
+            period = next(p for p in range(1, size + 1) if self.windows[p:] == self.windows[: size - p])
+            changes["windows"] = tuple(self.windows[i % period] for i in range(changes["layers"]))
         return dataclasses.replace(self, **changes)
 
 
 # ── published models ─────────────────────────────────────────────────────────────────────────────────────────
 
-SIZES = {  # (layers, hidden, heads, intermediate)
-    "tiny": (2, 128, 2, 512),
-    "mini": (4, 256, 4, 1024),
-    "small": (4, 512, 8, 2048),
-    "medium": (8, 512, 8, 2048),
-    "base": (12, 768, 12, 3072),
-    "large": (24, 1024, 16, 4096),
-    "minilm": (6, 384, 12, 1536),
-    "albert-xlarge": (24, 2048, 16, 8192),
-    "albert-xxlarge": (12, 4096, 64, 16384),
-    "modernbert-base": (22, 768, 12, 1152),
-    "modernbert-large": (28, 1024, 16, 2624),
-}
-ROBERTA = {"family": "roberta", "vocab_size": 50265, "segments": 1, "position_offset": 2, "norm_eps": 1e-5, "pad_id": 1}
-"""BERT with one segment, positions counted from 2 and byte-level BPE (Liu et al. 2019)."""
-XLM_ROBERTA = ROBERTA | {"family": "xlm-roberta", "vocab_size": 250002}
-"""RoBERTa in 100 languages (Conneau et al. 2020)."""
-LONGFORMER = ROBERTA | {"family": "longformer", "max_positions": 4096, "global_attention": True}
-"""RoBERTa with a sliding window of 512 tokens and global tokens (Beltagy et al. 2020)."""
-DISTILBERT = {"family": "distilbert", "layers": 6, "segments": 0, "classifier_dropout": 0.2}
-"""BERT with half of its layers, distilled (Sanh et al. 2019)."""
-NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
-ALBERT = NO_DROPOUT | {
-    "family": "albert",
-    "vocab_size": 30000,
-    "embedding_size": 128,
-    "layer_groups": 1,
-    "activation": "gelu_tanh",
-    "classifier_dropout": 0.1,
-}
-"""Version 2: one set of layer weights for all layers, narrow embeddings (Lan et al. 2020)."""
-MODERNBERT = NO_DROPOUT | {
-    "family": "modernbert",
-    "vocab_size": 50368,
-    "max_positions": 8192,
-    "positions": "rotary",
-    "segments": 0,
-    "norm": "pre",
-    "first_attention_norm": False,
-    "norm_eps": 1e-5,
-    "norm_bias": False,
-    "linear_bias": False,
-    "head_bias": False,
-    "feed_forward": "glu",
-    "classifier_dropout": 0.0,
-    "pad_id": 50283,
-}
-"""Rotary positions, pre-norm, GeGLU, full attention in every third layer (Warner et al. 2024)."""
-PRENORM = {"family": "megatron-bert", "norm": "pre", "embedding_norm": False}
-"""BERT in megatron-bert's layout: one norm at the end, none after the embeddings (Shoeybi et al. 2019)."""
+
+def _read_presets() -> dict[str, EncoderConfig]:
+    """The models of presets.toml."""
+    found = {}
+    for name, given in PUBLISHED["presets"].items():
+        size, own = PUBLISHED["sizes"][given["size"]], PUBLISHED["families"][given["family"]]
+        shape = dict(zip(("layers", "hidden_size", "heads", "intermediate_size"), size))
+        values = {**PUBLISHED["families"].get(own.get("like"), {}), **own, **shape, **given}
+        if given["family"] == "longformer":
+            values["windows"] = (256,) * shape["layers"]
+        elif given["family"] == "modernbert":
+            values["windows"] = tuple(None if i % 3 == 0 else 64 for i in range(shape["layers"]))
+        found[name] = EncoderConfig(**{key: value for key, value in values.items() if key not in ("like", "size")})
+    return found
 
 
-def _sized(size: str, settings: Mapping[str, Any] = MappingProxyType({}), **more: Any) -> EncoderConfig:
-    layers, hidden, heads, intermediate = SIZES[size]
-    shape = {"layers": layers, "hidden_size": hidden, "heads": heads, "intermediate_size": intermediate}
-    values = {**shape, **settings, **more}
-    if values.get("family") == "longformer":
-        values["windows"] = (256,) * layers
-    elif values.get("family") == "modernbert":
-        values["windows"] = tuple(None if i % 3 == 0 else 64 for i in range(layers))
-    return EncoderConfig(**values)
-
-
-PRESETS: dict[str, EncoderConfig] = {
-    "bert-tiny": _sized("tiny"),
-    "bert-mini": _sized("mini"),
-    "bert-small": _sized("small"),
-    "bert-medium": _sized("medium"),
-    "bert-base-uncased": _sized("base"),
-    "bert-base-cased": _sized("base", vocab_size=28996),
-    "bert-base-chinese": _sized("base", vocab_size=21128),
-    "bert-base-multilingual-cased": _sized("base", vocab_size=119547),
-    "bert-base-multilingual-uncased": _sized("base", vocab_size=105879),
-    "bert-large-uncased": _sized("large"),
-    "bert-large-cased": _sized("large", vocab_size=28996),
-    "minilm-l6": _sized("minilm"),
-    "roberta-base": _sized("base", ROBERTA),
-    "roberta-large": _sized("large", ROBERTA),
-    "distilroberta-base": _sized("base", ROBERTA, layers=6),
-    "xlm-roberta-base": _sized("base", XLM_ROBERTA),
-    "xlm-roberta-large": _sized("large", XLM_ROBERTA),
-    "distilbert-base-uncased": _sized("base", DISTILBERT),
-    "distilbert-base-cased": _sized("base", DISTILBERT, vocab_size=28996),
-    "albert-base-v2": _sized("base", ALBERT),
-    "albert-large-v2": _sized("large", ALBERT),
-    "albert-xlarge-v2": _sized("albert-xlarge", ALBERT),
-    "albert-xxlarge-v2": _sized("albert-xxlarge", ALBERT),
-    "longformer-base-4096": _sized("base", LONGFORMER),
-    "longformer-large-4096": _sized("large", LONGFORMER),
-    "modernbert-base": _sized("modernbert-base", MODERNBERT),
-    "modernbert-large": _sized("modernbert-large", MODERNBERT),
-    "prenorm-bert-base": _sized("base", PRENORM),
-    "prenorm-bert-large": _sized("large", PRENORM),
-    "prenorm-roberta-large": _sized("large", ROBERTA, family="roberta-prelayernorm", norm="pre"),
-}
+PRESETS = _read_presets()
 
 
 def preset(name: str) -> EncoderConfig:

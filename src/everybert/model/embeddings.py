@@ -24,11 +24,12 @@ class Embeddings(nn.Module):
         self.offset = config.position_offset
         self.token = nn.Embedding(config.vocab_size, width)
         self.position = self.segment = self.norm = self.projection = None
-        if config.positions != "rotary":
+        if config.positions in ("learned", "sinusoidal"):
             self.position = nn.Embedding(config.position_offset + config.max_positions, width)
             self.position.weight.requires_grad_(config.positions == "learned")
         if config.segments:
             self.segment = nn.Embedding(config.segments, width)
+        self.task = nn.Embedding(config.task_types, width) if config.task_types else None
         if config.embedding_norm:
             self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
         self.dropout = nn.Dropout(config.dropout)
@@ -45,6 +46,8 @@ class Embeddings(nn.Module):
                 parts["segment"] = self.segment.weight[0].expand_as(parts["token"])
         if self.position is not None:
             parts["position"] = self.position(batch.positions_T + self.offset)
+        if self.task is not None:
+            parts["task"] = self.task.weight[0].expand_as(parts["token"])
         x_TE: Tensor = sum(parts.values())  # type: ignore[assignment]
         if watch is not None:
             for name, value in parts.items():

@@ -8,17 +8,24 @@ Legend: T tokens in the batch, H hidden, I intermediate width.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from everybert.errors import EverybertError
-from everybert.model.attention import Attention, Rotary, Watch, fused
+from everybert.model.attention import ABSOLUTE, Attention, Relative, Watch, fused
 from everybert.model.config import EncoderConfig
 from everybert.model.embeddings import Embeddings, rotary_table, sinusoids
 from everybert.model.graphs import Recorder
 from everybert.model.ragged import Ragged
+
+Block = Callable[[Tensor], Tensor]
 
 
 def activate(x: Tensor, kind: str) -> Tensor:
@@ -93,53 +100,43 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self,
-        x_TH: Tensor,
-        batch: Ragged,
-        window: int | None,
-        rotary: Rotary | None,
-        watch: Watch | None = None,
+        self, x_TH: Tensor, batch: Ragged, window: int | None, relative: Relative, watch: Watch | None = None
     ) -> Tensor:
         """(T, H) → (T, H)."""
+
+        def attention(x_TH: Tensor) -> Tensor:
+            return self.attention(x_TH, batch, window, relative, watch)
+
+        def feed_forward(x_TH: Tensor) -> Tensor:
+            return self.feed_forward(x_TH, watch)
+
+        x_TH = self._add(x_TH, "attention", attention, self.attention_norm, watch)
+        return self._add(x_TH, "feed_forward", feed_forward, self.feed_forward_norm, watch, "output")
+
+    def _add(
+        self, x_TH: Tensor, name: str, block: Block, norm: nn.LayerNorm | None, watch: Watch | None, end: str = ""
+    ) -> Tensor:
+        """LN(x + block(x)) or, in pre-norm, x + block(LN(x)). The result is watched as `end`."""
         see = watch if watch is not None else _nothing
+        ready_TH = x_TH
         if self.pre:
-            ready_TH = x_TH if self.attention_norm is None else self.attention_norm(x_TH)
-            see("attention.norm", ready_TH)
-            added_TH = self.attention(ready_TH, batch, window, rotary, watch)
-            see("attention.output", added_TH)
-            x_TH = x_TH + self.dropout(added_TH)
-            see("attention.residual", x_TH)
-            ready_TH = self.feed_forward_norm(x_TH)
-            see("feed_forward.norm", ready_TH)
-            added_TH = self.feed_forward(ready_TH, watch)
-            see("feed_forward.output", added_TH)
-            x_TH = x_TH + self.dropout(added_TH)
-        else:
-            assert self.attention_norm is not None
-            added_TH = self.attention(x_TH, batch, window, rotary, watch)
-            see("attention.output", added_TH)
-            if watch is None and fused(x_TH) and not torch.is_grad_enabled() and not self.training:
-                x_TH = self._normed(x_TH, added_TH, self.attention_norm)
-                return self._normed(x_TH, self.feed_forward(x_TH), self.feed_forward_norm)
-            x_TH = x_TH + self.dropout(added_TH)
-            see("attention.residual", x_TH)
-            x_TH = self.attention_norm(x_TH)
-            see("attention.norm", x_TH)
-            added_TH = self.feed_forward(x_TH, watch)
-            see("feed_forward.output", added_TH)
-            x_TH = x_TH + self.dropout(added_TH)
-            see("feed_forward.residual", x_TH)
-            x_TH = self.feed_forward_norm(x_TH)
-        see("output", x_TH)
+            ready_TH = x_TH if norm is None else norm(x_TH)
+            see(f"{name}.norm", ready_TH)
+        added_TH = block(ready_TH)
+        see(f"{name}.output", added_TH)
+        if not self.pre and watch is None and fused(x_TH) and not torch.is_grad_enabled() and not self.training:
+            from everybert.model.kernels import add_norm
+
+            assert norm is not None
+            bias_H = norm.weight if norm.bias is None else norm.bias
+            return add_norm(x_TH, added_TH, norm.weight, bias_H, norm.bias is not None, norm.eps)
+        x_TH = x_TH + self.dropout(added_TH)
+        if not self.pre:
+            assert norm is not None
+            see(f"{name}.residual", x_TH)
+            x_TH = norm(x_TH)
+        see(end or f"{name}.{'residual' if self.pre else 'norm'}", x_TH)
         return x_TH
-
-    @staticmethod
-    def _normed(x_TH: Tensor, added_TH: Tensor, norm: nn.LayerNorm) -> Tensor:
-        """LN(x + added) in one kernel."""
-        from everybert.model.kernels import add_norm
-
-        bias_H = norm.weight if norm.bias is None else norm.bias
-        return add_norm(x_TH, added_TH, norm.weight, bias_H, norm.bias is not None, norm.eps)
 
 
 class Encoder(nn.Module):
@@ -149,20 +146,21 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.embeddings = Embeddings(config)
-        distinct = max(config.layer_order) + 1
+        distinct, width = max(config.layer_order) + 1, config.hidden_size
         self.layers = nn.ModuleList(Layer(config, first=i == 0) for i in range(distinct))
         self.norm = _norm(config) if config.norm == "pre" else None
+        self.relative_bias = self.relative_table = self.relative_norm = None
+        if config.relative == "buckets":
+            self.relative_bias = nn.Embedding(config.relative_buckets, config.heads)
+        elif config.relative == "disentangled":
+            self.relative_table = nn.Embedding(2 * (config.relative_buckets or config.relative_distance), width)
+            self.relative_norm = _norm(config)
         self.checkpointing = False
         """Recompute each layer in the backward pass instead of keeping its activations (Chen et al. 2016)."""
         self.recorder = Recorder()
         """Forward passes recorded as CUDA graphs, for inference."""
 
-    def forward(
-        self,
-        batch: Ragged,
-        states: list[Tensor] | None = None,
-        watch: Watch | None = None,
-    ) -> Tensor:
+    def forward(self, batch: Ragged, states: list[Tensor] | None = None, watch: Watch | None = None) -> Tensor:
         """(T) ids → (T, H).
 
         The L + 1 hidden states are appended to `states`, if given: the embeddings, then each layer's output (the
@@ -170,18 +168,18 @@ class Encoder(nn.Module):
         """
         config = self.config
         x_TH = self.embeddings(batch, watch)
-        rotary = self._rotary(batch)
+        full, local = self._relative(batch)
         if states is not None:
             states.append(x_TH)
         for i, weights in enumerate(config.layer_order):
             layer = self.layers[weights]
             window = config.window(i // config.inner_layers)
             named = _prefixed(watch, f"layers.{i}.") if watch is not None else None
-            table = rotary[window is not None] if rotary else None
+            relative = full if window is None else local
             if self.checkpointing and torch.is_grad_enabled():
-                x_TH = checkpoint(layer, x_TH, batch, window, table, use_reentrant=False)
+                x_TH = checkpoint(layer, x_TH, batch, window, relative, use_reentrant=False)
             else:
-                x_TH = layer(x_TH, batch, window, table, named)
+                x_TH = layer(x_TH, batch, window, relative, named)
             if states is not None:
                 states.append(x_TH)
         if self.norm is not None:
@@ -192,42 +190,76 @@ class Encoder(nn.Module):
             watch("output", x_TH)
         return x_TH
 
-    def _rotary(self, batch: Ragged) -> tuple[Rotary, Rotary] | None:
-        """Rotary tables of the full-attention and of the sliding-window layers, computed once per batch."""
-        config = self.config
+    def _relative(self, batch: Ragged) -> tuple[Relative, Relative]:
+        """The relative positions of the full-attention and of the sliding-window layers, computed once per batch."""
+        config, device = self.config, batch.device
+        buckets, far = config.relative_buckets, config.relative_distance
+        once: Any = cache if batch.attend is None else lambda make: make  # in ONNX export n is a symbol
+        if self.relative_bias is not None:
+            table_RA = self.relative_bias.weight
+            biases = once(lambda n: table_RA[bias_rows(gaps(n, device), buckets, far)].permute(2, 0, 1)[None])
+            both = Relative(bias=lambda q, k: biases(q.shape[2]))
+            return both, both
+        if self.relative_table is not None and self.relative_norm is not None:
+            rows = once(lambda n: table_rows(gaps(n, device), buckets, far))
+            both = Relative(table=(self.relative_norm(self.relative_table.weight), rows))
+            return both, both
         if config.positions != "rotary":
-            return None
-        full = rotary_table(batch.positions_T, config.head_size, config.rotary_theta)
-        if config.windows is None:
-            return full, full
-        return full, rotary_table(batch.positions_T, config.head_size, config.rotary_theta_local)
+            return ABSOLUTE, ABSOLUTE
+        thetas = (config.rotary_theta, config.rotary_theta if config.windows is None else config.rotary_theta_local)
+        full, local = (rotary_table(batch.positions_T, config.head_size, theta) for theta in thetas)
+        return Relative(full), Relative(local)
 
     def check(self, batch: Ragged) -> None:
         """Raise an error for ids, segments or lengths beyond the tables, before a kernel reads out of bounds."""
-        low, high = _extremes(batch.tokens_T)
-        if low < 0 or high >= self.config.vocab_size:
-            bad = low if low < 0 else high
+        config = self.config
+        if (bad := _outside(batch.tokens_T, config.vocab_size)) is not None:
             raise EverybertError(
-                f"token id {bad} is outside the vocabulary of {self.config.vocab_size}; "
-                "the ids belong to another tokenizer"
+                f"token id {bad} is outside the vocabulary of {config.vocab_size}; the ids belong to another tokenizer"
             )
         longest = max(batch.lengths)
-        if self.config.positions != "rotary" and longest > self.config.max_positions:
+        if config.positions != "rotary" and longest > config.max_positions:
             raise EverybertError(
-                f"a sequence of {longest} tokens is longer than this model's {self.config.max_positions} positions; "
+                f"a sequence of {longest} tokens is longer than this model's {config.max_positions} positions; "
                 "cut it, or use windows"
             )
-        if batch.segments_T is not None and self.config.segments > 1:
-            low, high = _extremes(batch.segments_T)
-            if low < 0 or high >= self.config.segments:
-                bad = low if low < 0 else high
-                raise EverybertError(f"segment id {bad} is outside this model's {self.config.segments} segments")
+        segments_T = batch.segments_T if config.segments > 1 else None
+        if segments_T is not None and (bad := _outside(segments_T, config.segments)) is not None:
+            raise EverybertError(f"segment id {bad} is outside this model's {config.segments} segments")
 
 
-def _extremes(x_T: Tensor) -> tuple[int, int]:
-    """Minimum and maximum; on the host by numpy, which needs no other threads."""
+def gaps(n: int, device: torch.device) -> Tensor:
+    """(n, n): i − j."""
+    at = torch.arange(n, device=device)
+    return at[:, None] - at[None]
+
+
+def bias_rows(gap: Tensor, buckets: int, far: int) -> Tensor:
+    """The bucket of i − j, each with a learnt number per head (Raffel et al. 2020, §2.1).
+
+    Half of the buckets are for each direction; of these, half for exact distances, the others grow logarithmically.
+    """
+    half, exact = buckets // 2, buckets // 4
+    ratio = gap.abs().clamp(min=1).float() / exact
+    large = exact + (ratio.log() / math.log(far / exact) * (half - exact)).long()
+    return torch.where(gap.abs() < exact, gap.abs(), large.clamp(max=half - 1)) + (gap < 0) * half
+
+
+def table_rows(gap: Tensor, buckets: int, far: int) -> Tensor:
+    """The row of DeBERTa's table for i − j. Half of the buckets are exact, the others grow logarithmically."""
+    span, exact = buckets or far, buckets // 2
+    if buckets:
+        ratio = gap.abs().clamp(min=exact) / exact
+        large = (ratio.log() / torch.log(torch.tensor((far - 1) / exact)) * (exact - 1)).ceil().long() + exact
+        gap = torch.where(gap.abs() <= exact, gap, large * gap.sign())
+    return (gap + span).clamp(0, 2 * span - 1)
+
+
+def _outside(x_T: Tensor, size: int) -> int | None:
+    """A number that is not in 0 … size − 1, if there is one; on the host by numpy, which needs no other threads."""
     x = x_T.numpy() if x_T.device.type == "cpu" else x_T
-    return int(x.min()), int(x.max())
+    low, high = int(x.min()), int(x.max())
+    return low if low < 0 else high if high >= size else None
 
 
 def initialise(module: nn.Module, config: EncoderConfig) -> None:

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from everybert.errors import EverybertError
 from everybert.model.encoder import Encoder
-from everybert.model.graphs import WAVE, filled, on_device, rounded
-from everybert.model.heads import SEQUENCE_HEADS, FeatureHead, Network, read_features
+from everybert.model.graphs import WAVE, filled, on_device
+from everybert.model.heads import SEQUENCE_HEADS, Network, head_logits
 from everybert.model.ragged import Ragged
 
 Given = TypeVar("Given")
@@ -52,11 +52,9 @@ class Inputs:
 
     def batch(self, which: Sequence[int]) -> Ragged:
         """Some of the sequences as one batch, on the host."""
-
-        def pick(x: Sequence[Sequence[int]] | None) -> list[Sequence[int]] | None:
-            return None if x is None else [x[i] for i in which]
-
-        return Ragged.of(pick(self.ids) or [], pick(self.segments), pick(self.global_tokens))
+        given = (self.ids, self.segments, self.global_tokens)
+        ids, segments, marked = (None if x is None else [x[i] for i in which] for x in given)
+        return Ragged.of(ids or [], segments, marked)
 
 
 # ── what is computed ─────────────────────────────────────────────────────────────────────────────────────────
@@ -69,7 +67,7 @@ def encode(network: Network, inputs: Inputs, read: Read, layer: int | None = Non
     several threads, but never twice for the same sequence.
     """
     if layer is not None:
-        encode_layers(network, inputs, lambda which, batch, states: read(which, batch, states[layer]), budget)
+        encode_layers(network, inputs, lambda which, batch, states: read(which, batch, states[layer]))
         return
     device = device_of(network.encoder)
 
@@ -80,12 +78,7 @@ def encode(network: Network, inputs: Inputs, read: Read, layer: int | None = Non
     run_batches(network, inputs, work, budget)
 
 
-def encode_layers(
-    network: Network,
-    inputs: Inputs,
-    read: Callable[[list[int], Ragged, list[Tensor]], None],
-    budget: int | None = None,
-) -> None:
+def encode_layers(network: Network, inputs: Inputs, read: Callable[[list[int], Ragged, list[Tensor]], None]) -> None:
     """Like `encode`, but `read` is called with the L + 1 hidden states (T, H) of each batch, embeddings first."""
     device = device_of(network.encoder)
 
@@ -95,7 +88,7 @@ def encode_layers(
         network.encoder(batch, states)
         read(which, batch, states)
 
-    run_batches(network, inputs, work, budget)
+    run_batches(network, inputs, work)
 
 
 def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = None) -> list[np.ndarray]:
@@ -104,7 +97,6 @@ def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = N
     The array is (C,) for classify, choose and nsp, and (n, C) for tag and answer. Dropout is off, even if the network
     is in training. Outputs are copied to the host while the next batches run.
     """
-    head = network.head(name)
     device = device_of(network.encoder)
     out: dict[int, np.ndarray] = {}
     copies: deque[tuple[list[int], Ragged, Callable[[], np.ndarray]]] = deque()
@@ -116,13 +108,7 @@ def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = N
         out.update(zip(which, parts))
 
     def work(which: list[int], batch: Ragged) -> None:
-        on_device = batch.to(device)
-        if isinstance(head, FeatureHead):
-            logits = head(read_features(network, on_device, name))
-        elif name in SEQUENCE_HEADS:
-            logits = network.sequence_logits(forward(network.encoder, batch), on_device, name)
-        else:
-            logits = network.token_logits(forward(network.encoder, batch), name)
+        logits = head_logits(network, batch.to(device), name, lambda _: forward(network.encoder, batch))
         copies.append((which, batch, fetched(logits.float())))
         if len(copies) > 2 and device.type != "cpu":
             collect()
@@ -141,13 +127,18 @@ def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = N
 def masked_logits(
     network: Network, inputs: Inputs, places: Sequence[Sequence[int]], read: Callable[[list[int], Tensor], None]
 ) -> None:
-    """Call `read` with the indices of each batch's sequences, and the MLM logits (M, V) at their places, in fp32.
+    """Call `read` with the indices of each batch's sequences, and the logits (M, V) for their places, in fp32.
 
-    `places` has the token indices for each sequence; the logits are in the order of the sequences.
+    `places` has the token indices for each sequence; the logits are in the order of the sequences. A causal network
+    predicts a token at the token before it (reverse: after it).
     """
+    causal = network.config.causal
+    beside = 1 if causal == "reverse" else -1 if causal else 0
+    if causal and any(not 0 <= p + beside < len(ids) for ids, own in zip(inputs.ids, places) for p in own):
+        raise EverybertError("a causal model predicts a token from its neighbour: the first and last have none")
 
     def predict(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
-        starts = accumulate((0, *batch.lengths))
+        starts = accumulate((beside, *batch.lengths))
         index_M = torch.tensor([start + place for start, k in zip(starts, which) for place in places[k]])
         read(which, network.mlm_logits(x_TH, index_M.to(x_TH.device)).float())
 
@@ -159,38 +150,34 @@ def token_log_probs(
     sequences: Sequence[Sequence[int]],
     positions: Sequence[Sequence[int]],
     mask_id: int,
-    ends: Sequence[Sequence[int]] | None = None,
-    run: Callable[..., None] = encode,
 ) -> list[np.ndarray]:
     """ln P(token | the other tokens) at positions of each sequence: one float64 array per sequence.
 
-    Each token is masked in turn and predicted from all others (Salazar et al. 2020, eq. 1). A position p is masked in a
-    copy of its own, together with the tokens after it up to its end in `ends` (p + 1 by default). `run` is the
-    runner, called as `encode` is.
+    Each token is masked in turn, in a copy of its own, and predicted from all others (Salazar et al. 2020, eq. 1). A
+    causal network needs no masks: it gives ln P(token | the tokens before it, or after it) for all positions at once.
     """
-    copies: list[Any] = []
-    places: list[int] = []
-    gold: list[int] = []
-    for i, (ids, chosen) in enumerate(zip(sequences, positions)):
-        for k, place in enumerate(chosen):
+    rows: list[tuple[Any, Sequence[int], list[int]]] = []  # a sequence, places in it, the tokens that were there
+    for ids, chosen in zip(sequences, positions):
+        if network.config.causal:
+            rows.append((ids, chosen, [int(ids[p]) for p in chosen]))
+        for place in chosen if not network.config.causal else ():
             copy = np.array(ids, dtype=np.int64)
-            gold.append(int(copy[place]))
-            copy[place : ends[i][k] if ends is not None else place + 1] = mask_id
-            copies.append(copy)
-            places.append(place)
+            copy[place] = mask_id
+            rows.append((copy, [place], [int(ids[place])]))
     found: list[tuple[list[int], Callable[[], np.ndarray]]] = []
 
-    def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
-        index_M, gold_M = (torch.tensor([x[k] for k in which]).to(x_TH.device) for x in (places, gold))
-        logits_MV = network.mlm_logits(x_TH, index_M + batch.first_B).float()
+    def read(which: list[int], logits_MV: Tensor) -> None:
+        gold_M = torch.tensor([token for k in which for token in rows[k][2]]).to(logits_MV.device)
         found.append((which, fetched(logits_MV.log_softmax(-1).gather(1, gold_M[:, None])[:, 0])))
 
-    if copies:
-        run(network, Inputs(copies), read)
-    values = np.empty(len(copies))
+    if rows:
+        masked_logits(network, Inputs([ids for ids, *_ in rows]), [places for _, places, _ in rows], read)
+    values = [np.empty(0)] * len(rows)
     for which, wait in found:
-        values[which] = wait()
-    return np.split(values, np.cumsum([len(chosen) for chosen in positions])[:-1]) if len(positions) else []
+        for k, own in zip(which, np.split(wait(), np.cumsum([len(rows[k][1]) for k in which])[:-1])):
+            values[k] = own.astype(np.float64)
+    ends_of = np.cumsum([len(chosen) for chosen in positions])[:-1]
+    return np.split(np.concatenate([np.empty(0), *values]), ends_of) if len(positions) else []
 
 
 # ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -311,7 +298,7 @@ def forward(encoder: Encoder, batch: Ragged) -> Tensor:
         return [encoder(full)]
 
     with torch.inference_mode():
-        full = filled(batch, rounded(batch))
+        full = filled(batch)
         return encoder.recorder.run(work, full, device, lambda out: out[0][:size].clone(), weights)  # type: ignore[index]
 
 
@@ -320,7 +307,8 @@ def recordable(encoder: Encoder) -> bool:
     weight = encoder.embeddings.token.weight
     half = weight.dtype in (torch.bfloat16, torch.float16)
     one_kernel = half and encoder.config.head_size % 8 == 0  # else attention groups sequences by length, on the host
-    if not weight.is_cuda or not one_kernel or encoder.training or encoder.config.global_attention:
+    one_kernel &= not encoder.config.global_attention and encoder.config.relative == "none"
+    if not weight.is_cuda or not one_kernel or encoder.training:
         return False
     return all(type(m) is nn.Linear for m in encoder.modules() if isinstance(m, nn.Linear))
 
@@ -354,10 +342,8 @@ def pick_device(asked: torch.device | str | None, gpu: bool = True) -> torch.dev
         device = torch.device(asked)
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise RuntimeError(f"torch sees {torch.cuda.device_count()} GPUs")
-        if device.type == "meta":
-            raise RuntimeError("it computes nothing")
         if device.type != "cuda":  # a CUDA device is first used later: each rank takes its own
-            torch.empty(1, device=device)
+            torch.empty(1, device=device).item()  # "meta" computes nothing
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's errors for a missing device
         why = str(error).strip().split("\n")[0][:80]
         raise EverybertError(

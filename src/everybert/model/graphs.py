@@ -130,60 +130,37 @@ def _shape(batch: Ragged) -> tuple[Any, ...]:
 # ── batches of few shapes ────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The sizes that a batch is filled up to."""
+def filled(batch: Ragged) -> Ragged:
+    """The batch filled up to one of a few shapes, none of which is much larger than the batches it is for.
 
-    tokens: int
-    sequences: int
-    longest: int
-
-
-def rounded(batch: Ragged) -> Shape:
-    """The shape for a batch: there are few of them, and none is much larger than the batches it is for."""
-    size = len(batch.tokens_T)
+    Sequences of token 0 fill the number of tokens, then empty sequences the number of sequences. No filler sequence
+    is longer than the batch's longest one, so that its positions exist. `lengths` has no entries for the empty
+    sequences; targets are dropped.
+    """
+    size, longest = len(batch.tokens_T), max(batch.lengths)
     step = 64 if size <= 512 else WAVE if size > 8192 else _power(size) // 8
     tokens = -(-size // step) * step
-    longest = max(batch.lengths)
-    filler = -(-(tokens - size) // longest)
-    return Shape(tokens, _power(len(batch.lengths) + filler), max(64, _power(longest)))
+    gap = tokens - size
+    lengths = [*batch.lengths, *[longest] * (gap // longest), *[gap % longest] * (gap % longest > 0)]
+    ends = np.full(_power(len(lengths)) + 1, tokens, dtype=np.int32)
+    ends[0] = 0
+    np.cumsum(lengths, out=ends[1 : len(lengths) + 1])
+
+    def extended(x_T: Tensor, more: np.ndarray) -> Tensor:
+        # by numpy: torch wakes all its threads for more than 32,768 numbers, for milliseconds while others tokenize
+        return torch.from_numpy(np.concatenate((x_T.cpu().numpy(), more))).to(batch.device)
+
+    zeros = np.zeros(gap, dtype=np.int64)
+    return Ragged(
+        tokens_T=extended(batch.tokens_T, zeros),
+        offsets_B1=torch.from_numpy(ends).to(batch.device),
+        lengths=tuple(lengths),
+        positions_T=extended(batch.positions_T, np.arange(gap) % longest),
+        segments_T=None if batch.segments_T is None else extended(batch.segments_T, zeros),
+        max_length=max(64, _power(longest)),
+    )
 
 
 def _power(n: int) -> int:
     """The least power of two that is at least n."""
     return 1 << (n - 1).bit_length()
-
-
-def filled(batch: Ragged, shape: Shape) -> Ragged:
-    """The batch in that shape: sequences of token 0 up to the number of tokens, then empty sequences.
-
-    No filler sequence is longer than the batch's longest one, so that its positions exist. `lengths` has no entries
-    for the empty sequences; targets are dropped.
-    """
-    size, longest = len(batch.tokens_T), max(batch.lengths)
-    gap = shape.tokens - size
-    lengths = [*batch.lengths, *[longest] * (gap // longest), *[gap % longest] * (gap % longest > 0)]
-    ends = np.full(shape.sequences + 1, shape.tokens, dtype=np.int32)
-    ends[0] = 0
-    np.cumsum(lengths, out=ends[1 : len(lengths) + 1])
-    places = torch.from_numpy(np.arange(gap, dtype=np.int64) % longest).to(batch.device)
-    zeros = torch.zeros(gap, dtype=torch.int64, device=batch.device)
-    return Ragged(
-        tokens_T=joined((batch.tokens_T, zeros)),
-        offsets_B1=torch.from_numpy(ends).to(batch.device),
-        lengths=tuple(lengths),
-        positions_T=joined((batch.positions_T, places)),
-        segments_T=None if batch.segments_T is None else joined((batch.segments_T, zeros)),
-        max_length=shape.longest,
-    )
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """The parts end to end.
-
-    On the host by numpy: torch wakes all its threads for more than 32,768 numbers, which takes milliseconds while
-    other threads tokenize.
-    """
-    if any(part.device.type != "cpu" for part in parts):
-        return torch.cat(tuple(parts))
-    return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))

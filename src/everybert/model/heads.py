@@ -11,26 +11,28 @@ Their forms are those of `transformers`, family by family, so that checkpoints a
 | tag       | every token       | linear                      | linear             | linear         | dense+gelu+LN    |
 | answer    | every token       | linear                      | linear             | linear         | dense+gelu+LN    |
 
+ELECTRA's classifier has a dense layer with GELU. Its discriminator (rtd) tells for every token whether it was replaced.
+
 Legend: T tokens in the batch, B sequences, H hidden, E embedding width, V vocabulary, M masked positions, C labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everybert.errors import EverybertError
-from everybert.model.config import EncoderConfig
+from everybert.model.config import PUBLISHED, EncoderConfig
 from everybert.model.encoder import Encoder, activate, initialise
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 
-HEADS = ("mlm", "nsp", "classify", "choose", "tag", "answer")
+HEADS = ("mlm", "nsp", "rtd", "classify", "choose", "tag", "answer")
 SEQUENCE_HEADS = ("classify", "choose", "nsp")
 """The heads with one output per sequence; the others have one per token."""
 
@@ -53,8 +55,8 @@ class MaskedLM(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         width = config.embedding_width
-        # RoBERTa and ModernBERT use the exact GELU here, whatever their layers use.
-        self.activation = "gelu" if _family(config) in ("roberta", "modernbert") else config.activation
+        # These use the exact GELU here, whatever their layers use.
+        self.activation = "gelu" if _family(config) in ("roberta", "modernbert", "electra") else config.activation
         self.dense = nn.Linear(config.hidden_size, width, bias=config.head_bias)
         self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
@@ -62,23 +64,34 @@ class MaskedLM(nn.Module):
 
     def forward(self, x_MH: Tensor, token_VE: Tensor) -> Tensor:
         """(M, H) → (M, V). Pass only the masked positions: the decoder is the largest product of the model."""
-        ready_ME = self.transform(x_MH)
+        ready_ME = self.norm(activate(self.dense(x_MH), self.activation))
         return F.linear(ready_ME, token_VE if self.decoder is None else self.decoder.weight, self.bias)
 
-    def transform(self, x_MH: Tensor) -> Tensor:
-        """(M, H) → (M, E): everything before the decoder."""
-        return self.norm(activate(self.dense(x_MH), self.activation))
+
+DENSE = {
+    "tanh": ("tanh", True),
+    "gelu": ("gelu", True),
+    "relu": ("relu", False),
+    "norm": ("gelu", False),
+    "summary": ("gelu", False),
+    "detect": ("", False),
+}
+"""Forms with a dense layer: its activation ("" is that of the encoder), and whether dropout comes before it."""
 
 
 class TaskHead(nn.Module):
     """[dropout → dense → act → norm →] dropout → output; the part in brackets in forms with a dense layer."""
 
-    def __init__(self, config: EncoderConfig, labels: int, form: str = "linear", drop: bool = True) -> None:
+    def __init__(
+        self, config: EncoderConfig, labels: int, form: str = "linear", drop: bool = True, width: int | None = None
+    ) -> None:
         super().__init__()
-        width = config.hidden_size
+        width = width or config.hidden_size
         rate = config.classifier_dropout if config.classifier_dropout is not None else config.dropout
         self.form = form
-        self.dense = nn.Linear(width, width, bias=config.head_bias) if form in ("tanh", "relu", "norm") else None
+        self.activation, self.drops_first = DENSE.get(form, ("", False))
+        self.activation = self.activation or config.activation
+        self.dense = nn.Linear(width, width, bias=config.head_bias) if form in DENSE else None
         self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias) if form == "norm" else None
         self.dropout = nn.Dropout(rate if drop else 0.0)
         self.output = nn.Linear(width, labels)
@@ -86,12 +99,10 @@ class TaskHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(…, H) → (…, C)."""
         if self.dense is not None:
-            if self.form == "tanh":
-                x = torch.tanh(self.dense(self.dropout(x)))
-            else:
-                x = activate(self.dense(x), "relu" if self.form == "relu" else "gelu")
-            if self.norm is not None:
-                x = self.norm(x)
+            x = self.dense(self.dropout(x) if self.drops_first else x)
+            x = torch.tanh(x) if self.activation == "tanh" else activate(x, self.activation)
+        if self.norm is not None:
+            x = self.norm(x)
         return self.output(self.dropout(x))
 
 
@@ -102,20 +113,16 @@ def make_head(config: EncoderConfig, name: str, labels: int | None = None) -> nn
         raise EverybertError(f"there is no head {name!r}; choose one of {', '.join(HEADS)}")
     if name in ("classify", "tag") and (labels is None or labels < 1):
         raise EverybertError(f"the {name} head needs its number of labels")
-    head: nn.Module
-    if name == "mlm":
-        head = MaskedLM(config)
-    elif name == "nsp":
-        head = TaskHead(config, 2, drop=family == "albert")
-    elif name == "classify":
-        form = "linear" if config.classifier_form == "cls" else FORMS[family]
-        head = TaskHead(config, labels or 0, form)
-    elif name == "choose":
-        head = TaskHead(config, 1, "linear" if family == "roberta" else FORMS[family])
-    else:
-        form = "norm" if family == "modernbert" else "linear"
-        drops = name == "tag" or family in ("distilbert", "modernbert")
-        head = TaskHead(config, 2 if name == "answer" else labels or 0, form, drop=drops)
+    form, token_form = FORMS[family], "norm" if family == "modernbert" else "linear"
+    made: dict[str, tuple[int, str, bool]] = {  # outputs, form, whether it has dropout
+        "nsp": (2, "linear", family == "albert"),
+        "classify": (labels or 0, "linear" if config.classifier_form == "cls" else form, True),
+        "rtd": (1, "detect", False),
+        "choose": (1, {"roberta": "linear", "electra": "summary"}.get(family, form), True),
+        "tag": (labels or 0, token_form, True),
+        "answer": (2, token_form, family in ("distilbert", "modernbert")),
+    }
+    head = MaskedLM(config) if name == "mlm" else TaskHead(config, *made[name])
     initialise(head, config)
     return head
 
@@ -160,10 +167,7 @@ class Network(nn.Module):
         if self.config.family == "modernbert" and self.config.classifier_pooling == "mean":
             return pool(x_TH, batch, "mean")
         first_BH = x_TH[batch.first_B]
-        if self.reads_pooler(name):
-            assert self.pooler is not None
-            return self.pooler(first_BH)
-        return first_BH
+        return self.pooler(first_BH) if self.pooler is not None and self.reads_pooler(name) else first_BH
 
     def mlm_logits(self, x_TH: Tensor, index_M: Tensor | None = None) -> Tensor:
         """(M, V): MLM logits at the given token indices; by default at all tokens."""
@@ -175,7 +179,7 @@ class Network(nn.Module):
         return self.head(name)(self.summary(x_TH, batch, name))
 
     def token_logits(self, x_TH: Tensor, name: str) -> Tensor:
-        """(T, C): logits of tag; (T, 2) start and end logits of answer."""
+        """(T, C): logits of tag; (T, 2) start and end logits of answer; (T, 1) of rtd."""
         return self.head(name)(x_TH)
 
     def head(self, name: str) -> nn.Module:
@@ -187,22 +191,18 @@ class Network(nn.Module):
 
 
 FORMS = {"bert": "pooler", "albert": "pooler", "roberta": "tanh", "distilbert": "relu", "modernbert": "norm"}
+FORMS |= {"electra": "gelu", "deberta-v2": "summary"}
+"""The form of the sequence classifier."""
 
 
 def _family(config: EncoderConfig) -> str:
     """The family whose head forms this one shares."""
-    same = {
-        "xlm-roberta": "roberta",
-        "longformer": "roberta",
-        "roberta-prelayernorm": "roberta",
-        "megatron-bert": "bert",
-    }
-    return same.get(config.family, config.family)
+    return PUBLISHED["families"][config.family].get("like", config.family)
 
 
 # ── feature-based heads ──────────────────────────────────────────────────────────────────────────────────────
-# A linear layer on the frozen encoder's last layer, or on its last four, summed or concatenated (Devlin et al. 2019,
-# §5.3). transformers has no such heads: the everybert.json of a folder says that it has one.
+# A linear layer on hidden states of the frozen encoder: the rows of Devlin et al. 2019, table 7. transformers has no
+# such heads: the everybert.json of a folder says that it has one.
 
 LAST = 4
 """How many layers are summed or concatenated."""
@@ -212,45 +212,45 @@ LAST = 4
 class FeatureConfig:
     """What a feature-based head reads."""
 
-    layers: Literal["last", "sum", "concat"] = "last"
-    """The last layer, the sum of the last four layers, or their concatenation."""
+    layers: Literal["embeddings", "second-to-last", "last", "weighted", "sum", "concat"] = "last"
+    """One of the hidden states, the weighted sum of all layers, or the sum or concatenation of the last four."""
     pool: Literal["mean", "cls"] = "mean"
     """For whole sequences: the mean over tokens, or [CLS]."""
 
     def __post_init__(self) -> None:
-        if self.layers not in ("last", "sum", "concat") or self.pool not in ("mean", "cls"):
-            raise EverybertError("feature-based heads read last, sum or concat layers, pooled by mean or cls")
+        known = get_args(get_type_hints(FeatureConfig)["layers"])
+        if self.layers not in known or self.pool not in ("mean", "cls"):
+            raise EverybertError(f"features are {', '.join(known)}, pooled by mean or cls")
 
 
-class FeatureHead(nn.Module):
-    """dropout → linear, on features of a frozen encoder."""
+class FeatureHead(TaskHead):
+    """dropout → linear, on features of a frozen encoder; weighted: on Σ softmax(w)ₗ xₗ (Peters et al. 2018, eq. 1)."""
 
     def __init__(self, config: EncoderConfig, labels: int, features: FeatureConfig, name: str) -> None:
-        super().__init__()
+        layers = min(LAST, config.layers) if features.layers == "concat" else 1
+        super().__init__(config, labels, width=layers * config.hidden_size)
         self.features = features
         self.pooled = name in SEQUENCE_HEADS
-        width = config.hidden_size * (min(LAST, config.layers) if features.layers == "concat" else 1)
-        rate = config.classifier_dropout if config.classifier_dropout is not None else config.dropout
-        self.dropout = nn.Dropout(rate)
-        self.output = nn.Linear(width, labels)
+        self.mix = nn.Parameter(torch.zeros(config.layers)) if features.layers == "weighted" else None
         initialise(self, config)
 
     def read(self, states: Sequence[Tensor], batch: Ragged) -> Tensor:
         """The L + 1 hidden states → (B, F) for whole sequences, (T, F) for tokens."""
-        last = states[-min(LAST, len(states) - 1) :]
-        if self.features.layers == "last":
-            x = states[-1]
+        single = {"embeddings": 0, "second-to-last": -2, "last": -1}
+        last = list(states[-min(LAST, len(states) - 1) :])
+        if self.features.layers in single:
+            x = states[single[self.features.layers]]
         elif self.features.layers == "sum":
-            x = torch.stack(list(last)).sum(0)
+            x = torch.stack(last).sum(0)
         else:
-            x = torch.cat(list(last), dim=-1)
-        if not self.pooled:
-            return x
-        return pool(x, batch, self.features.pool)
+            x = torch.cat(last if self.features.layers == "concat" else list(states[1:]), dim=-1)
+        return pool(x, batch, self.features.pool) if self.pooled else x
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, F) → (…, C)."""
-        return self.output(self.dropout(x))
+        if self.mix is not None:
+            x = self.mix.softmax(0) @ x.unflatten(-1, (len(self.mix), -1))
+        return super().forward(x)
 
 
 def add_feature_head(network: Network, name: str, labels: int, features: FeatureConfig) -> FeatureHead:
@@ -261,21 +261,17 @@ def add_feature_head(network: Network, name: str, labels: int, features: Feature
     return head
 
 
-def read_features(network: Network, batch: Ragged, name: str) -> Tensor:
-    """The input of the feature-based head of that name: (B, F) or (T, F)."""
-    head = network.heads[name]
-    assert isinstance(head, FeatureHead)
-    states: list[Tensor] = []
-    network.encoder(batch, states)
-    return head.read(states, batch)
+def head_logits(network: Network, batch: Ragged, name: str, encode: Callable[[Ragged], Tensor] | None = None) -> Tensor:
+    """Encoder and head: (B, C) for whole sequences, (T, C) for tokens, for every kind of head.
 
-
-def head_logits(network: Network, batch: Ragged, name: str) -> Tensor:
-    """Encoder and head: (B, C) for whole sequences, (T, C) for tokens, for every kind of head."""
-    head = network.heads[name] if name in network.heads else None
+    `encode` computes the hidden states in place of the encoder's own forward pass.
+    """
+    head = network.head(name)
     if isinstance(head, FeatureHead):
-        return head(read_features(network, batch, name))
-    x_TH = network.encoder(batch)
+        states: list[Tensor] = []
+        network.encoder(batch, states)
+        return head(head.read(states, batch))
+    x_TH = (encode or network.encoder)(batch)
     if name in SEQUENCE_HEADS:
         return network.sequence_logits(x_TH, batch, name)
     return network.token_logits(x_TH, name)

@@ -48,11 +48,8 @@ def dequantise_rows(rows_OI: Tensor, scale_O: Tensor) -> Tensor:
 
 def supported() -> bool:
     """Whether torch has the int8 product here: x86 with oneDNN."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.onednn, "qlinear_pointwise") and _x86()
-
-
-def _x86() -> bool:
-    return torch.cpu._is_avx2_supported()  # on other processors oneDNN wants other signs
+    onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.onednn, "qlinear_pointwise")
+    return onednn and torch.cpu._is_avx2_supported()  # on other processors oneDNN wants other signs
 
 
 class Int8Linear(nn.Module):
@@ -109,10 +106,6 @@ class Int8Linear(nn.Module):
         destination[prefix + "weight"] = self.weight
         if self.bias is not None:
             destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
-
-    def extra_repr(self) -> str:
-        """As in nn.Linear."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 def to_int8(encoder: Encoder) -> None:

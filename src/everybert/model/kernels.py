@@ -273,15 +273,10 @@ def _(grad_TI, x_TI, bias_I):
     return torch.empty_like(x_TI), torch.empty_like(bias_I)
 
 
-def _keep_gelu(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
-
-
-def _gelu_gradient(ctx, grad_TI):
-    return bias_gelu_backward(grad_TI, *ctx.saved_tensors)
-
-
-bias_gelu.register_autograd(_gelu_gradient, setup_context=_keep_gelu)
+bias_gelu.register_autograd(
+    lambda ctx, grad_TI: bias_gelu_backward(grad_TI, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
 
 
 # ── residual + LayerNorm, for inference ──────────────────────────────────────────────────────────────────────

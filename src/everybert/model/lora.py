@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +41,8 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "targets", tuple(self.targets))
-        if self.rank < 1 or not 0 <= self.dropout < 1:
-            raise EverybertError("an adapter needs a rank of at least 1 and a dropout in [0, 1)")
+        if self.rank < 1 or not 0 <= self.dropout < 1 or not math.isfinite(self.alpha):
+            raise EverybertError("an adapter needs a rank of at least 1, a finite alpha and a dropout in [0, 1)")
         if not self.targets or (unknown := [t for t in self.targets if t not in TARGETS]):
             raise EverybertError(f"adapter targets are {', '.join(TARGETS)}, not {', '.join(unknown) or 'none'}")
 
@@ -76,10 +77,9 @@ class Lora(nn.Module):
     def delta(self) -> Tensor:
         """(α / r)·B·A for all rows of the matrix, in fp32."""
         down_PrI = self.down.detach().float().unflatten(0, (len(self.up), -1))
-        added = torch.bmm(self.up.detach().float(), down_PrI) * self.scale
-        whole = added.new_zeros(self.of, *added.shape[1:])
-        whole[self.parts] = added
-        return whole.flatten(0, 1)
+        added_POI = torch.bmm(self.up.detach().float(), down_PrI) * self.scale
+        whole = added_POI.new_zeros(self.of, *added_POI.shape[1:])
+        return whole.index_copy(0, self.parts, added_POI).flatten(0, 1)
 
 
 class AdaptedLinear(nn.Linear):
@@ -109,6 +109,8 @@ class Adapter:
     config: LoraConfig
     heads: dict[str, nn.Module]
     pooler: nn.Module | None = None
+    extras: dict[str, Any] = field(default_factory=dict)
+    """The contents of its everybert.json."""
 
 
 class AdapterSet:
@@ -151,14 +153,16 @@ class AdapterSet:
         if name is not None and name not in self.entries:
             have = ", ".join(self.entries) or "none"
             raise EverybertError(f"there is no adapter {name!r}; this model has {have}")
-        for linear in self._linears():
-            linear.active = name
+        for module in self.network.modules():
+            if isinstance(module, AdaptedLinear):
+                module.active = name
         entry = self.entries[name] if name is not None else None
         self.network.heads.clear()
         self.network.heads.update({**self._heads, **(entry.heads if entry else {})})
         self.network.pooler = entry.pooler if entry and entry.pooler is not None else self._pooler  # type: ignore[assignment]
         self.active = name
 
+    @torch.no_grad()
     def merge(self) -> None:
         """Add the adapter in use to the weights, and leave a plain network without adapters."""
         if self.active is None:
@@ -168,20 +172,15 @@ class AdapterSet:
         for parent in list(self.network.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, AdaptedLinear):
-                    setattr(parent, name, self._merged(child, self.active))
+                    if self.active in child.lora:
+                        addition = child.lora[self.active].delta()  # type: ignore[operator, union-attr]
+                        child.weight.copy_(child.weight.float() + addition)
+                    plain = nn.Linear(child.in_features, child.out_features, child.bias is not None, device="meta")
+                    plain.weight, plain.bias = child.weight, child.bias
+                    setattr(parent, name, plain)
         self.entries.clear()
         self.active = None
         self._heads, self._pooler = dict(self.network.heads.items()), self.network.pooler
-
-    @staticmethod
-    @torch.no_grad()
-    def _merged(linear: AdaptedLinear, name: str) -> nn.Linear:
-        if name in linear.lora:
-            addition = linear.lora[name].delta()  # type: ignore[operator, union-attr]
-            linear.weight.copy_(linear.weight.float() + addition)
-        plain = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
-        plain.weight, plain.bias = linear.weight, linear.bias
-        return plain
 
     def state(self, name: str) -> dict[str, Tensor]:
         """Every A (r × in) and B (out × r) by layer, matrix and part: "encoder.layers.0.attention.qkv.query.A"."""
@@ -196,25 +195,18 @@ class AdapterSet:
     def load(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Copy what `state` returned into the adapter of that name."""
         wanted = self.state(name)
-        if set(wanted) != set(state):
-            differ = sorted(set(wanted) ^ set(state))
+        mine, given = ({key: tuple(x.shape) for key, x in tensors.items()} for tensors in (wanted, state))
+        if differ := sorted(key for key in mine | given if mine.get(key) != given.get(key)):
+            shapes = f"{given.get(differ[0], 'absent')}, not {mine.get(differ[0], 'absent')}"
             raise EverybertError(
-                f"the adapter {name!r} does not fit this model: {differ[0]} and {len(differ) - 1} more"
+                f"the adapter {name!r} does not fit this model: {differ[0]} is {shapes}, and {len(differ) - 1} more"
             )
         for key, tensor in wanted.items():
-            if tensor.shape != state[key].shape:
-                raise EverybertError(
-                    f"the adapter {name!r} does not fit this model: {key} is {tuple(state[key].shape)}, "
-                    f"not {tuple(tensor.shape)}"
-                )
             tensor.copy_(state[key])
 
     def parameters(self, name: str) -> list[nn.Parameter]:
         """The A and B of an adapter: what its training changes in the encoder."""
         return [p for _, lora, _ in self._parts(name) for p in lora.parameters()]
-
-    def _linears(self) -> Iterator[AdaptedLinear]:
-        return (m for m in self.network.modules() if isinstance(m, AdaptedLinear))
 
     def _parts(self, name: str) -> Iterator[tuple[str, Lora, tuple[str, ...]]]:
         for at, module in self.network.named_modules():

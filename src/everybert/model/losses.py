@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import Encoder, initialise
 from everybert.model.heads import MaskedLM, Network
@@ -53,12 +52,6 @@ class PretrainTargets(Targets):
         """The same targets with the step's (masked tokens, labelled pairs, tokens)."""
         masked, pairs, tokens = counts.unbind()
         return replace(self, masked=masked, pairs=pairs, tokens=tokens)
-
-    def without_labels(self) -> PretrainTargets:
-        """Targets with nothing to learn: loss and gradients are zero."""
-        label_M = torch.full_like(self.mask_label_M, IGNORE)
-        label_B = None if self.pair_label_B is None else torch.full_like(self.pair_label_B, IGNORE)
-        return replace(self, mask_label_M=label_M, pair_label_B=label_B, real=torch.zeros_like(self.real))
 
 
 def targets_of(batch: Ragged) -> PretrainTargets:
@@ -184,10 +177,10 @@ def relation_divergence(x_T3H: Tensor, y_T3H: Tensor, batch: Ragged, heads: int)
     """
     total = x_T3H.new_zeros((), dtype=torch.float32)
     real_T = torch.arange(len(x_T3H), device=x_T3H.device) < targets_of(batch).real
-    for n, rows in batch.groups:
-        mine, theirs = (relations(z[rows].unflatten(0, (-1, n)), heads) for z in (x_T3H, y_T3H))
-        each = F.kl_div(mine, theirs, reduction="none", log_target=True).sum(-1).mean((1, 2))  # (sequences, n)
-        total = total + (each * real_T[rows].view(-1, n)).sum()
+    for mine, theirs, real_Bn in zip(*(batch.by_length(z) for z in (x_T3H, y_T3H, real_T))):
+        pair = relations(mine, heads), relations(theirs, heads)
+        each = F.kl_div(*pair, reduction="none", log_target=True).sum(-1).mean((1, 2))  # (sequences, n)
+        total = total + (each * real_Bn).sum()
     return total
 
 
@@ -219,11 +212,10 @@ def label_loss(logits_BC: Tensor, labels: Tensor, problem: str, weight_C: Tensor
     return F.cross_entropy(logits_BC, labels, weight=weight_C, ignore_index=-100)
 
 
-def span_loss(logits_T2: Tensor, batch: Ragged, start_B: Tensor, end_B: Tensor, reduction: str = "mean") -> Tensor:
-    """The loss of answer: −log p(start) − log p(end), each a softmax over the sequence's tokens.
+def span_loss(logits_T2: Tensor, batch: Ragged, start_B: Tensor, end_B: Tensor) -> Tensor:
+    """The loss of answer: the mean of −log p(start) and −log p(end), each a softmax over the sequence's tokens.
 
-    `start_B` and `end_B` count from the sequence's first token; positions outside the sequence do not count. "mean"
-    halves the sum, as `transformers` does; "sum" is the formula of the BERT paper.
+    `start_B` and `end_B` count from the sequence's first token; positions outside the sequence do not count.
     """
     lengths_B = batch.offsets_B1.diff()
     losses = []
@@ -232,9 +224,7 @@ def span_loss(logits_T2: Tensor, batch: Ragged, start_B: Tensor, end_B: Tensor, 
         index_B = batch.first_B + torch.where(inside_B, at_B, 0)
         each_B = log_partition(logits_T, batch) - logits_T[index_B]
         losses.append((each_B * inside_B).sum() / inside_B.sum().clamp(min=1))
-    if reduction not in ("mean", "sum"):
-        raise EverybertError("span_loss: reduction is mean or sum")
-    return (losses[0] + losses[1]) / (2 if reduction == "mean" else 1)
+    return (losses[0] + losses[1]) / 2
 
 
 def choice_loss(logits_B: Tensor, choices: tuple[int, ...], labels_Q: Tensor) -> Tensor:

@@ -85,12 +85,12 @@ class Ragged:
         lengths = tuple(len(s) for s in sequences)
         if min(lengths) == 0:
             raise EverybertError(f"sequence {lengths.index(0)} of the batch is empty; give it at least one token")
-        tokens = np.concatenate([np.asarray(s, dtype=np.int64) for s in sequences])
+        tokens = _joined(sequences)
         segments_T = None
         if segments is not None:
             if tuple(len(s) for s in segments) != lengths:
                 raise EverybertError("segments must have one entry for each token of each sequence")
-            segments_T = torch.from_numpy(np.concatenate([np.asarray(s, dtype=np.int64) for s in segments]))
+            segments_T = torch.from_numpy(_joined(segments))
         globals_T = None
         if global_tokens is not None:
             mark = np.zeros(len(tokens), dtype=bool)
@@ -140,6 +140,11 @@ class Ragged:
         """int32 index of each sequence's first token, which is [CLS]."""
         return self.offsets_B1[:-1]
 
+    @property
+    def last_B(self) -> Tensor:
+        """int32 index of each sequence's last token."""
+        return self.offsets_B1[1:] - 1
+
     @cached_property
     def sequence_T(self) -> Tensor:
         """int64: the index of the sequence that each token belongs to."""
@@ -147,35 +152,32 @@ class Ragged:
         return torch.searchsorted(self.offsets_B1[1:], each_T, right=True)
 
     @cached_property
-    def groups(self) -> list[tuple[int, slice | Tensor]]:
-        """(length, rows) for each distinct length: the tokens for one rectangular attention call.
-
-        Rows are a slice if the sequences of that length are adjacent, else an index tensor.
-        """
-        starts = [0, *accumulate(self.lengths)]
-        by_length: dict[int, list[int]] = {}
-        for b, n in enumerate(self.lengths):
-            by_length.setdefault(n, []).append(starts[b])
-        out: list[tuple[int, slice | Tensor]] = []
-        for n, at in by_length.items():
-            if at[-1] - at[0] == n * (len(at) - 1):
-                out.append((n, slice(at[0], at[-1] + n)))
-            else:
-                rows = (np.asarray(at)[:, None] + np.arange(n)).ravel()
-                out.append((n, torch.from_numpy(rows).to(self.device)))
-        return out
+    def groups(self) -> dict[int, list[int]]:
+        """Each distinct length, with the indices of the first tokens of the sequences that have it."""
+        starts: dict[int, list[int]] = {}
+        for start, n in zip(accumulate((0, *self.lengths)), self.lengths):
+            starts.setdefault(n, []).append(start)
+        return starts
 
     @cached_property
-    def regroup(self) -> Tensor | None:
-        """int64: the tokens in the order of the groups; None if they are in that order already."""
-        rows = [np.arange(r.start, r.stop) if isinstance(r, slice) else r.cpu().numpy() for _, r in self.groups]
+    def order(self) -> tuple[Tensor, Tensor] | None:
+        """int64: the tokens in the order of the groups, and the inverse; None if they are in that order already."""
+        rows = [(np.array(starts)[:, None] + np.arange(n)).ravel() for n, starts in self.groups.items()]
         order = np.concatenate(rows)
-        return None if bool((order == np.arange(len(order))).all()) else torch.from_numpy(order).to(self.device)
+        if (order == np.arange(len(order))).all():
+            return None
+        return torch.from_numpy(order).to(self.device), torch.from_numpy(np.argsort(order)).to(self.device)
 
-    @cached_property
-    def ungroup(self) -> Tensor | None:
-        """int64: the inverse of `regroup`; None if there is nothing to reorder."""
-        return None if self.regroup is None else torch.argsort(self.regroup)
+    def by_length(self, x: Tensor) -> list[Tensor]:
+        """A per-token tensor (T, …) as one rectangle (sequences, n, …) for each distinct length."""
+        x = x if self.order is None else x.index_select(0, self.order[0])
+        parts = x.split([n * len(starts) for n, starts in self.groups.items()])
+        return [part.unflatten(0, (-1, n)) for n, part in zip(self.groups, parts)]
+
+    def from_lengths(self, parts: Sequence[Tensor]) -> Tensor:
+        """The inverse of `by_length`."""
+        x = torch.cat([part.flatten(0, 1) for part in parts]) if len(parts) > 1 else parts[0].flatten(0, 1)
+        return x if self.order is None else x.index_select(0, self.order[1])
 
     def split(self, x: Tensor) -> list[Tensor]:
         """Split a per-token tensor (T, …) into one (n, …) view per sequence."""
@@ -227,3 +229,11 @@ def pinned(x: Tensor, device: torch.device) -> Tensor:
     copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
     np.copyto(copy.view(-1).view(torch.uint8).numpy(), x.reshape(-1).view(torch.uint8).numpy())
     return copy
+
+
+def _joined(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """The numbers of all rows in one int64 array."""
+    joined = np.concatenate([np.asarray(row) for row in rows])
+    if joined.ndim != 1 or joined.dtype.kind not in "iu":
+        raise EverybertError("tokens and segments are whole numbers; give lists of token ids, as [[2, 57, 3]]")
+    return joined.astype(np.int64, copy=False)

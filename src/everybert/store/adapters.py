@@ -6,6 +6,7 @@ settings of the task and the hash of the base encoder. PEFT loads these folders,
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 from dataclasses import dataclass
@@ -19,11 +20,11 @@ from torch import Tensor, nn
 from everybert.errors import EverybertError
 from everybert.files import inside, read_json, verify_folder, write_json
 from everybert.model.config import EncoderConfig
-from everybert.model.heads import FeatureConfig, FeatureHead, Network, Pooler, add_feature_head, make_head
+from everybert.model.heads import HEADS, FeatureConfig, FeatureHead, Network, Pooler, add_feature_head, make_head
 from everybert.model.lora import QKV, TARGETS, AdapterSet, LoraConfig
 from everybert.store import layouts
 from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, read_extras
-from everybert.store.weights import open_safetensors
+from everybert.store.weights import read_tensors
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -31,7 +32,10 @@ HEAD = "head.safetensors"
 ROOT = "base_model.model."
 TASK_TYPES = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "answer": "QUESTION_ANS"}
 """Head → PEFT's task_type."""
-UNSUPPORTED = ("use_dora", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern")
+MERGE = "merge it into its base with peft's merge_and_unload(), and load the model that this gives"
+UNSUPPORTED = ("use_dora", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "alora_invocation_tokens")
+HARMLESS_INITS = (None, True, False, "gaussian", "eva", "orthogonal")
+"""Values of init_lora_weights; others (pissa, olora …) change the weights of the base too."""
 
 
 def encoder_digest(network: Network) -> str:
@@ -84,7 +88,7 @@ def save_adapter(
     for key, value in parts.items():
         (theirs,) = layouts.transformers_names(config, key, layout.classes[suffix])
         whole.add(theirs.split(".")[0])
-        tensors[ROOT + ("" if layouts.is_head(key) else prefix) + theirs] = value.detach().cpu().contiguous()
+        tensors[ROOT + ("" if key.startswith(layouts.HEADS) else prefix) + theirs] = value.detach().cpu().contiguous()
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     task = next((TASK_TYPES[h] for h in entry.heads if h in TASK_TYPES), None if entry.heads else "FEATURE_EXTRACTION")
     peft = {
@@ -137,13 +141,16 @@ def is_adapter(folder: str | Path) -> bool:
 def read_adapter(folder: str | Path) -> AdapterFile:
     """Read the description of an adapter; `load_adapter` reads its weights."""
     folder = Path(folder)
+    if not is_adapter(folder):
+        raise EverybertError(f"{folder} has no {CONFIG}; give the folder of an adapter")
     verify_folder(folder)
     raw = read_json(inside(folder, CONFIG))
-    if not isinstance(raw, dict) or raw.get("peft_type") != "LORA":
+    if raw.get("peft_type") != "LORA":
         raise EverybertError(f"{folder / CONFIG} is not a LoRA adapter's; only LoRA is read")
     odd = [key for key in UNSUPPORTED if raw.get(key)] + (["bias"] if raw.get("bias", "none") != "none" else [])
-    if odd:
-        raise EverybertError(f"{folder}: this adapter uses {odd[0]}, which is not read; plain LoRA is")
+    if odd or raw.get("init_lora_weights") not in HARMLESS_INITS:
+        odd.append("init_lora_weights")
+        raise EverybertError(f"{folder}: this adapter uses {odd[0]}, which is not read, only plain LoRA; {MERGE}")
     extras = read_extras(folder)
     return AdapterFile(folder, str(raw.get("base_model_name_or_path") or ""), extras.pop("base", None), extras, raw)
 
@@ -153,76 +160,86 @@ def load_adapter(adapters: AdapterSet, name: str, file: AdapterFile, verify: boo
     network, config = adapters.network, adapters.network.config
     if verify and file.digest is not None and file.digest != encoder_digest(network):
         raise EverybertError(f"{file.folder} was trained on another base ({file.base or 'unnamed'}); load that one")
-    tensors = _read_tensors(inside(file.folder, WEIGHTS))
-    targets = tuple(
-        target
-        for target in TARGETS
-        if any(f"{module}.lora_A.weight" in tensors for module in _matrices(config, (target,)).values())
-    )
+    tensors = {_bare(key): value for key, value in read_tensors(file.folder, WEIGHTS).items()}
+    adapted = {name.removesuffix(".lora_A.weight") for name in tensors}
+    targets = tuple(target for target in TARGETS if adapted & set(_matrices(config, (target,)).values()))
     if not targets:
         raise EverybertError(f"{file.folder}: no tensor fits a {config.family} model; is the base another family?")
-    lora = _lora_config(file, targets)
-    state: dict[str, Tensor] = {}
-    for ours, module in _matrices(config, targets).items():
-        for letter, rank_axis in (("A", 0), ("B", -1)):
-            key = f"{module}.lora_{letter}.weight"
-            if key not in tensors:
-                raise EverybertError(f"{file.folder} lacks {key}; download it again")
-            if tensors[key].shape[rank_axis] != lora.rank:  # before matrices of that rank are allocated
-                raise EverybertError(f"{file.folder}: {key} is not of rank {lora.rank}, as {CONFIG} says; restore it")
-            state[f"{ours}.{letter}"] = tensors[key]
-    adapters.add(name, lora, _head(network, file, tensors), _pooler(network, tensors))
-    adapters.load(name, state)
-
-
-def _lora_config(file: AdapterFile, targets: tuple[str, ...]) -> LoraConfig:
     raw = file.raw
     try:
-        return LoraConfig(int(raw["r"]), float(raw["lora_alpha"]), float(raw.get("lora_dropout") or 0), targets)
+        lora = LoraConfig(int(raw["r"]), float(raw["lora_alpha"]), float(raw.get("lora_dropout") or 0), targets)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise EverybertError(f"{file.folder / CONFIG} gives no proper r and lora_alpha ({error}); restore it") from None
+    state: dict[str, Tensor] = {}
+    for ours, module in _matrices(config, targets).items():
+        state[f"{ours}.A"], state[f"{ours}.B"] = _take_pair(file, tensors, module, lora.rank)
+    head, pooler = _take_head(network, file, tensors), _take_pooler(network, file, tensors, lora)
+    if tensors:
+        raise EverybertError(f"{file.folder} changes {min(tensors)} too, which is not supported; {MERGE}")
+    adapters.add(name, lora, head, pooler)
+    adapters.load(name, state)
+    adapters.entries[name].extras = file.extras
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of an adapter file under names without prefixes."""
-    file = open_safetensors(path)
-    found = {}
-    for key in file.keys():  # noqa: SIM118
-        bare = key.removeprefix(ROOT).replace(".modules_to_save.default", "").replace(".default.weight", ".weight")
-        found[layouts.canonical(bare)] = file.get_tensor(key)
-    return found
+def _bare(name: str) -> str:
+    """The name of a tensor in an adapter file without prefixes."""
+    name = name.removeprefix(ROOT).replace(".modules_to_save.default", "").replace(".default.weight", ".weight")
+    return layouts.canonical(name)
 
 
-def _head(network: Network, file: AdapterFile, tensors: dict[str, Tensor]) -> dict[str, nn.Module]:
+def _take(file: AdapterFile, tensors: dict[str, Tensor], name: str) -> Tensor:
+    """Remove a tensor that must be there from `tensors`."""
+    if name not in tensors:
+        raise EverybertError(f"{file.folder} has no {name}, which its other tensors and {CONFIG} need; {MERGE}")
+    return tensors.pop(name)
+
+
+def _take_pair(file: AdapterFile, tensors: dict[str, Tensor], module: str, rank: int) -> tuple[Tensor, Tensor]:
+    """A and B of a matrix; their rank is checked before matrices of that rank are allocated."""
+    a, b = (_take(file, tensors, f"{module}.lora_{letter}.weight") for letter in "AB")
+    if a.ndim != 2 or b.ndim != 2 or not a.shape[0] == b.shape[1] == rank:
+        raise EverybertError(f"{file.folder}: {module} is not of rank {rank}, as {CONFIG} says; restore it")
+    return a, b
+
+
+def _take_head(network: Network, file: AdapterFile, tensors: dict[str, Tensor]) -> dict[str, nn.Module]:
     """The head in an adapter file, if there is one."""
     head = file.extras.get("head") or {v: k for k, v in TASK_TYPES.items()}.get(str(file.raw.get("task_type")))
     if head is None:
         return {}
+    if head not in layouts.LAYOUTS[network.config.family].heads:
+        raise EverybertError(f"{file.folder}: a {network.config.family} model has no head {head!r}; restore {EXTRAS}")
     (last,) = layouts.transformers_names(network.config, f"heads.{head}.output.weight", (head,))
-    if last not in tensors:
-        raise EverybertError(f"{file.folder} has no head: {last} is missing; download it again")
-    like = network.encoder.embeddings.token.weight
-    module = make_head(network.config, head, tensors[last].shape[0]).to(like.device, like.dtype)
-    state = {}
-    for key in module.state_dict():
-        (name,) = layouts.transformers_names(network.config, f"heads.{head}.{key}", (head,))
-        if name not in tensors:
-            raise EverybertError(f"{file.folder} lacks {name}; download it again")
-        state[key] = tensors[name]
-    module.load_state_dict(state)
-    return {head: module.train(network.training)}
+    module = make_head(network.config, head, len(tensors[last]) if last in tensors else 1)
+    return {head: _filled(network, file, tensors, module, f"heads.{head}.").train(network.training)}
 
 
-def _pooler(network: Network, tensors: dict[str, Tensor]) -> Pooler | None:
-    """The pooler in an adapter file, if there is one."""
-    keys = ("dense.weight", "dense.bias")
-    names = {key: layouts.transformers_names(network.config, f"pooler.{key}", ())[0] for key in keys}
-    if not all(name in tensors for name in names.values()):
+def _take_pooler(network: Network, file: AdapterFile, tensors: dict[str, Tensor], lora: LoraConfig) -> nn.Module | None:
+    """The pooler in an adapter file, if there is one: whole, or as A and B to add to the base model's."""
+    (weight,) = layouts.transformers_names(network.config, "pooler.dense.weight", ())
+    module = weight.removesuffix(".weight")
+    if weight in tensors:
+        return _filled(network, file, tensors, Pooler(network.config), "pooler.")
+    if f"{module}.lora_A.weight" not in tensors or network.pooler is None:
         return None
-    like = network.encoder.embeddings.token.weight
-    pooler = Pooler(network.config).to(like.device, like.dtype)
-    pooler.load_state_dict({key: tensors[name] for key, name in names.items()})
+    a, b = _take_pair(file, tensors, module, lora.rank)
+    pooler = copy.deepcopy(network.pooler)
+    pooler.dense.weight.data += (lora.alpha / lora.rank * b.float() @ a.float()).to(pooler.dense.weight)
     return pooler
+
+
+def _filled(network: Network, file: AdapterFile, tensors: dict[str, Tensor], module: nn.Module, at: str) -> nn.Module:
+    """A module of ours with the tensors that belong to it; `at` is the beginning of its names."""
+    held = (at.split(".")[1],) if at.startswith(layouts.HEADS) else ()
+    names = {key: layouts.transformers_names(network.config, at + key, held)[0] for key in module.state_dict()}
+    try:
+        module.load_state_dict({key: _take(file, tensors, name) for key, name in names.items()})
+    except RuntimeError:
+        raise EverybertError(
+            f"{file.folder}: its {at.rstrip('.')} does not fit this model; load its own base"
+        ) from None
+    like = network.encoder.embeddings.token.weight
+    return module.to(like.device, like.dtype)
 
 
 # ── feature-based heads ──────────────────────────────────────────────────────────────────────────────────────
@@ -237,16 +254,13 @@ def save_feature_head(head: FeatureHead, folder: str | Path) -> dict[str, Any]:
 
 def load_feature_head(network: Network, name: str, folder: str | Path, described: dict[str, Any]) -> None:
     """Add the feature-based head of a folder to the network; `described` is the entry of everybert.json."""
-    file = open_safetensors(inside(folder, HEAD))
-    state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    if "output.weight" not in state or len(state["output.weight"]) != described["outputs"]:
-        raise EverybertError(
-            f"{Path(folder) / HEAD} has not the {described['outputs']} outputs of {EXTRAS}; restore it"
-        )
-    features = FeatureConfig(described["layers"], described["pool"])
-    head = add_feature_head(network, name, len(state["output.weight"]), features)
+    state = read_tensors(Path(folder), HEAD)
     try:
+        if name not in HEADS or len(state["output.weight"]) != described["outputs"]:
+            raise KeyError(name)
+        features = FeatureConfig(described["layers"], described["pool"])
+        head = add_feature_head(network, name, len(state["output.weight"]), features)
         head.load_state_dict(state)
-    except RuntimeError:
-        raise EverybertError(f"{Path(folder) / HEAD} does not fit this model; restore the folder") from None
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        raise EverybertError(f"{folder}: {HEAD} and {EXTRAS} do not fit this model; restore the folder") from None
     head.eval()

@@ -4,126 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from everybert.errors import EverybertError
 from everybert.model.config import FAMILIES, EncoderConfig
-
-ALIASES = {"camembert": "roberta"}
-"""Model types that equal another family."""
-
-BERT = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "max_positions": "max_position_embeddings",
-    "segments": "type_vocab_size",
-    "norm_eps": "layer_norm_eps",
-    "activation": "hidden_act",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "classifier_dropout": "classifier_dropout",
-    "init_range": "initializer_range",
-    "tied": "tie_word_embeddings",
-    "pad_id": "pad_token_id",
-}
-ALBERT = BERT | {
-    "embedding_size": "embedding_size",
-    "layer_groups": "num_hidden_groups",
-    "inner_layers": "inner_group_num",
-    "classifier_dropout": "classifier_dropout_prob",
-}
-DISTILBERT = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "dim",
-    "layers": "n_layers",
-    "heads": "n_heads",
-    "intermediate_size": "hidden_dim",
-    "max_positions": "max_position_embeddings",
-    "activation": "activation",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "classifier_dropout": "seq_classif_dropout",
-    "init_range": "initializer_range",
-    "tied": "tie_word_embeddings",
-    "pad_id": "pad_token_id",
-}
-MODERNBERT = {k: v for k, v in BERT.items() if k != "segments"} | {
-    "norm_eps": "norm_eps",
-    "norm_bias": "norm_bias",
-    "linear_bias": "attention_bias",
-    "head_bias": "classifier_bias",
-    "activation": "hidden_activation",
-    "dropout": "embedding_dropout",
-    "attention_dropout": "attention_dropout",
-    "feed_forward_dropout": "mlp_dropout",
-    "classifier_pooling": "classifier_pooling",
-}
-FIELDS = dict.fromkeys(FAMILIES, BERT) | {"albert": ALBERT, "distilbert": DISTILBERT, "modernbert": MODERNBERT}
-"""Family → our field → its name in config.json."""
-
-FIXED: dict[str, dict[str, Any]] = {
-    "longformer": {"global_attention": True},
-    "megatron-bert": {"norm": "pre", "embedding_norm": False},
-    "roberta-prelayernorm": {"norm": "pre"},
-    "distilbert": {"segments": 0, "norm_eps": 1e-12},
-    "modernbert": {
-        "segments": 0,
-        "norm": "pre",
-        "first_attention_norm": False,
-        "feed_forward": "glu",
-        "positions": "rotary",
-    },
-}
-"""Family → settings that all its models have."""
-
-_ROBERTA = {"vocab_size": 50265, "pad_id": 1}
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA | {"vocab_size": 30522},
-    "longformer": _ROBERTA | {"vocab_size": 30522},
-    "roberta-prelayernorm": _ROBERTA,
-    "megatron-bert": {
-        "vocab_size": 29056,
-        "hidden_size": 1024,
-        "layers": 24,
-        "heads": 16,
-        "intermediate_size": 4096,
-    },
-    "distilbert": {"layers": 6, "classifier_dropout": 0.2},
-    "albert": {
-        "vocab_size": 30000,
-        "embedding_size": 128,
-        "hidden_size": 4096,
-        "heads": 64,
-        "intermediate_size": 16384,
-        "layer_groups": 1,
-        "activation": "gelu_new",
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "classifier_dropout": 0.1,
-    },
-    "modernbert": {
-        "vocab_size": 50368,
-        "layers": 22,
-        "intermediate_size": 1152,
-        "max_positions": 8192,
-        "norm_eps": 1e-5,
-        "norm_bias": False,
-        "linear_bias": False,
-        "head_bias": False,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "classifier_dropout": 0.0,
-        "pad_id": 50283,
-    },
-}
-"""Family → defaults of `transformers` that differ from those of EncoderConfig."""
-
-ROBERTA_LIKE = ("roberta", "xlm-roberta", "longformer", "roberta-prelayernorm")
-"""Families whose positions start at pad_token_id + 1."""
+from everybert.store.layouts import LAYOUTS
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -137,89 +22,94 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-ACTIVATION_NAMES = {
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_new",
-    "gelu_sigmoid": "quick_gelu",
-    "relu": "relu",
-    "silu": "silu",
-}
+ACTIVATION_NAMES = {ours: their for their, ours in reversed(ACTIVATIONS.items())}
+"""Ours → the first name above."""
 
-SIZES = (
-    *("vocab_size", "hidden_size", "layers", "heads", "intermediate_size", "max_positions", "segments"),
-    *("embedding_size", "layer_groups", "inner_layers", "pad_id"),
-)
 LIMIT = 1 << 28
-LIMITS = dict.fromkeys(SIZES, LIMIT) | {"layers": 1 << 12, "layer_groups": 1 << 12, "inner_layers": 1 << 6}
-"""Upper limits of sizes, checked before anything is built."""
+LIMITS = {"layers": 1 << 12, "layer_groups": 1 << 12, "inner_layers": 1 << 6}
+"""Upper limits of sizes, checked before anything is built; LIMIT for others."""
+KINDS: dict[str, Any] = get_type_hints(EncoderConfig)
 
-EVERYBERT_FIELDS = frozenset(
-    (
-        "classifier_form",
-        "classifier_dropout",
-        "classifier_pooling",
-        "dropout",
-        "attention_dropout",
-        "feed_forward_dropout",
-    )
-)
+EVERYBERT_FIELDS = {
+    *("classifier_form", "classifier_dropout", "classifier_pooling", "causal"),
+    *("dropout", "attention_dropout", "feed_forward_dropout"),
+}
 """Fields that do not change the shape of tensors; everybert.json holds those that config.json cannot express."""
 
 
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def classes(raw: dict[str, Any]) -> list[str]:
+    """The class names in a config.json."""
+    found = raw.get("architectures")
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
 def family_of(raw: dict[str, Any]) -> str:
     """The family of a config.json; an error lists the supported ones."""
     kind = raw.get("model_type")
     if kind is None:  # files from before 2020, such as Google's, have no model_type
-        names = [a for a in _list(raw.get("architectures")) if isinstance(a, str)]
-        kind = "bert" if "type_vocab_size" in raw and all(a.startswith("Bert") for a in names) else None
-    family = ALIASES.get(kind, kind) if isinstance(kind, str) else None
-    if family not in FAMILIES:
+        kind = "bert" if "type_vocab_size" in raw and all(a.startswith("Bert") for a in classes(raw)) else None
+    if kind not in FAMILIES:
         raise EverybertError(
-            f"model_type {kind!r} is not an encoder this library knows; it reads {', '.join((*FAMILIES, *ALIASES))}"
+            f"model_type {kind!r} is not an encoder this library knows; it reads {', '.join(FAMILIES)}"
         )
-    return family
+    return kind
 
 
-def refuse_unsupported(raw: dict[str, Any]) -> None:
+def refuse_unsupported(family: str, raw: dict[str, Any]) -> None:
     """Refuse settings that would change the result if they were ignored."""
+    causal = bool(raw.get("is_decoder"))
+    if causal and not LAYOUTS[family].generator:
+        raise EverybertError(f"is_decoder is set, but transformers has no left-to-right {family}; remove it")
     for key, why in (
-        ("is_decoder", "is a left-to-right decoder"),
         ("add_cross_attention", "has cross-attention"),
         ("is_encoder_decoder", "is an encoder-decoder"),
         ("quantization_config", "has weights quantised by another tool"),
     ):
         if raw.get(key):
             raise EverybertError(f"this model {why} ({key} is set), which is not supported; use an encoder in fp32/16")
-    for name in _list(raw.get("architectures")):
-        if isinstance(name, str) and name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+    for name in classes(raw):
+        generator = not causal and name.endswith(("ForCausalLM", "LMHeadModel"))
+        if generator or name.endswith("ForConditionalGeneration"):
             raise EverybertError(f"{name} is a text generator, not an encoder; use a model made for masked words")
-    kind = raw.get("position_embedding_type", "absolute")
-    if kind not in ("absolute", None):
-        raise EverybertError(f"position_embedding_type {kind!r} is not supported; only absolute positions are")
+    layout = LAYOUTS[family]
+    for key, only in {**layout.required, **layout.demanded}.items():
+        if raw.get(key) != only and not (key in layout.required and raw.get(key) is None):
+            raise EverybertError(f"{key} {raw.get(key)!r} is not supported in a {family} model; only {only!r} is")
 
 
-def read(raw: dict[str, Any]) -> EncoderConfig:
-    """The encoder configuration of a config.json."""
+def read(raw: dict[str, Any], ours_alone: dict[str, Any] | None = None) -> EncoderConfig:
+    """The encoder configuration of a config.json, and of the settings that everybert.json adds to it."""
     family = family_of(raw)
-    refuse_unsupported(raw)
-    settings: dict[str, Any] = {"family": family} | FIXED.get(family, {})
-    for ours, their in FIELDS[family].items():
+    refuse_unsupported(family, raw)
+    layout = LAYOUTS[family]
+    settings: dict[str, Any] = {"family": family, "causal": bool(raw.get("is_decoder")), **layout.fixed}
+    for ours, their in layout.config.items():
         value = raw.get(their)
         if value is None:
-            value = DEFAULTS.get(family, {}).get(ours, _default(ours))
+            value = layout.defaults.get(ours, getattr(EncoderConfig, ours))
         settings[ours] = _checked(ours, their, value)
-    if family in ROBERTA_LIKE:
+    if layout.positions_after_pad:
         settings["position_offset"] = settings["pad_id"] + 1
         settings["max_positions"] -= settings["position_offset"]
     elif family == "distilbert" and raw.get("sinusoidal_pos_embds"):
         settings["positions"] = "sinusoidal"
+    if settings.get("embedding_size") == settings["hidden_size"] and family == "electra":
+        settings["embedding_size"] = None  # there is no projection
+    if family == "deberta-v2":
+        settings |= _deberta_attention(raw, settings)
+    if family == "ernie" and not raw.get("use_task_id"):
+        settings["task_types"] = 0
     if family == "longformer":
         settings["windows"] = _longformer_windows(raw, settings["layers"])
     elif family == "modernbert":
         settings |= _modernbert_attention(raw, settings)
+    for name, value in (ours_alone or {}).items():
+        if name not in EVERYBERT_FIELDS:
+            raise EverybertError(f"everybert.json sets {name[:40]!r}, which it may not; restore it")
+        settings[name] = _checked(name, f"{name} in everybert.json", value)
     if settings["pad_id"] >= settings["vocab_size"]:
         raise EverybertError(f"pad_token_id {settings['pad_id']} is outside the vocabulary of {settings['vocab_size']}")
     return EncoderConfig(**settings)
@@ -234,12 +124,22 @@ def _longformer_windows(raw: dict[str, Any], layers: int) -> tuple[int, ...]:
     return tuple(w // 2 for w in sizes)
 
 
+def _deberta_attention(raw: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Relative positions, and whether there are absolute ones."""
+    kinds = raw.get("pos_att_type") or []
+    if sorted(kinds.split("|") if isinstance(kinds, str) else kinds) != ["c2p", "p2c"]:
+        raise EverybertError(f"pos_att_type {kinds!r} is not supported; only c2p and p2c together are")
+    far = raw.get("max_relative_positions", -1)
+    return {
+        "positions": "learned" if raw.get("position_biased_input", True) else "none",
+        "relative_distance": far if isinstance(far, int) and 1 <= far <= LIMIT else settings["max_positions"],
+    }
+
+
 def _modernbert_attention(raw: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Windows and rotary bases, from the config format of transformers 4 or 5."""
     if bool(raw.get("mlp_bias", False)) != settings["linear_bias"]:
         raise EverybertError("attention_bias and mlp_bias differ, which is not supported; set both alike")
-    if raw.get("classifier_activation", "gelu") != "gelu" or raw.get("decoder_bias", True) is not True:
-        raise EverybertError("only classifier_activation gelu and decoder_bias true are supported for ModernBERT")
     layers, width = settings["layers"], _checked("max_positions", "local_attention", raw.get("local_attention", 128))
     kinds = raw.get("layer_types")
     if kinds is None:
@@ -268,33 +168,26 @@ def _modernbert_attention(raw: dict[str, Any], settings: dict[str, Any]) -> dict
 
 
 def _checked(ours: str, their: str, value: Any) -> Any:
-    """Check the type and range of a value."""
+    """A value of config.json for a field of EncoderConfig, after a check of its type and range."""
     if ours == "activation":
         if not isinstance(value, str) or value not in ACTIVATIONS:
             raise EverybertError(f"{their} {value!r} is not supported; known: {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[value]
-    if ours in ("tied", "norm_bias", "linear_bias", "head_bias"):
+    kind = KINDS[ours]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if get_origin(kind) is Literal:
+        good, what = value in get_args(kind), " or ".join(map(str, get_args(kind)))
+    elif kind is bool:
         good, what = isinstance(value, bool), "true or false"
-    elif ours in LIMITS:
-        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LIMITS[ours]
-        what = f"a whole number up to {LIMITS[ours]}"
-    elif ours == "classifier_pooling":
-        good, what = value in ("cls", "mean"), "cls or mean"
+    elif float in (kind, *get_args(kind)):
+        good, what = number and math.isfinite(value) and value >= 0, "a number"
+        value = float(value) if good else value
     else:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        good = (value is None and ours == "classifier_dropout") or (number and math.isfinite(value) and value >= 0)
-        what = "a number"
-    if not good:
+        limit = LIMITS.get(ours, LIMIT)
+        good, what = number and isinstance(value, int) and 0 <= value <= limit, f"a whole number up to {limit}"
+    if not good and (value is not None or type(None) not in get_args(kind)):
         raise EverybertError(f"{their} must be {what}, not {str(value)[:40]}")
-    return float(value) if isinstance(value, int) and ours not in LIMITS and not isinstance(value, bool) else value
-
-
-def _default(ours: str) -> Any:
-    return next(f.default for f in dataclasses.fields(EncoderConfig) if f.name == ours)
-
-
-def _list(value: Any) -> list:
-    return value if isinstance(value, list) else []
+    return value
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -307,7 +200,7 @@ def write(config: EncoderConfig, raw: dict[str, Any] | None = None) -> tuple[dic
     describes the same encoder.
     """
     raw = {k: v for k, v in (raw or {}).items() if k not in DROPPED}
-    if ALIASES.get(raw.get("model_type", ""), raw.get("model_type")) != config.family:
+    if raw.get("model_type") != config.family:
         raw = {}
     written = raw if raw and not _differences(config, read(raw)) else raw | _fields(config)
     reread = read(written)
@@ -321,22 +214,32 @@ def write(config: EncoderConfig, raw: dict[str, Any] | None = None) -> tuple[dic
     return written, differ
 
 
-DROPPED = ("_name_or_path", "auto_map", "torch_dtype", "dtype", "architectures", "transformers_version")
+DROPPED = ("legacy", "_name_or_path", "auto_map", "torch_dtype", "dtype", "architectures", "transformers_version")
 """Fields of a config.json that describe the folder that it was read from."""
 
 
 def _fields(config: EncoderConfig) -> dict[str, Any]:
-    family = config.family
-    fields: dict[str, Any] = {"model_type": family}
-    for ours, their in FIELDS[family].items():
+    family, names = config.family, LAYOUTS[config.family].config
+    fields: dict[str, Any] = {"model_type": family, **LAYOUTS[family].demanded}
+    for ours, their in names.items():
         fields[their] = getattr(config, ours)
-    fields[FIELDS[family]["activation"]] = ACTIVATION_NAMES[config.activation]
-    if family in ROBERTA_LIKE:
+    fields[names["activation"]] = ACTIVATION_NAMES[config.activation]
+    if LAYOUTS[family].positions_after_pad:
         fields["max_position_embeddings"] += config.position_offset
     if family == "distilbert":
         fields["sinusoidal_pos_embds"] = config.positions == "sinusoidal"
     if family in ("distilbert", "albert", "modernbert") and config.classifier_dropout is None:
-        fields[FIELDS[family]["classifier_dropout"]] = config.dropout  # these families have no "same as dropout"
+        fields[names["classifier_dropout"]] = config.dropout  # these families have no "same as dropout"
+    if "embedding_size" in fields:
+        fields["embedding_size"] = config.embedding_width
+    if family == "deberta-v2":
+        fields |= {"pos_att_type": ["p2c", "c2p"], "max_relative_positions": config.relative_distance}
+        fields["position_biased_input"] = config.positions == "learned"
+    if family == "ernie":
+        fields["use_task_id"] = config.task_types > 0
+        fields["task_type_vocab_size"] = config.task_types or 3
+    if config.causal is True and LAYOUTS[family].generator:
+        fields["is_decoder"] = True
     if family == "longformer":
         fields["attention_window"] = [2 * (w or 0) for w in config.windows or ()]
     if family == "modernbert":

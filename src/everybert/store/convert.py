@@ -1,4 +1,4 @@
-"""Convert a trained model: add words to its vocabulary, or make it a Longformer.
+"""Convert a trained model: to a wider vocabulary, or to a Longformer.
 
 Legend: V vocabulary, E embedding width, P positions.
 """
@@ -6,17 +6,13 @@ Legend: V vocabulary, E embedding width, P positions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
-from tokenizers import AddedToken
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.files import atomic_folder
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer
 
 
@@ -48,7 +44,7 @@ def extend(network: Network, known: Tokenizer, wider: Tokenizer) -> Network:
     if moved is not None:
         raise EverybertError(
             f"the corpus' tokenizer is not the model's nor an extension of it ({moved!r} differs): "
-            "build the corpus with the model's tokenizer, or with that of `everybert extend`"
+            "build the corpus with the model's tokenizer, or with that of contrib/extend_vocabulary.py"
         )
     table_VE = network.encoder.embeddings.token.weight.detach()
     rows = max(table_VE.shape[0], padded_vocabulary(wider.size))
@@ -68,36 +64,6 @@ def _grown(table: Tensor, rows: int, pieces: Mapping[int, Sequence[int]]) -> Ten
         if ids:
             out[i] = table[list(ids)].mean(0)
     return out
-
-
-def add_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
-    """The tokenizer with whole words added after its own tokens."""
-    new = [word for word in dict.fromkeys(w.strip() for w in words) if word and tokenizer.id(word) is None]
-    if not new:
-        raise EverybertError("every word given is in the vocabulary already: there is nothing to add")
-    backend, settings = tokenizer.__reduce__()[1]
-    wider = tokenizer._backend.from_str(backend)
-    # Vocabularies that spell the space before a word as part of the word include it here.
-    spaced = tokenizer.kind != "wordpiece"
-    wider.add_tokens([AddedToken(word, single_word=True, lstrip=spaced, normalized=not spaced) for word in new])
-    return Tokenizer(wider, settings)
-
-
-def extend_folder(folder: str | Path, words: Sequence[str], out: str | Path) -> int:
-    """Write a copy of a model with words added to its vocabulary; returns how many were new."""
-    loaded = load_network(folder)
-    known = Tokenizer.load(folder)
-    wider = add_words(known, words)
-    with atomic_folder(out) as draft:
-        save_network(
-            extend(loaded.network, known, wider),
-            draft,
-            tokenizer=wider,
-            labels=loaded.labels,
-            problem_type=loaded.problem_type,
-            extras=loaded.extras,
-        )
-    return wider.size - known.size
 
 
 # ── a Longformer from a model with 512 positions ─────────────────────────────────────────────────────────────

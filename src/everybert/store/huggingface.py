@@ -19,13 +19,15 @@ from everybert.model.encoder import initialise
 from everybert.model.heads import Network, Pooler
 from everybert.store import config_json, layouts
 from everybert.store.layouts import to_transformers
-from everybert.store.weights import Weights, open_weights, refuse_tensorflow, save_weights
+from everybert.store.weights import Weights, finite, open_weights, refuse_tensorflow, save_weights
 
 if TYPE_CHECKING:
     from everybert.text.tokenizer import Tokenizer
 
 EXTRAS = "everybert.json"
 EXTRAS_VERSION = 1
+OBJECTS = ("encoder", "task", "feature_head", "adapters", "glue", "embedding")
+"""Fields of everybert.json that are JSON objects."""
 LABELLED = ("classify", "tag")
 IGNORED = re.compile(r"(position_ids|token_type_ids|inv_freq)$")
 """Buffers in older files that are computed instead."""
@@ -77,15 +79,14 @@ def read_config(folder: str | Path) -> tuple[EncoderConfig, dict[str, Any]]:
     if not path.exists():
         refuse_tensorflow(folder)
         what = "has no config.json" if folder.is_dir() else "is not a folder"
-        raise EverybertError(f"{folder} {what}; give a model's folder, or a hub id")
+        below = folder / "model"  # of a run
+        remedy = f"did you mean {below}?" if (below / path.name).exists() else "give a model's folder, or a hub id"
+        raise EverybertError(f"{folder} {what}; {remedy}")
     inside(folder, path.name)
     raw = read_json(path)
-    if not isinstance(raw, dict):
-        raise EverybertError(f"{path} is not a JSON object; download the folder again")
-    ours = read_extras(folder).get("encoder") or {}
+    ours = read_extras(folder).get("encoder")
     try:
-        config = config_json.read(raw)
-        return config.replace(**{k: v for k, v in ours.items() if k in config_json.EVERYBERT_FIELDS}), raw
+        return config_json.read(raw, ours), raw
     except EverybertError as error:
         raise EverybertError(f"{path}: {error}") from None
 
@@ -97,7 +98,9 @@ def read_extras(folder: str | Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     found = read_json(path)
-    version = found.pop("version", None) if isinstance(found, dict) else None
+    version = found.pop("version", None)
+    if odd := [key for key in OBJECTS if not isinstance(found.get(key, {}), dict)]:
+        raise EverybertError(f"{path}: {odd[0]} is not a JSON object; restore the file")
     if not isinstance(version, int):
         raise EverybertError(f"{path} has no version; restore or delete it")
     if version > EXTRAS_VERSION:
@@ -123,7 +126,8 @@ def load_network(
     folder = recover(folder)
     config, raw = read_config(folder)
     verify_folder(folder, hashes=verify)
-    weights, original = _canonical(open_weights(folder, allow_pickle), config.family)
+    aliases = layouts.LAYOUTS[config.family].aliases if raw.get("legacy") is False else {}
+    weights, original = _canonical(open_weights(folder, allow_pickle), config.family, aliases)
     last = f"encoder.layers.{max(config.layer_order)}.attention.output.weight"
     if not _in_file(config, last, (), weights):  # before many layers are built
         (name,) = layouts.transformers_names(config, last, ())
@@ -132,7 +136,7 @@ def load_network(
             f"have no {name}; take both from one source"
         )
     config, notes = _untie_if_different(config, weights)
-    natural = layouts.find_heads(config.family, weights.shapes, _architectures(raw))
+    natural = layouts.find_heads(config.family, weights.shapes, config_json.classes(raw))
     held = {head for head, family_names in natural.items() if family_names}
     found = {head: rows for head in natural if (rows := _rows(config, head, held, weights))}
     asked = found if heads is None else {h: n for h, n in found.items() if h in heads and heads[h] in (n, None)}
@@ -171,23 +175,20 @@ class SkipInit(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _canonical(weights: Weights, family: str) -> tuple[Weights, dict[str, str]]:
+def _canonical(weights: Weights, family: str, aliases: Mapping[str, str]) -> tuple[Weights, dict[str, str]]:
     """The same tensors under canonical names, and canonical name → name in the file."""
     original: dict[str, str] = {}
     for name in weights.shapes:
         if not IGNORED.search(name):
             canonical = layouts.canonical(name)
+            alias = next((a for a in aliases if canonical.startswith(f"{a}.")), "")
+            canonical = canonical.replace(alias, aliases[alias], 1) if alias else canonical
             original[name if canonical in original else canonical] = name
     for second, first in layouts.copies(family).items():
         if second in original:
             original[first] = original.pop(second)
     shapes = {canonical: weights.shapes[name] for canonical, name in original.items()}
     return Weights(shapes, lambda canonical: weights.get(original[canonical])), original
-
-
-def _architectures(raw: dict[str, Any]) -> list[str]:
-    found = raw.get("architectures")
-    return [a for a in found if isinstance(a, str)] if isinstance(found, list) else []
 
 
 def _in_file(config: EncoderConfig, name: str, held: Iterable[str], weights: Weights) -> bool:
@@ -197,7 +198,7 @@ def _in_file(config: EncoderConfig, name: str, held: Iterable[str], weights: Wei
 def _untie_if_different(config: EncoderConfig, weights: Weights) -> tuple[EncoderConfig, list[str]]:
     """Older files also store the tied decoder. If it differs from the embedding, it is kept, as in `transformers`."""
     (token,) = layouts.transformers_names(config, "encoder.embeddings.token.weight", ())
-    second = layouts.decoder(config.family)
+    second = layouts.LAYOUTS[config.family].heads["mlm"]["decoder"] + ".weight"
     if not config.tied or second not in weights.shapes or token not in weights.shapes:
         return config, []
     if weights.shapes[second] == weights.shapes[token] and torch.equal(weights.get(second), weights.get(token)):
@@ -239,12 +240,12 @@ def _tensor(weights: Weights, name: str, original: str, folder: Path) -> Tensor:
     try:
         tensor = weights.get(name)
     except Exception as error:
-        raise EverybertError(f"{folder}: {original} could not be read ({error}); download the folder again") from None
+        raise EverybertError(f"{folder}: {original} could not be read ({error}); restore the folder") from None
     if not tensor.dtype.is_floating_point or tensor.element_size() < 2:
         raise EverybertError(
             f"{folder}: {original} is stored as {tensor.dtype}; only 16-, 32- and 64-bit floats are read"
         )
-    return tensor
+    return finite(tensor, f"{folder}: {original}")
 
 
 def _remove_missing(network: Network, lacking: dict[str, str], folder: Path) -> list[str]:
@@ -255,7 +256,7 @@ def _remove_missing(network: Network, lacking: dict[str, str], folder: Path) -> 
             f"{folder}: the weights lack {len(body)} tensors of the encoder ({lacking[body[0]]} …); "
             "take config.json and weights from one source"
         )
-    for head in {name.split(".")[1] for name in lacking if layouts.is_head(name)}:
+    for head in {name.split(".")[1] for name in lacking if name.startswith(layouts.HEADS)}:
         del network.heads[head]
     if not any(name.startswith("pooler.") for name in lacking):
         return []
@@ -326,7 +327,9 @@ def save_network(
     suffix = layouts.class_for(config, network.heads)
     raw, ours_alone = config_json.write(config, raw_config)
     tensors = to_transformers(network, suffix)
-    raw["architectures"] = [_stem(raw, config) + suffix]
+    layout = layouts.LAYOUTS[config.family]
+    generator = layout.generator if config.causal is True and suffix == "ForMaskedLM" else ""
+    raw["architectures"] = [layout.stem + (generator or suffix)]
     raw["dtype"] = str(network.encoder.embeddings.token.weight.dtype).removeprefix("torch.")
     raw |= _token_ids(config, raw, tokenizer)
     labelled = next((h for h in network.heads if h in LABELLED), None)
@@ -338,24 +341,17 @@ def save_network(
     extras = (extras or {}) | save_weights(folder, tensors, int8)
     write_json(folder / "config.json", dict(sorted(raw.items())))
     if tokenizer is not None:
-        tokenizer.save(folder, max_length=config.max_positions)
+        kept = tokenizer.max_length if raw_config else None  # a limit that the folder had, such as 64 of 512 positions
+        tokenizer.save(folder, max_length=min(kept or config.max_positions, config.max_positions))
     if extras or ours_alone:
         ours = {"encoder": ours_alone} if ours_alone else {}
         write_json(folder / EXTRAS, {"version": EXTRAS_VERSION} | extras | ours)
 
 
-def _stem(raw: dict[str, Any], config: EncoderConfig) -> str:
-    alias = raw.get("model_type")
-    return "Camembert" if alias == "camembert" else layouts.LAYOUTS[config.family].stem
-
-
 def _token_ids(config: EncoderConfig, raw: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The ids of special tokens, for families whose config.json has them."""
-    keys = {"modernbert": ("bos", "eos", "cls", "sep"), "longformer": ("bos", "eos", "sep")}.get(config.family, ())
-    if config.family in config_json.ROBERTA_LIKE or config.family == "albert":
-        keys = keys or ("bos", "eos")
     ids: dict[str, Any] = {}
-    for key in keys:
+    for key in layouts.LAYOUTS[config.family].token_ids:
         name = f"{key}_token_id"
         if tokenizer is not None:
             ids[name] = tokenizer.cls_id if key in ("bos", "cls") else tokenizer.sep_id

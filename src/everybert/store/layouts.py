@@ -1,4 +1,4 @@
-"""Reversible name maps: the names of each family's tensors in a `transformers` folder.
+"""Reversible name maps: the names of each family's tensors in a `transformers` folder, as listed in families.toml.
 
 A map is per module: `weight` and `bias` keep their names. The query, key and value matrices, which are one matrix
 here, have three names there. Modules that the classes of a family do not have (next-sentence on RoBERTa, a second task
@@ -8,8 +8,11 @@ head) are stored as `everybert.` and our own name, which `transformers` ignores.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -17,174 +20,49 @@ from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 
 OWN = "everybert."
-Names = str | tuple[str, ...]
-
-CLASSES: dict[str, tuple[str, ...]] = {
-    "Model": (),
-    "ForMaskedLM": ("mlm",),
-    "ForSequenceClassification": ("classify",),
-    "ForTokenClassification": ("tag",),
-    "ForQuestionAnswering": ("answer",),
-    "ForMultipleChoice": ("choose",),
-}
-"""The classes that every family has, with the heads of each."""
-BERT_CLASSES = CLASSES | {"ForPreTraining": ("mlm", "nsp"), "ForNextSentencePrediction": ("nsp",)}
-BERT_LAYER: dict[str, Names] = {
-    "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
-    "attention.output": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "feed_forward.input": "intermediate.dense",
-    "feed_forward.output": "output.dense",
-    "feed_forward_norm": "output.LayerNorm",
-}
-BERT_OUTSIDE = {
-    "encoder.embeddings.token": "embeddings.word_embeddings",
-    "encoder.embeddings.position": "embeddings.position_embeddings",
-    "encoder.embeddings.segment": "embeddings.token_type_embeddings",
-    "encoder.embeddings.norm": "embeddings.LayerNorm",
-    "pooler.dense": "pooler.dense",
-}
-
-
-def _mlm(bias: str, dense: str, norm: str, decoder: str) -> dict[str, str]:
-    return {"": bias, "dense": dense, "norm": norm, "decoder": decoder}
-
-
-TASKS = {
-    "classify": {"output": "classifier"},
-    "choose": {"output": "classifier"},
-    "tag": {"output": "classifier"},
-    "answer": {"output": "qa_outputs"},
-}
-BERT_HEADS = TASKS | {
-    "mlm": _mlm(
-        "cls.predictions",
-        "cls.predictions.transform.dense",
-        "cls.predictions.transform.LayerNorm",
-        "cls.predictions.decoder",
-    ),
-    "nsp": {"output": "cls.seq_relationship"},
-}
-ROBERTA_HEADS = TASKS | {
-    "classify": {"dense": "classifier.dense", "output": "classifier.out_proj"},
-    "mlm": _mlm("lm_head", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
-}
-DISTILBERT_TASK = {"dense": "pre_classifier", "output": "classifier"}
-MODERNBERT_TASK = {"dense": "head.dense", "norm": "head.norm", "output": "classifier"}
+HEADS = "heads."  # parameters of heads; in a file, their names have no prefix
+TASKS = ("classify", "choose", "tag", "answer")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The names of one family."""
+    """The entry of a family in families.toml, where the fields are described."""
 
     stem: str
-    """Beginning of its class names."""
     prefix: str
-    """Prefix of the encoder's names in a class with a head."""
-    heads: Mapping[str, dict[str, str]]
-    """Head → its modules: ours → theirs. The key "" is the head itself (the bias of mlm)."""
-    classes: Mapping[str, tuple[str, ...]]
-    """Class suffix → the heads of that class."""
-    layer: Mapping[str, Names]
-    """Modules of a layer: ours → theirs."""
+    layer_at: str
+    config: Mapping[str, str]
+    layer: Mapping[str, str | list[str]]
     outside: Mapping[str, str]
-    """Modules outside the layers: ours → theirs."""
-    layer_at: str = "encoder.layer.{i}."
-    """Prefix of layer i (ALBERT: inner layer k of group g)."""
+    heads: Mapping[str, dict[str, str]]
+    classes: Mapping[str, list[str]]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    required: Mapping[str, Any] = field(default_factory=dict)
+    demanded: Mapping[str, Any] = field(default_factory=dict)
+    positions_after_pad: bool = False
+    token_ids: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    generator: str = ""
 
 
-def _roberta(
-    stem: str, prefix: str, layer: dict[str, Names] | None = None, outside: dict[str, str] | None = None
-) -> Layout:
-    return Layout(stem, prefix, ROBERTA_HEADS, CLASSES, BERT_LAYER | (layer or {}), BERT_OUTSIDE | (outside or {}))
+def _read_layouts() -> dict[str, Layout]:
+    tables = tomllib.loads((Path(__file__).parent / "families.toml").read_text(encoding="utf-8"))
+    whole: dict[str, dict[str, Any]] = {}
+    for family, table in tables.items():
+        whole[family] = _merged(whole.get(table.pop("like", ""), {}), table)
+    return {family: Layout(**table) for family, table in whole.items()}
 
 
-LAYOUTS: dict[str, Layout] = {
-    "bert": Layout("Bert", "bert.", BERT_HEADS, BERT_CLASSES, BERT_LAYER, BERT_OUTSIDE),
-    "roberta": _roberta("Roberta", "roberta."),
-    "xlm-roberta": _roberta("XLMRoberta", "roberta."),
-    "longformer": _roberta(
-        "Longformer",
-        "longformer.",
-        {"attention.qkv_global": tuple(f"attention.self.{part}_global" for part in ("query", "key", "value"))},
-    ),
-    "roberta-prelayernorm": _roberta(
-        "RobertaPreLayerNorm",
-        "roberta_prelayernorm.",
-        {"attention_norm": "attention.LayerNorm", "feed_forward_norm": "intermediate.LayerNorm"},
-        {"encoder.norm": "LayerNorm"},
-    ),
-    "megatron-bert": Layout(
-        "MegatronBert",
-        "bert.",
-        BERT_HEADS,
-        BERT_CLASSES,
-        BERT_LAYER | {"attention_norm": "attention.ln", "feed_forward_norm": "ln"},
-        BERT_OUTSIDE | {"encoder.norm": "encoder.ln"},
-    ),
-    "distilbert": Layout(
-        "DistilBert",
-        "distilbert.",
-        heads=TASKS
-        | {
-            "classify": DISTILBERT_TASK,
-            "choose": DISTILBERT_TASK,
-            "mlm": _mlm("vocab_projector", "vocab_transform", "vocab_layer_norm", "vocab_projector"),
-        },
-        classes=CLASSES,
-        layer={
-            "attention.qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
-            "attention.output": "attention.out_lin",
-            "attention_norm": "sa_layer_norm",
-            "feed_forward.input": "ffn.lin1",
-            "feed_forward.output": "ffn.lin2",
-            "feed_forward_norm": "output_layer_norm",
-        },
-        outside={k: v for k, v in BERT_OUTSIDE.items() if "segment" not in k and "pooler" not in k},
-        layer_at="transformer.layer.{i}.",
-    ),
-    "albert": Layout(
-        "Albert",
-        "albert.",
-        heads=TASKS
-        | {
-            "mlm": _mlm("predictions", "predictions.dense", "predictions.LayerNorm", "predictions.decoder"),
-            "nsp": {"output": "sop_classifier.classifier"},
-        },
-        classes=CLASSES | {"ForPreTraining": ("mlm", "nsp")},
-        layer={
-            "attention.qkv": ("attention.query", "attention.key", "attention.value"),
-            "attention.output": "attention.dense",
-            "attention_norm": "attention.LayerNorm",
-            "feed_forward.input": "ffn",
-            "feed_forward.output": "ffn_output",
-            "feed_forward_norm": "full_layer_layer_norm",
-        },
-        outside=BERT_OUTSIDE
-        | {"encoder.embeddings.projection": "encoder.embedding_hidden_mapping_in", "pooler.dense": "pooler"},
-        layer_at="encoder.albert_layer_groups.{g}.albert_layers.{k}.",
-    ),
-    "modernbert": Layout(
-        "ModernBert",
-        "model.",
-        heads=dict.fromkeys(TASKS, MODERNBERT_TASK) | {"mlm": _mlm("decoder", "head.dense", "head.norm", "decoder")},
-        classes=CLASSES,
-        layer={
-            "attention.qkv": "attn.Wqkv",
-            "attention.output": "attn.Wo",
-            "attention_norm": "attn_norm",
-            "feed_forward.input": "mlp.Wi",
-            "feed_forward.output": "mlp.Wo",
-            "feed_forward_norm": "mlp_norm",
-        },
-        outside={
-            "encoder.embeddings.token": "embeddings.tok_embeddings",
-            "encoder.embeddings.norm": "embeddings.norm",
-            "encoder.norm": "final_norm",
-        },
-        layer_at="layers.{i}.",
-    ),
-}
+def _merged(base: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """`base` with changed entries, table by table. An empty string removes an entry."""
+    out = dict(base)
+    for name, value in changed.items():
+        out[name] = _merged(out.get(name, {}), value) if isinstance(value, dict) else value
+    return {name: value for name, value in out.items() if value != ""}
+
+
+LAYOUTS = _read_layouts()
 PREFIXES = tuple({layout.prefix for layout in LAYOUTS.values()})
 
 
@@ -198,7 +76,7 @@ def transformers_names(config: EncoderConfig, name: str, held: Collection[str]) 
     """
     layout = LAYOUTS[config.family]
     module, _, kind = name.rpartition(".")
-    found: Names | None
+    found: str | list[str] | None
     if match := re.fullmatch(r"encoder\.layers\.(\d+)\.(.+)", module):
         i = int(match[1])
         at = layout.layer_at.format(i=i, g=i // config.inner_layers, k=i % config.inner_layers)
@@ -219,7 +97,7 @@ def to_transformers(network: Network, suffix: str) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, value in network.state_dict().items():
         parts = transformers_names(config, name, layout.classes[suffix])
-        bare = is_head(name) or suffix == "Model" or parts[0].startswith(OWN)
+        bare = name.startswith(HEADS) or suffix == "Model" or parts[0].startswith(OWN)
         for part, piece in zip(parts, value.detach().cpu().chunk(len(parts))):
             tensors[part if bare else layout.prefix + part] = piece.contiguous()
     if not config.tied:  # an untied class stores the bias twice
@@ -229,20 +107,10 @@ def to_transformers(network: Network, suffix: str) -> dict[str, Tensor]:
     return tensors
 
 
-def is_head(name: str) -> bool:
-    """Whether one of our parameters belongs to a head; then its name in the file has no prefix."""
-    return name.startswith("heads.")
-
-
 def copies(family: str) -> dict[str, str]:
     """Second name of the MLM bias → first name. If a file has both, `transformers` uses the second."""
     mlm = LAYOUTS[family].heads["mlm"]
     return {} if mlm[""] == mlm["decoder"] else {f"{mlm['decoder']}.bias": f"{mlm['']}.bias"}
-
-
-def decoder(family: str) -> str:
-    """The name of the MLM decoder matrix; older files store it as a copy of the embedding."""
-    return LAYOUTS[family].heads["mlm"]["decoder"] + ".weight"
 
 
 def canonical(name: str) -> str:
@@ -263,22 +131,23 @@ def class_for(config: EncoderConfig, heads: Iterable[str]) -> str:
     for name in heads:
         fits = name != "classify" or config.classifier_form == "family"
         if name in TASKS and fits:
-            return next(suffix for suffix, held in layout.classes.items() if held == (name,))
-    kept = {name for name in heads if name in ("mlm", "nsp")}
+            return next(suffix for suffix, held in layout.classes.items() if held == [name])
+    kept = {name for name in heads if name in ("mlm", "nsp", "rtd")}
     for suffix, held in layout.classes.items():
         if kept and set(held) == kept:
             return suffix
     return "ForMaskedLM" if "mlm" in kept else "Model"
 
 
-def find_heads(family: str, names: Collection[str], architectures: Iterable[str]) -> dict[str, bool]:
-    """The heads of a folder, by its class and canonical tensor names: head → stored under the family's names."""
+def find_heads(family: str, names: Collection[str], architectures: Sequence[str]) -> dict[str, bool]:
+    """The heads of a folder, by the class in config.json and tensor names: head → stored under the family's names."""
     layout = LAYOUTS[family]
     found = {m[1]: False for name in names if (m := re.match(rf"{re.escape(OWN)}heads\.(\w+)\.", name))}
-    classes = [layout.classes[suffix] for a in architectures if (suffix := _suffix(a)) in layout.classes]
+    suffixes = [re.sub(".*?(?=For[A-Z]|Model$)", "", name, count=1) for name in architectures]
+    classes = [layout.classes[suffix] for suffix in suffixes if suffix in layout.classes]
     for head in [head for held in classes for head in held]:
         found.setdefault(head, True)
-    for head, part in (("mlm", ""), ("nsp", "output"), ("answer", "output")):
+    for head, part in (("mlm", ""), ("nsp", "output"), ("rtd", "dense"), ("answer", "output")):
         module = layout.heads.get(head, {}).get(part, "classifier")
         if module != "classifier" and any(name.startswith(module + ".") for name in names):
             found.setdefault(head, True)
@@ -294,9 +163,3 @@ def _guess(family: str, names: Collection[str]) -> str:
     if dense:
         return "classify" if f"{dense[0]}.weight" in names else "tag"
     return "classify" if any(name.startswith("pooler.") for name in names) else "tag"
-
-
-def _suffix(architecture: str) -> str:
-    """`BertForMaskedLM` → `ForMaskedLM`."""
-    match = re.search(r"(For[A-Z]\w*|Model)$", architecture)
-    return match[1] if match else ""

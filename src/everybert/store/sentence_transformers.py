@@ -1,46 +1,63 @@
 """The module files of sentence-transformers: how a folder's token vectors become one vector per text.
 
-modules.json lists the modules of a folder: the encoder, 1_Pooling, further Dense layers, Normalize. `read_pooling` and
-`write_pooling` are the only code that reads and writes these files.
+modules.json lists the modules of a folder in the order in which they are applied: the encoder, Pooling, then Dense,
+LayerNorm and Normalize. What this library does not compute is refused when the folder is loaded. `read_pooling` and
+`write_pooling` are the only code that reads and writes these files; those that were read are written as they were.
+
+Legend: N texts (or tokens), H hidden, L layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors.torch import save as to_safetensors
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everybert.errors import EverybertError
 from everybert.files import inside, read_json, write_json
 from everybert.model.pooling import MODES, check_mode
+from everybert.store.weights import read_tensors
 
-FLAGS = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens"}
-"""pooling_mode_… : the names of the modes in older 1_Pooling/config.json files, which have a flag for each."""
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "Tanh": torch.tanh,
-    "Identity": lambda x: x,
-    "ReLU": torch.relu,
-    "GELU": F.gelu,
+FLAGS = {
+    "cls": "cls_token",
+    "max": "max_tokens",
+    "mean": "mean_tokens",
+    "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "weightedmean": "weightedmean_tokens",
+    "lasttoken": "lasttoken",
 }
+"""pooling_mode_… : the names of the modes in older 1_Pooling/config.json files, which have a flag for each."""
+PACKAGES = ("sentence_transformers.",)
+"""Whose modules are known. Any other is code that a folder brings along."""
 MODULE = "sentence_transformers.models."
+VECTOR = "sentence_embedding"
+ENCODERS = [f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert")]
+ENCODERS += ["sentence_xlm-roberta_config.json"]
+"""The settings of the encoder, under the names of several versions."""
+UNIT = partial(F.normalize, dim=-1)
+"""The module Normalize: vectors of length 1."""
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer after the pooling (LaBSE has one)."""
+    """A linear layer with an activation (LaBSE has one)."""
 
     weight: Tensor
     bias: Tensor | None
-    activation: str = "Tanh"
+    activation: Callable[[Tensor], Tensor]
 
     def __call__(self, x_NH: Tensor) -> Tensor:
         """(N, H) → (N, out)."""
-        return ACTIVATIONS[self.activation](F.linear(x_NH, self.weight, self.bias))
+        return self.activation(F.linear(x_NH, self.weight, self.bias))
 
 
 @dataclass(frozen=True)
@@ -50,64 +67,178 @@ class Pooling:
     modes: tuple[str, ...] = ("mean",)
     """Several modes are concatenated."""
     normalize: bool = False
+    """Whether the last module makes vectors of length 1."""
     size: int | None = None
     """The longest sequence, special tokens included; None means the model's window."""
     lowercase: bool = False
-    prompt: str = ""
-    """Put before every text."""
-    dense: tuple[Dense, ...] = field(default=(), repr=False)
-    published: bool = False
-    """Whether the folder has sentence-transformers files."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Texts to put before every text, by name."""
+    default_prompt: str | None = None
+    include_prompt: bool = True
+    """Whether the tokens of a prompt are part of the pooling."""
+    layers: tuple[float, ...] = ()
+    """The token vectors are the mean of the L + 1 hidden states with these weights; empty: the last state."""
+    modules: tuple[Callable[[Tensor], Tensor], ...] = field(default=(), repr=False, compare=False)
+    """What follows the pooling, before the last Normalize."""
+    outer: int | None = None
+    """The length of a vector after these modules; None if that of the pooling."""
+    truncate: int | None = None
+    """How many leading dimensions are kept, after the normalisation; None keeps all."""
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """The files that were read, by name; none in a folder without sentence-transformers files."""
+
+    @property
+    def published(self) -> bool:
+        """Whether the folder has sentence-transformers files."""
+        return bool(self.files)
+
+    def prompt(self, name: str | None) -> str:
+        """The text of a named prompt; None is the folder's default."""
+        name = self.default_prompt if name is None else name
+        if name is not None and name not in self.prompts:
+            has = ", ".join(self.prompts) or "none"
+            raise EverybertError(f"this model has no prompt {name!r} (it has {has}); or put it before your texts")
+        return "" if name is None else self.prompts[name]
 
     def width(self, hidden_size: int) -> int:
         """The length of a vector."""
-        return len(self.dense[-1].weight) if self.dense else len(self.modes) * hidden_size
+        whole = self.outer or len(self.modes) * hidden_size
+        return min(whole, self.truncate or whole)
 
     def finish(self, x_NH: Tensor) -> Tensor:
-        """(N, modes·H) → (N, width): the Dense layers, and vectors of length 1 if the folder asks for them."""
-        for layer in self.dense:
-            x_NH = layer(x_NH)
-        return F.normalize(x_NH, dim=-1) if self.normalize else x_NH
+        """(N, modes·H) → (N, width): the modules after the pooling, in their order."""
+        for module in self.modules:
+            x_NH = module(x_NH)
+        x_NH = UNIT(x_NH) if self.normalize else x_NH
+        return x_NH[..., : self.truncate]
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_pooling(folder: Path) -> Pooling:
+def read_activation(folder: Path) -> str | None:
+    """The activation of a reranker that CrossEncoder wrote as one module; None for any other folder."""
+    about = read_json(path) if (path := folder / "config_sentence_transformers.json").is_file() else {}
+    if about.get("model_type") != "CrossEncoder":
+        return None
+    modules = read_json(folder / "modules.json", kind=list)
+    if len(modules) != 1 or about.get("default_prompt_name") is not None:
+        raise EverybertError(f"{folder}: a CrossEncoder with further modules or a prompt; everybert reads neither")
+    return str(about.get("activation_fn") or "torch.nn.Sigmoid")
+
+
+def encoder_folder(folder: Path) -> Path:
+    """Where the encoder's files are: in the folder itself or, in older ones, in its 0_Transformer."""
+    if (folder / "config.json").is_file() or not (folder / "modules.json").is_file():
+        return folder
+    first = (read_json(inside(folder, "modules.json"), kind=list) or [None])[0]
+    kind, path = _kind_and_path(first)
+    if kind not in ("Transformer", "MLMTransformer"):
+        raise _unsupported(folder, f"begin with a {kind or 'nameless'} module, not with an encoder")
+    return folder / path if re.fullmatch(r"\w[\w.-]*", path) and not (folder / path).is_symlink() else folder
+
+
+def _kind_and_path(module: Any) -> tuple[str, str]:
+    """The class and the folder of an entry of modules.json; no class if it is not sentence-transformers' own."""
+    name, path = (str(module.get(key, "")) for key in ("type", "path")) if isinstance(module, dict) else ("", "")
+    return (name.rpartition(".")[2] if name.startswith(PACKAGES) else ""), path
+
+
+def _unsupported(folder: Path, why: str) -> EverybertError:
+    return EverybertError(f"{folder}: its sentence-transformers files {why}, which everybert does not support")
+
+
+def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False) -> Pooling:
     """The settings in modules.json and the files it names; the defaults if there is no modules.json."""
-    if not (folder / "modules.json").is_file():
+    files: dict[str, bytes] = {}
+
+    def settings(name: str, kind: type = dict) -> Any:
+        try:
+            path = inside(folder, name)
+        except FileNotFoundError:
+            return kind()
+        found = read_json(path, kind=kind)
+        files[name] = path.read_bytes()
+        return found
+
+    modules = settings("modules.json", list)
+    if not modules or read_activation(folder) is not None:
         return Pooling()
-    found = Pooling(published=True)
-    for number, module in enumerate(read_json(inside(folder, "modules.json"))):
-        kind, path = str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))
-        if kind == "Transformer" and number == 0:
-            settings = _settings(folder, "sentence_bert_config.json")
-            size = settings.get("max_seq_length")
-            size = size if isinstance(size, int) and size > 0 else None
-            found = replace(found, size=size, lowercase=bool(settings.get("do_lower_case")))
-        elif kind == "Pooling":
-            found = replace(found, modes=_modes(_settings(folder, f"{path}/config.json"), folder))
-        elif kind == "Dense":
-            found = replace(found, dense=(*found.dense, _read_dense(folder, path)))
-        elif kind == "Normalize":
-            found = replace(found, normalize=True)
-        elif kind != "Dropout":
-            raise EverybertError(
-                f"{folder} has a {kind} module, unknown to everybert; give pooling= (mean, cls or max) yourself"
-            )
-    more = _settings(folder, "config_sentence_transformers.json")
-    prompts, name = more.get("prompts"), more.get("default_prompt_name")
-    if name and isinstance(prompts, dict):
-        found = replace(found, prompt=str(prompts.get(name) or ""))
+    modes: tuple[str, ...] = ()
+    layers: tuple[float, ...] = ()
+    after: list[Any] = []
+    include_prompt, width = True, hidden_size
+    for number, module in enumerate(modules):
+        kind, path = _kind_and_path(module)
+        about = settings(f"{path}/config.json") if number else {}
+        if {about.get(f"module_{end}put_name") or VECTOR for end in ("in", "out")} != {VECTOR}:
+            raise _unsupported(folder, f"have a {kind} that changes the vectors of tokens")
+        if number == 1 and kind == "WeightedLayerPooling":
+            layers = _layers(about, _tensors(folder, path, files, allow_pickle), folder)
+        elif not modes and number and kind == "Pooling":
+            modes, include_prompt = _modes(about, folder), about.get("include_prompt") is not False
+            width *= len(modes)
+        elif modes and kind in ("Dense", "LayerNorm"):
+            tensors = _tensors(folder, path, files, allow_pickle)
+            after.append(_dense(tensors, about, width) if kind == "Dense" else _layer_norm(tensors, width))
+            if after[-1] is None:
+                raise EverybertError(f"{folder}/{path} is a {kind} layer of an unknown form or size; restore the file")
+            width = len(after[-1].weight) if kind == "Dense" else width
+        elif modes and kind == "Normalize":
+            after.append(UNIT)
+        elif (number, kind) != (0, "Transformer") and not (modes and kind == "Dropout"):
+            raise _unsupported(folder, f"have a {kind or 'foreign'} module in place {number}")
+    if not modes:
+        raise _unsupported(folder, "have no Pooling module")
+    normalize = bool(after) and after[-1] is UNIT
+    encoder = _read_encoder(folder, modules, settings, files)
+    more = settings("config_sentence_transformers.json")
+    prompts, default, truncate = (more.get(key) for key in ("prompts", "default_prompt_name", "truncate_dim"))
+    if not isinstance(prompts or {}, dict) or not all(isinstance(text, str) for text in (prompts or {}).values()):
+        raise _unsupported(folder, "have prompts that are not texts")
+    if default is not None and default not in (prompts or {}):
+        raise _unsupported(folder, "have a default prompt without a text")
+    if truncate is not None and (not isinstance(truncate, int) or truncate < 1):
+        raise _unsupported(folder, f"have a truncate_dim of {truncate!r}")
+    size = encoder.get("max_seq_length")
+    return Pooling(
+        modes=modes,
+        normalize=normalize,
+        size=size if isinstance(size, int) and size > 0 else None,
+        lowercase=bool(encoder.get("do_lower_case")),
+        prompts=prompts or {},
+        default_prompt=default,
+        include_prompt=include_prompt,
+        layers=layers,
+        modules=tuple(after[:-1] if normalize else after),
+        outer=width,
+        truncate=truncate,
+        files=files,
+    )
+
+
+def _read_encoder(folder: Path, modules: list, settings: Callable[[str], Any], files: dict[str, bytes]) -> dict:
+    """The encoder's settings. Those of a 0_Transformer are written into the folder itself, where the weights go."""
+    _, path = _kind_and_path(modules[0])
+    below = f"{path}/" if encoder_folder(folder) != folder else ""
+    name = next((name for name in ENCODERS if settings(below + name)), "")
+    found: dict[str, Any] = settings(below + name) if name else {}
+    if below:
+        files["modules.json"] = json.dumps([{**modules[0], "path": ""}, *modules[1:]], indent=2).encode()
+        if name:
+            files[name] = files.pop(below + name)
+    outputs = {"token_embeddings", found.get("module_output_name") or "token_embeddings"}
+    if len(outputs) > 1 or found.get("transformer_task") not in (None, "feature-extraction", "fill-mask"):
+        raise _unsupported(folder, f"take {max(outputs)} of a {found.get('transformer_task')} model")
     return found
 
 
-def _settings(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        found = read_json(inside(folder, name))
-    except FileNotFoundError:
-        return {}
-    return found if isinstance(found, dict) else {}
+def _tensors(folder: Path, path: str, files: dict[str, bytes], allow_pickle: bool) -> dict[str, Tensor]:
+    """The weights of a module. Those of a pickle are written again as safetensors."""
+    name = f"{path}/model.safetensors"
+    tensors = read_tensors(folder, name, allow_pickle)
+    files[name] = (folder / name).read_bytes() if (folder / name).is_file() else to_safetensors(tensors)
+    return {key: value.float() for key, value in tensors.items()}
 
 
 def _modes(settings: dict[str, Any], folder: Path) -> tuple[str, ...]:
@@ -124,59 +255,54 @@ def _modes(settings: dict[str, Any], folder: Path) -> tuple[str, ...]:
     return tuple(modes) or ("mean",)
 
 
-def _read_dense(folder: Path, path: str) -> Dense:
-    from safetensors.torch import load_file
+def _layers(settings: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> tuple[float, ...]:
+    """The weight of each hidden state. As in sentence-transformers, none if config.json does not ask for all states."""
+    if not read_json(encoder_folder(folder) / "config.json").get("output_hidden_states"):
+        return ()
+    weights = tensors.get("layer_weights", torch.empty(0)).tolist()
+    return (*[0.0] * int(settings.get("layer_start", 4)), *weights)
 
-    settings = _settings(folder, f"{path}/config.json")
-    activation = str(settings.get("activation_function", "Tanh")).rpartition(".")[2]
-    if activation not in ACTIVATIONS or settings.get("use_residual"):
-        raise EverybertError(f"{folder}/{path} has an unknown form ({activation}); give pooling= yourself")
+
+def _dense(tensors: dict[str, Tensor], settings: dict[str, Any], width: int) -> Dense | None:
+    """A Dense module; None if its form or size is unknown."""
+    name = str(settings.get("activation_function", "torch.nn.Tanh"))
+    found = getattr(nn.modules.activation, name.rpartition(".")[2], None) if name.startswith("torch.nn") else None
+    found = nn.Identity if name.endswith(".Identity") else found
+    weight, bias = tensors.get("linear.weight", torch.empty(0)), tensors.get("linear.bias")
+    fits = weight.ndim == 2 and weight.shape[1] == width and (bias is None or bias.shape == weight.shape[:1])
+    if not fits or settings.get("use_residual") or not isinstance(found, type) or not issubclass(found, nn.Module):
+        return None
     try:
-        tensors = load_file(inside(folder, f"{path}/model.safetensors"))
-        return Dense(tensors["linear.weight"].float(), tensors.get("linear.bias"), activation)
-    except (OSError, KeyError, ValueError) as error:
-        raise EverybertError(f"{folder}/{path} has no readable model.safetensors ({error}); restore it") from None
+        return Dense(weight, bias, found().eval())
+    except TypeError:  # attention, which is not a function of one tensor
+        return None
+
+
+def _layer_norm(tensors: dict[str, Tensor], width: int) -> Callable[[Tensor], Tensor] | None:
+    """A LayerNorm module; None if its size is not that of the vectors."""
+    weight, bias = (tensors.get(f"norm.{part}", torch.empty(0)) for part in ("weight", "bias"))
+    if weight.shape != (width,) or bias.shape != (width,):
+        return None
+    return partial(F.layer_norm, normalized_shape=(width,), weight=weight, bias=bias)
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
-    """Write the files from which sentence-transformers and `read_pooling` make the same vectors."""
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    (folder / "1_Pooling").mkdir()
-    modes: dict[str, Any] = {f"pooling_mode_{flag}": mode in pooling.modes for mode, flag in FLAGS.items()}
-    if pooling.modes != tuple(mode for mode in MODES if mode in pooling.modes):
-        modes = {"pooling_mode": list(pooling.modes)}  # only the new form can name another order
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size, **modes})
-    for layer in pooling.dense:
-        modules.append((f"{len(modules)}_Dense", "Dense"))
-        _write_dense(folder / modules[-1][0], layer)
-    if pooling.normalize:
-        modules.append((f"{len(modules)}_Normalize", "Normalize"))
+    """Write the files from which sentence-transformers and `read_pooling` make the same vectors.
+
+    Files that were read are written as they were; new ones have a pooling and perhaps a Normalize module.
+    """
+    for name, content in pooling.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    if pooling.files:
+        return
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")][: 2 + pooling.normalize]
     listed = [{"idx": i, "name": str(i), "path": p, "type": MODULE + kind} for i, (p, kind) in enumerate(modules)]
     write_json(folder / "modules.json", listed)
-    size = {"max_seq_length": pooling.size, "do_lower_case": pooling.lowercase}
-    write_json(folder / "sentence_bert_config.json", size)
-    if pooling.prompt:
-        prompts = {"prompts": {"default": pooling.prompt}, "default_prompt_name": "default"}
-        write_json(folder / "config_sentence_transformers.json", prompts)
-
-
-def _write_dense(folder: Path, layer: Dense) -> None:
-    from safetensors.torch import save_file
-
-    folder.mkdir()
-    tensors = {"linear.weight": layer.weight.contiguous()}
-    if layer.bias is not None:
-        tensors["linear.bias"] = layer.bias
-    save_file(tensors, folder / "model.safetensors")
-    module = "linear" if layer.activation == "Identity" else "activation"
-    out, inner = layer.weight.shape
-    settings = {
-        "in_features": inner,
-        "out_features": out,
-        "bias": layer.bias is not None,
-        "activation_function": f"torch.nn.modules.{module}.{layer.activation}",
-    }
-    write_json(folder / "config.json", settings)
+    (folder / "1_Pooling").mkdir()
+    modes = {f"pooling_mode_{flag}": mode in pooling.modes for mode, flag in FLAGS.items()}
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size, **modes})
+    write_json(folder / ENCODERS[0], {"max_seq_length": pooling.size, "do_lower_case": pooling.lowercase})

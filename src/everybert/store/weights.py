@@ -13,7 +13,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from everybert.errors import EverybertError
+from everybert.errors import EverybertError, one_line
 from everybert.files import inside, read_json
 from everybert.model.int8 import dequantise_rows, quantise_rows
 
@@ -59,8 +59,8 @@ def open_weights(folder: Path, allow_pickle: bool = False) -> Weights:
     pickled = next((name for name in (PICKLE, PICKLE_INDEX) if _has(folder, name)), None)
     if pickled and not allow_pickle:
         raise EverybertError(
-            f"{folder} has only {pickled}, a pickle, which can hide code; convert it to safetensors, or pass "
-            "allow_pickle=True to read it with torch.load(weights_only=True)"
+            f"{folder} has only {pickled}, a pickle, which can hide code; if you trust its source, give "
+            "allow_pickle=True: torch's restricted reader (weights_only) then reads it"
         )
     if pickled:
         files = [PICKLE] if pickled == PICKLE else _shards(folder, PICKLE_INDEX, ".bin")
@@ -68,16 +68,14 @@ def open_weights(folder: Path, allow_pickle: bool = False) -> Weights:
     refuse_tensorflow(folder)
     if other := next((name for name in OTHERS if _has(folder, name)), None):
         raise EverybertError(f"{folder} has only {other}; convert it to {SAFE} with transformers' save_pretrained")
-    raise EverybertError(f"{folder} has no weights ({SAFE}); download the folder again")
+    remedy = "download the whole folder; of a hub model that has only .bin files, with allow_pickle=True"
+    raise EverybertError(f"{folder} has no weights ({SAFE}); {remedy}")
 
 
 def save_weights(folder: Path, tensors: Mapping[str, Tensor], int8: bool = False) -> dict[str, Any]:
     """Write the weights; returns the entries that everybert.json needs for them."""
     file = folder / (INT8 if int8 else SAFE)
-    try:
-        save_file(quantise_tensors(tensors) if int8 else dict(tensors), file, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise EverybertError(f"{file} could not be written ({error})") from None
+    save_file(quantise_tensors(tensors) if int8 else dict(tensors), file, metadata={"format": "pt"})
     return QUANTISATION if int8 else {}
 
 
@@ -103,17 +101,16 @@ def _merge(folder: Path, files: list[str], opener: Callable[[Path], Weights]) ->
         try:
             shards.append(opener(inside(folder, name)))
         except FileNotFoundError:
-            raise EverybertError(f"{folder} lacks the shard {name} of its weights; download it again") from None
+            raise EverybertError(f"{folder} lacks {name}, a part of its weights; download the whole folder") from None
     owner = {name: shard for shard in shards for name in shard.shapes}
     return Weights({n: shard.shapes[n] for n, shard in owner.items()}, lambda name: owner[name].get(name))
 
 
 def _shards(folder: Path, index: str, ending: str) -> list[str]:
     """The file names of an index; only files in the folder itself are accepted."""
-    found = read_json(inside(folder, index))
-    weight_map = found.get("weight_map") if isinstance(found, dict) else None
+    weight_map = read_json(inside(folder, index)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise EverybertError(f"{folder / index} has no weight_map; download it again")
+        raise EverybertError(f"{folder / index} has no weight_map; restore it")
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
         if "/" in name or "\\" in name or not name.endswith(ending):
@@ -135,7 +132,28 @@ def open_safetensors(path: Path) -> Any:
             raise ValueError(f"its header would have {size:,} bytes")
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError, ValueError) as error:
-        raise EverybertError(f"{path} is truncated or damaged ({_brief(error)}); download or copy it again") from None
+        raise EverybertError(f"{path} is truncated or damaged ({one_line(error)}); download or copy it again") from None
+
+
+def read_tensors(folder: Path, name: str, allow_pickle: bool = False) -> dict[str, Tensor]:
+    """All tensors of a small safetensors file or, if that is allowed, of the pytorch_model.bin in its place."""
+    pickled = str(PurePosixPath(name).with_name("pytorch_model.bin"))
+    if _has(folder, name):
+        weights = _open_safetensors(inside(folder, name))
+    elif not _has(folder, pickled):
+        raise EverybertError(f"{folder} has no {name}; copy or download the whole folder")
+    elif not allow_pickle:
+        raise EverybertError(f"{folder} has no {name}, only {pickled}, a pickle; if you trust it, allow_pickle=True")
+    else:
+        weights = _open_pickle(inside(folder, pickled))
+    return {key: finite(weights.get(key), f"{folder / name}: {key}") for key in weights.shapes}
+
+
+def finite(tensor: Tensor, what: str) -> Tensor:
+    """The tensor itself; numbers that are not finite are refused."""
+    if tensor.is_floating_point() and not bool(tensor.sum(dtype=torch.float32).isfinite()):
+        raise EverybertError(f"{what} holds numbers that are not finite; use another copy of the model")
+    return tensor
 
 
 def _open_safetensors(path: Path) -> Weights:
@@ -148,7 +166,7 @@ def _open_pickle(path: Path) -> Weights:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # torch raises many types of errors for a damaged or disallowed pickle
-        raise EverybertError(f"{path} is damaged or holds more than tensors ({_brief(error)}); do not use it") from None
+        raise EverybertError(f"{path} is damaged or has more than tensors ({one_line(error)}); do not use it") from None
     if not isinstance(found, dict):
         raise EverybertError(f"{path} holds no dictionary of tensors; convert it with transformers' save_pretrained")
     tensors = {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}
@@ -160,16 +178,7 @@ def _open_pickle(path: Path) -> Weights:
     return Weights({name: tuple(value.shape) for name, value in tensors.items()}, tensors.__getitem__)
 
 
-def _brief(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
-
-
 # ── int8 ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def is_quantised(folder: str | Path) -> bool:
-    """Whether the weights of a folder are stored as int8."""
-    return (Path(folder) / INT8).is_file()
 
 
 def quantise_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -186,40 +195,27 @@ def quantise_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _open_int8(path: Path) -> Weights:
-    """Open an int8 file; matrices are converted to fp32 when they are read."""
-    described = read_json(path.parent / "everybert.json")
-    if not isinstance(described, dict) or not QUANTISATION.items() <= described.items():
+    """Open an int8 file; matrices are converted to fp32 when they are read. Shapes are checked before data is read."""
+    if not QUANTISATION.items() <= read_json(path.parent / "everybert.json").items():
         raise EverybertError(
             f"{path.parent}: everybert.json does not describe {INT8} as this version expects; restore it, or upgrade"
         )
     file = open_safetensors(path)
     slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     kinds = {name: (tuple(x.get_shape()), x.get_dtype()) for name, x in slices.items()}
-    scaled = {name for name, (_, dtype) in kinds.items() if dtype == "I8"}
-    scales = {name: _scales(path, name, kinds, file) for name in sorted(scaled)}
-    left = {name for name in kinds if name.endswith(SCALE) and name.removesuffix(SCALE) not in scaled}
-    if left:
-        raise EverybertError(f"{path}: {min(left)} belongs to no int8 matrix; download or quantise it again")
+    scales: dict[str, Tensor] = {}
+    for name in [name for name, (_, dtype) in kinds.items() if dtype == "I8"]:
+        shape = kinds[name][0]
+        if len(shape) == 2 and kinds.get(name + SCALE) == ((shape[0],), "F32"):
+            scales[name] = file.get_tensor(name + SCALE)
+        if name not in scales or not bool((scales[name].isfinite() & (scales[name] > 0)).all()):
+            raise EverybertError(
+                f"{path}: {name} is not an int8 matrix with one positive fp32 scale per row; quantise the model again"
+            )
 
     def get(name: str) -> Tensor:
         value = file.get_tensor(name)
-        return dequantise_rows(value, scales[name]) if name in scaled else value
+        return dequantise_rows(value, scales[name]) if name in scales else value
 
-    return Weights({name: shape for name, (shape, _) in kinds.items() if not name.endswith(SCALE)}, get)
-
-
-def _scales(path: Path, name: str, kinds: Mapping[str, tuple[tuple[int, ...], str]], file: Any) -> Tensor:
-    """The scales of an int8 matrix: one positive fp32 number per row. Shapes are checked before data is read."""
-    shape, found = kinds[name][0], kinds.get(name + SCALE)
-    if len(shape) != 2:
-        raise EverybertError(f"{path}: {name} is int8 of shape {shape}, not a matrix; do not use this file")
-    if found is None:
-        raise EverybertError(f"{path}: {name} is int8 without its scales; download or quantise it again")
-    if found != ((shape[0],), "F32"):
-        raise EverybertError(
-            f"{path}: {name + SCALE} is {found[1]} of shape {found[0]}, not F32 of ({shape[0]},); do not use this file"
-        )
-    scale_O = file.get_tensor(name + SCALE)
-    if not bool((torch.isfinite(scale_O) & (scale_O > 0)).all()):
-        raise EverybertError(f"{path}: {name + SCALE} has scales that are not positive numbers; do not use this file")
-    return scale_O
+    own = {name + SCALE for name in scales}
+    return Weights({name: shape for name, (shape, _) in kinds.items() if name not in own}, get)
