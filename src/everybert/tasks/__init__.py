@@ -11,10 +11,12 @@ from everybert.tasks.answer import AnswerQuestions
 from everybert.tasks.choose import Choose
 from everybert.tasks.classify import Classify, Regress
 from everybert.tasks.embed import Embed
+from everybert.tasks.rank import Rank
 from everybert.tasks.tag import Tag
 from everybert.tasks.task import Task
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Classify, Regress, Tag, AnswerQuestions, Choose, Embed)}
+KINDS: tuple[type[Task], ...] = (Classify, Regress, Tag, AnswerQuestions, Choose, Embed, Rank)
+TASKS = {task.name: task for task in KINDS}
 
 
 def task_class(name: str) -> type[Task]:
@@ -34,18 +36,33 @@ def load_task(
     """One of a model's tasks with the settings of its folder: everybert.json (`extras`), else config.json's labels."""
     task = task_class(name)
     saved = (extras or {}).get("task") or {}
+    if not isinstance(saved, dict):
+        raise EverybertError("everybert.json: the task's settings are not an object; fix the file")
     if task.head is not None and task.head not in network.heads:
         has = ", ".join(network.heads) or "none"
-        raise EverybertError(
-            f"this model has no {task.head} head (it has: {has}); fine-tune one: everybert finetune {name}"
-        )
+        raise EverybertError(f"this model has no {name} head (it has: {has}); train one: everybert finetune {name}")
+    outputs = getattr(getattr(network.heads[task.head], "output", None), "out_features", 0) if task.head else 0
     own = saved.get("task") or ("regress" if problem_type == "regression" else None)
+    if name == "rank" and outputs != 1:
+        wrong = f"this model has {outputs} labels, and rank needs one output"
+        raise EverybertError(f"{wrong}; use classify, or train a reranker: everybert finetune rank")
+    if name == "regress" and outputs != 1:
+        own = "classify"
     if {name, own} == {"classify", "regress"}:
         does = "predicts a number" if own == "regress" else "predicts labels"
         raise EverybertError(f"this model {does}; use {own}, not {name}")
     state: dict[str, Any] = dict(saved) if saved.get("task") == name else {}
     if task.labelled:
-        outputs = network.heads[str(task.head)].output.out_features  # type: ignore[union-attr]
-        state.setdefault("labels", list(labels or [f"LABEL_{i}" for i in range(int(outputs))]))  # type: ignore[arg-type]
-        state.setdefault("multi", problem_type == "multi_label_classification")
-    return task.from_state(state, network.config)
+        state.setdefault("labels", list(labels or [f"LABEL_{i}" for i in range(int(outputs))]))
+        # One output is the logit of one label, which a text has or has not.
+        state.setdefault("multi", problem_type == "multi_label_classification" or outputs == 1)
+    try:
+        made = task.from_state(state, network.config)
+        if task.labelled and len(made.labels) != outputs:
+            raise ValueError(f"{len(made.labels)} labels, but the head has {outputs} outputs")
+    except EverybertError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        wrong = f"the folder's settings of {name} cannot be used ({error}); fix everybert.json or config.json"
+        raise EverybertError(wrong) from None
+    return made

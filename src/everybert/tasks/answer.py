@@ -14,6 +14,7 @@ import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -25,10 +26,14 @@ from everybert.model.losses import span_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import DIGITS, Encoded, Features, Task, lay, targets_of
+from everybert.tasks.task import DIGITS, Encoded, Features, Task, lay, number, targets_of, truth
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.windows import Window
 
+BEST = 20
+"""Spans of a context among which probabilities are shared out."""
+Threshold = tuple[float, float]
+"""A no-answer threshold, and its mean score."""
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -45,24 +50,18 @@ class Answer:
     """Tokens of the question that did not fit half of the window, and of the context if truncation was asked for."""
 
 
-class Place(NamedTuple):
-    """A window of a context: its sequence, where the context begins there, and what it covers."""
-
-    sequence: int
-    lead: int
-    window: Window
-
-
 class Passage(NamedTuple):
-    """What leads from tokens back to a context: (m, 2) character offsets, the word of each token, the windows."""
+    """What leads from tokens back to a context."""
 
     offsets: np.ndarray
+    """(m, 2) characters of each token."""
     words: np.ndarray
-    places: list[Place]
+    """(m) the number of each token's word."""
+    places: list[tuple[int, int, Window]]
+    """Of each window: its sequence, where the context begins there, and what it covers."""
 
 
-@dataclass(frozen=True)
-class Candidates:
+class Candidates(NamedTuple):
     """The best spans of a context, best first, and the score of no answer."""
 
     spans: np.ndarray
@@ -87,14 +86,12 @@ class AnswerQuestions(Task):
     """No answer if its score exceeds that of the best span by more than this."""
     longest: int = 30
     """Tokens of the longest answer."""
-    best: int = 20
-    """How many spans are kept."""
 
     name = "answer"
     head = "answer"
     metrics = ("f1", "exact")
     window_size = 384
-    saved = {"no_answer": bool, "threshold": float, "longest": int}
+    saved = {"no_answer": truth, "threshold": number, "longest": lambda n: max(index(n), 1)}
     outputs = 2
     chunk = 64
 
@@ -130,7 +127,7 @@ class AnswerQuestions(Task):
             lost.append(len(question) - len(kept) + cut)
             places = []
             for w in spans:
-                places.append(Place(len(sequences), before + len(kept), w))
+                places.append((len(sequences), before + len(kept), w))
                 ids, segments = tokenizer.build(kept, context.ids[w.start : w.stop])
                 sequences.append([Encoded(ids, segments, range(1 + len(kept)))])
             words = np.array([-1 if w is None else w for w in context.words], dtype=np.int64)
@@ -161,17 +158,6 @@ class AnswerQuestions(Task):
 
     # Prediction.
 
-    def candidates(self, outputs: list[np.ndarray], features: Features) -> list[Candidates]:
-        """The best spans of each question's context."""
-        return [best_spans(passage, outputs, self.longest, self.best) for passage in features.back]
-
-    def text(self, found: Candidates, context: str) -> str:
-        """The answer; empty if there is none."""
-        if not len(found.spans) or (self.no_answer and found.gap > self.threshold):
-            return ""
-        start, end = found.spans[0]
-        return context[start:end]
-
     def answers(self, found: Candidates, context: str, top: int, cut: int = 0) -> list[Answer]:
         """The best spans with their probabilities; no answer comes first if it wins, else after the best."""
         logits = np.append(found.scores, found.null) if self.no_answer else found.scores
@@ -188,9 +174,9 @@ class AnswerQuestions(Task):
         self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Sequence[str]], top: int = 1
     ) -> Iterator[list[Answer]]:
         """The `top` best answers to each (question, context)."""
-        wide = replace(self, best=max(self.best, top))
-        for given, found, cut in zip(inputs, wide.candidates(outputs, features), features.cut):
-            yield wide.answers(found, given[1], top, cut)
+        for given, passage, cut in zip(inputs, features.back, features.cut):
+            found = best_spans(passage, outputs, self.longest, max(BEST, top))
+            yield self.answers(found, given[1], top, cut)
 
     def as_columns(self, prediction: list[Answer], scores: bool = False) -> dict[str, Any]:
         """The best answer, its place and probability."""
@@ -200,32 +186,30 @@ class AnswerQuestions(Task):
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """exact and f1; if some questions have no answer, also best_exact and best_f1 at their best thresholds."""
-        found = self.candidates(self.run(network, features), features)
-        golds = [[g.text for g in gold] for gold in examples.targets]
-        guesses = [self.text(c, q.context) for c, q in zip(found, examples.inputs)]
-        pairs = np.array([best_over(guess, gold, self.no_answer) for guess, gold in zip(guesses, golds)])
-        scores = {"exact": float(pairs[:, 0].mean()), "f1": float(pairs[:, 1].mean())}
+        gaps, guesses, golds = self._best(network, features, examples)
+        silent = [self.no_answer and gap > self.threshold for gap in gaps]
+        given = ["" if none else guess for none, guess in zip(silent, guesses)]
+        pairs = np.array([best_over(guess, gold, self.no_answer) for guess, gold in zip(given, golds)])
+        scores = dict(zip(("exact", "f1"), pairs.mean(0).tolist()))
         if self.no_answer:
-            exact, f1 = self._thresholds(found, examples)
-            scores |= {"best_exact": exact.score, "best_f1": f1.score}
+            (_, exact), (_, f1) = thresholds(gaps, guesses, golds)
+            scores |= {"best_exact": exact, "best_f1": f1}
         return scores
 
     def tuned(self, network: Network, features: Features, examples: Examples) -> Self:
         """With the no-answer threshold of the best F1."""
         if not self.no_answer:
             return self
-        found = self.candidates(self.run(network, features), features)
-        return replace(self, threshold=self._thresholds(found, examples)[1].value)
+        return replace(self, threshold=thresholds(*self._best(network, features, examples))[1][0])
 
-    def _thresholds(self, found: Sequence[Candidates], examples: Examples) -> tuple[Threshold, Threshold]:
-        """The thresholds of the best exact match and of the best F1."""
-        always = replace(self, no_answer=False)
-        guesses = [always.text(c, q.context) for c, q in zip(found, examples.inputs)]
-        golds = [[g.text for g in gold] for gold in examples.targets]
-        pairs = [best_over(guess, gold, True) for guess, gold in zip(guesses, golds)]
-        gaps, answerable, guessed = [c.gap for c in found], [bool(g) for g in golds], [bool(g) for g in guesses]
-        exact, f1 = (best_threshold([p[i] for p in pairs], gaps, answerable, guessed) for i in (0, 1))
-        return exact, f1
+    def _best(
+        self, network: Network, features: Features, examples: Examples
+    ) -> tuple[list[float], list[str], list[list[str]]]:
+        """Of each question: the gap, the best span's text, and the true answers."""
+        outputs = self.run(network, features)
+        found = [best_spans(passage, outputs, self.longest, BEST) for passage in features.back]
+        texts = [q.context[slice(*c.spans[0])] if len(c.spans) else "" for c, q in zip(found, examples.inputs)]
+        return [c.gap for c in found], texts, [[g.text for g in gold] for gold in examples.targets]
 
 
 def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, best: int) -> Candidates:
@@ -270,11 +254,6 @@ def normalise(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def exact_match(guess: str, gold: str) -> float:
-    """1 if the normalised texts are equal."""
-    return float(normalise(guess) == normalise(gold))
-
-
 def word_f1(guess: str, gold: str) -> float:
     """Harmonic mean of precision and recall over the normalised words; 0 if either has none (1.1)."""
     a, b = normalise(guess).split(), normalise(gold).split()
@@ -288,35 +267,26 @@ def best_over(guess: str, golds: Sequence[str], no_answer: bool = False) -> tupl
     With `no_answer` (2.0), true answers without words are ignored; if none is left there is no answer, and two
     answers without words are equal.
     """
-    if not no_answer:
-        exact, f1 = ([score(guess, g) for g in golds] for score in (exact_match, word_f1))
-        return max(exact, default=0.0), max(f1, default=0.0)
-    real = [g for g in golds if normalise(g)] or [""]
-    empty = not normalise(guess)
-    same = [float(empty) if not normalise(g) else word_f1(guess, g) for g in real]
-    return max(exact_match(guess, g) for g in real), max(same)
+    if no_answer:
+        golds = [g for g in golds if normalise(g)] or [""]
+    exact = max((float(normalise(guess) == normalise(g)) for g in golds), default=0.0)
+    f1 = max((word_f1(guess, g) for g in golds), default=0.0)
+    return exact, exact if no_answer and golds == [""] else f1
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """The no-answer threshold that scores best, and its score (0 … 1)."""
+def thresholds(gaps: Sequence[float], guesses: Sequence[str], golds: Sequence[Sequence[str]]) -> list[Threshold]:
+    """SQuAD 2.0's sweep: the thresholds of the best exact match and of the best F1, and these scores.
 
-    value: float
-    score: float
-
-
-def best_threshold(
-    scores: Sequence[float], gaps: Sequence[float], answerable: Sequence[bool], guessed: Sequence[bool]
-) -> Threshold:
-    """SQuAD 2.0's sweep: answer only if the gap (no-answer score − best span's score) is at most the threshold.
-
-    `scores` are the questions' scores if answered, `guessed` whether that answer has words. If it is best never to
-    answer, the threshold is below every gap (the script returns 0, as its gaps are probabilities).
+    A question is answered if its gap is at most the threshold. If it is best never to answer, the threshold is below
+    every gap (the script returns 0, as its gaps are probabilities).
     """
-    total = best = float(sum(not a for a in answerable))  # never answer: right if there is no answer
-    value = min(gaps, default=0.0) - 1.0
-    for i in sorted(range(len(gaps)), key=gaps.__getitem__):
-        total += scores[i] if answerable[i] else -float(guessed[i])
-        if total > best:
-            best, value = total, gaps[i]
-    return Threshold(value, best / max(len(gaps), 1))
+    out = []
+    for scores in zip(*(best_over(guess, gold, True) for guess, gold in zip(guesses, golds))):
+        total = best = float(sum(not gold for gold in golds))  # never answer: right if there is no answer
+        value = min(gaps) - 1.0
+        for i in sorted(range(len(gaps)), key=gaps.__getitem__):
+            total += scores[i] if golds[i] else -float(bool(guesses[i]))
+            if total > best:
+                best, value = total, gaps[i]
+        out.append((value, best / len(gaps)))
+    return out

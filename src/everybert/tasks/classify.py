@@ -4,20 +4,19 @@ classify: p = softmax(W·h + b), or σ for several labels per text (multi-label)
 in units of their standard deviation, so that any scale of numbers learns alike; `finish` then moves scale and shift
 into the head, and the saved model predicts in the units of the data.
 
-Legend: B sequences, E examples, C labels.
+Legend: B sequences, E examples, C labels of the head, L labels of a zero-shot prediction.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
@@ -25,22 +24,14 @@ from everybert.model.heads import Network
 from everybert.model.losses import label_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
+from everybert.tasks import task as base
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import (
-    DIGITS,
-    Features,
-    Task,
-    combine,
-    constant,
-    label_weights,
-    targets_of,
-    text_features,
-)
+from everybert.tasks.task import DIGITS, Features, Task, combine, constant, targets_of, text_features
 from everybert.text.tokenizer import Tokenizer
 
-TEACHER_WEIGHT, TEACHER_TEMPERATURE = 0.8, 2.0
-"""α and T of `teacher_loss`."""
 Text = str | tuple[str, str]
+TEMPLATE = "This example is {}."
+"""The hypothesis of a label, by which an entailment model classifies."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +48,18 @@ class Prediction:
     """Multi-label: all labels whose probability reaches the threshold."""
     cut: int = 0
     """Tokens that were cut off, if truncation was asked for."""
+
+
+def prediction(labels: Sequence[str], p_C: np.ndarray, threshold: float | None, cut: int) -> Prediction:
+    """The labels by their probabilities; multi-label with a `threshold`."""
+    best = int(p_C.argmax())
+    return Prediction(
+        label=labels[best],
+        score=float(p_C[best]),
+        scores={label: float(p) for label, p in zip(labels, p_C)},
+        labels=() if threshold is None else tuple(n for n, p in zip(labels, p_C) if p >= threshold),
+        cut=cut,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +106,7 @@ class Classify(TextTask):
     name = "classify"
     metrics = ("accuracy", "f1", "f1_macro", "f1_micro", "matthews")
     labelled = True
-    saved = {"labels": tuple, "multi": bool, "temperature": float, "threshold": float}
+    saved = {"labels": base.names, "multi": base.truth, "temperature": base.positive, "threshold": base.number}
 
     read = staticmethod(dataset.read_classes)
 
@@ -118,10 +121,10 @@ class Classify(TextTask):
         """The label order and the class weights come from the training examples."""
         multi = isinstance(examples.targets[0], tuple)
         where, targets = examples.where, examples.targets
-        counts = Counter([n for t in targets for n in t] if multi else dataset.name_labels(targets, where))
+        counts = Counter([n for t in targets for n in t] if multi else targets)
         if multi and not counts:
             raise EverybertError(f"{where}: no row has a label; check the label column")
-        if not multi:
+        if labels is None and not multi:
             dataset.check_labels(counts, len(targets), where)
         order = tuple(labels) if labels is not None else tuple(dataset.order_labels(counts))
         dataset.label_ids(sorted(counts), order, where)
@@ -144,11 +147,10 @@ class Classify(TextTask):
     def gold(self, examples: Examples) -> np.ndarray:
         """(E) label numbers, or (E, C) zeros and ones; labels unknown to the model are an error that lists them."""
         if not self.multi:
-            names = dataset.name_labels(examples.targets, examples.where)
-            return np.asarray(dataset.label_ids(names, self.labels, examples.where), dtype=np.int64)
+            return np.asarray(dataset.label_ids(examples.targets, self.labels, examples.where), dtype=np.int64)
         gold = np.zeros((len(examples), len(self.labels)), dtype=np.float32)
-        for i, names in enumerate(examples.targets):
-            gold[i, dataset.label_ids(names, self.labels, examples.where)] = 1.0
+        for i, own in enumerate(examples.targets):
+            gold[i, dataset.label_ids(own, self.labels, examples.where)] = 1.0
         return gold
 
     def share(self, features: Features, which: np.ndarray) -> float:
@@ -158,18 +160,12 @@ class Classify(TextTask):
         return float(np.asarray(self.weights)[features.targets["label_E"][which]].sum())
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
-        """Cross-entropy of each example's combined logits, and the distance to a teacher's if there is one."""
+        """Cross-entropy of each example's combined logits."""
         targets = targets_of(batch)
         assert targets.label_E is not None
         logits_EC = combine(self.logits(network, batch), targets)
         weight_C = None if self.weights is None else constant(self.weights, logits_EC.device)
-        problem = "multi" if self.multi else "single"
-        loss = label_loss(logits_EC, targets.label_E, problem, weight_C)
-        return teacher_loss(logits_EC, targets.teacher_E, targets.label_E, loss, problem, weight_C)
-
-    def learns_from(self, teacher: Task) -> bool:
-        """A teacher has the same labels in the same order."""
-        return isinstance(teacher, Classify) and (teacher.labels, teacher.multi) == (self.labels, self.multi)
+        return label_loss(logits_EC, targets.label_E, "multi" if self.multi else "single", weight_C)
 
     def probabilities(self, logits_EC: np.ndarray) -> np.ndarray:
         """(E, C), after the temperature."""
@@ -179,14 +175,46 @@ class Classify(TextTask):
     def decode(self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Text]) -> Iterator[Prediction]:
         """One prediction per text or pair."""
         for p_C, cut in zip(self.probabilities(features.combine(outputs)), features.cut):
-            best = int(p_C.argmax())
-            yield Prediction(
-                label=self.labels[best],
-                score=float(p_C[best]),
-                scores={label: float(p) for label, p in zip(self.labels, p_C)},
-                labels=tuple(n for n, p in zip(self.labels, p_C) if p >= self.threshold) if self.multi else (),
-                cut=cut,
-            )
+            yield prediction(self.labels, p_C, self.threshold if self.multi else None, cut)
+
+    def predict(
+        self,
+        network: Network,
+        tokenizer: Tokenizer,
+        inputs: Sequence[Any],
+        budget: int | None = None,
+        labels: Sequence[str] | None = None,
+        template: str = TEMPLATE,
+        multi: bool = False,
+        **options: Any,
+    ) -> Iterator[Prediction]:
+        """As for every task; or by `labels` that the model was not trained on (zero-shot, Yin et al. 2019).
+
+        Each text is read with the hypothesis of each label by an entailment model. Probabilities are a softmax of
+        entailment over the labels, or with `multi` of entailment and contradiction for each label by itself.
+        """
+        if labels is None:
+            yield from super().predict(network, tokenizer, inputs, budget, **options)
+            return
+        yes = next((i for i, name in enumerate(self.labels) if name.lower().startswith("entail")), None)
+        if yes is None or self.multi or len(self.labels) < 2:
+            has = ", ".join(self.labels[:5])
+            raise EverybertError(f"labels= needs an entailment model (MNLI …); this one has no such label, but {has}")
+        claims = [template.format(label) for label in labels]
+        if not claims or len(set(claims)) < len(claims) or not all(label.strip() for label in labels):
+            raise EverybertError("labels= takes different names, one or more, and a template with {} in it")
+        multi = multi or len(claims) == 1
+        no, step = (-1 if yes == 0 else 0), max(1, self.chunk // len(claims))
+        for first in range(0, len(inputs), step):
+            pairs = [(text, claim) for text in inputs[first : first + step] for claim in claims]
+            features = self.encode(tokenizer, network.config, pairs)
+            logits_EC = features.combine(self.run(network, features, budget)) / self.temperature
+            logits_ELC = logits_EC.reshape(-1, len(claims), len(self.labels))
+            judged = metrics.softmax(logits_ELC[..., [no, yes]])[..., 1]
+            p_EL = judged if multi else metrics.softmax(logits_ELC[..., yes])
+            cuts = np.reshape(features.cut, (-1, len(claims))).max(1)
+            for p_L, cut in zip(p_EL, cuts):
+                yield prediction(labels, p_L, self.threshold if multi else None, int(cut))
 
     def as_columns(self, prediction: Prediction, scores: bool = False) -> dict[str, Any]:
         """The label (multi-label: all of them) and its probability."""
@@ -208,8 +236,10 @@ class Classify(TextTask):
         """(C, C) counts, row the true label; None for multi-label."""
         if self.multi:
             return None
+        from sklearn.metrics import confusion_matrix
+
         guess = self.example_logits(network, features).argmax(1)
-        return metrics.confusion(features.targets["label_E"], guess, len(self.labels))
+        return confusion_matrix(features.targets["label_E"], guess, labels=range(len(self.labels)))
 
     def tuned(self, network: Network, features: Features, examples: Examples) -> Self:
         """With the temperature fitted, if calibration was asked for."""
@@ -228,44 +258,33 @@ class Regress(TextTask):
 
     name = "regress"
     metrics = ("spearman", "pearson")
-    saved = {"scale": float, "shift": float}
+    saved = {"scale": base.number, "shift": base.number}
     outputs = 1
     problem_type = "regression"
 
     read = staticmethod(dataset.read_numbers)
 
     @classmethod
-    def fit(cls, examples: Examples, standardise: bool = True) -> dict[str, Any]:
+    def fit(cls, examples: Examples) -> dict[str, Any]:
         """Scale and shift come from the training targets."""
         targets = np.asarray(examples.targets, dtype=float)
         if np.ptp(targets) == 0:
             raise EverybertError(f"{examples.where}: every target is {targets[0]:g}; there is nothing to learn")
-        return {"scale": float(targets.std()), "shift": float(targets.mean())} if standardise else {}
+        return {"scale": float(targets.std()), "shift": float(targets.mean())}
 
     def gold(self, examples: Examples) -> np.ndarray:
         """(E) targets in the units of training."""
         return ((np.asarray(examples.targets, dtype=np.float64) - self.shift) / self.scale).astype(np.float32)
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
-        """Mean squared error, and the distance to a teacher's values if there is one."""
+        """Mean squared error."""
         targets = targets_of(batch)
         assert targets.label_E is not None
-        logits_E1 = combine(self.logits(network, batch), targets)
-        loss = label_loss(logits_E1, targets.label_E, "regression")
-        teacher_E = None if targets.teacher_E is None else (targets.teacher_E - self.shift) / self.scale
-        return teacher_loss(logits_E1, teacher_E, targets.label_E, loss, "regression")
-
-    def learns_from(self, teacher: Task) -> bool:
-        """A teacher is a regression too."""
-        return isinstance(teacher, Regress)
+        return label_loss(combine(self.logits(network, batch), targets), targets.label_E, "regression")
 
     def decode(self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Text]) -> Iterator[float]:
         """One number per text or pair."""
         yield from (features.combine(outputs)[:, 0] * self.scale + self.shift).tolist()
-
-    def as_columns(self, prediction: float, scores: bool = False) -> dict[str, Any]:
-        """The number."""
-        return {"prediction": round(prediction, DIGITS)}
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """pearson, spearman, mse, mae, in the units of the data."""
@@ -282,28 +301,20 @@ class Regress(TextTask):
         return replace(self, scale=1.0, shift=0.0)
 
 
-def teacher_loss(
-    logits_EC: Tensor,
-    teacher_EC: Tensor | None,
-    label_E: Tensor,
-    loss: Tensor,
-    problem: str,
-    weight_C: Tensor | None = None,
-) -> Tensor:
-    """(1 − α) · loss + α · T² · KL(teacher ‖ student) at temperature T (Hinton et al. 2015); `loss` without a teacher.
+def label_weights(
+    given: str | Sequence[float] | None, order: Sequence[str], counts: Mapping[str, int], rows: int, multi: bool = False
+) -> tuple[float, ...] | None:
+    """What an example of each label counts in the loss.
 
-    For a regression the second term is the squared distance, for several labels their cross-entropies. Examples are
-    weighted by their label's weight, as in `loss`.
+    "balanced" is rows / (labels · rows with it), as in scikit-learn; for multi-label negatives / positives.
     """
-    if teacher_EC is None:
-        return loss
-    mine_EC, theirs_EC, t = logits_EC.float(), teacher_EC.float(), TEACHER_TEMPERATURE
-    if problem == "regression":
-        near = F.mse_loss(mine_EC, theirs_EC)
-    elif problem == "multi":
-        near = F.binary_cross_entropy_with_logits(mine_EC, torch.sigmoid(theirs_EC), pos_weight=weight_C)
-    else:
-        near_E = t**2 * F.kl_div(F.log_softmax(mine_EC / t, -1), F.softmax(theirs_EC / t, -1), reduction="none").sum(-1)
-        weight_E = torch.ones_like(near_E) if weight_C is None else weight_C[label_E]
-        near = (near_E * weight_E).sum() / weight_E.sum()
-    return (1 - TEACHER_WEIGHT) * loss + TEACHER_WEIGHT * near
+    if given is None:
+        return None
+    if given == "balanced":
+        if multi:
+            return tuple((rows - counts[n]) / max(counts[n], 1) for n in order)
+        return tuple(rows / (len(order) * max(counts[n], 1)) for n in order)
+    weights = tuple(float(w) for w in given)
+    if len(weights) != len(order) or min(weights) <= 0:
+        raise EverybertError(f"class_weights needs one positive number for each of {', '.join(order)}")
+    return weights

@@ -6,56 +6,29 @@ skipped and listed under `skip_bad`.
 
 from __future__ import annotations
 
-import csv
+import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from everybert.errors import EverybertError
 from everybert.tasks.words import Entity, Splitter, convert_tags, find_scheme, write_tags
-from everybert.text.readers import (
-    CONLLU_FIELDS,
-    ReadReport,
-    expand,
-    kind,
-    lines,
-    read_conll,
-    read_conllu,
-    read_records,
-    read_squad,
-)
+from everybert.text import readers
+from everybert.text.readers import kind
 
 Source = Any
-"""A path, a pandas DataFrame, a list of dictionaries, or a list of tuples whose last entry is the target."""
+"""A path, a table (see `held_rows`), a list of dictionaries, or a list of tuples whose last entry is the target."""
 Row = Mapping[str, Any]
 Columns = Mapping[str, str] | None
 """Column names given by the user, by role (text, pair, label …)."""
 
-PAIRS = (
-    *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("question", "sentence"), ("question1", "question2")),
-    *(("#1 String", "#2 String"), ("sentence_A", "sentence_B"), ("text_a", "text_b"), ("text1", "text2")),
-    *(("query", "passage"), ("anchor", "positive"), ("query", "positive"), ("text", "text_pair"), ("a", "b")),
-)
-TEXTS = (
-    *("text", "sentence", "content", "body", "review", "comment", "tweet", "document", "article", "message"),
-    *("utterance", "question", "query", "title", "description", "sentence1"),
-)
-LABELS = (
-    *("label", "labels", "gold_label", "class", "category", "categories", "target", "sentiment", "intent", "topic"),
-    *("Quality", "is_duplicate", "entailment_judgment", "stars", "tag", "tags", "y"),
-)
-SCORES = ("score", "similarity", "relatedness_score", "similarity_score", "rating", "value", "label", "target", "y")
-WORDS, TAGS = ("words", "tokens"), ("tags", "ner_tags", "labels", "pos_tags", "upos", "label")
-QUESTIONS, CONTEXTS = ("question", "query"), ("context", "passage", "paragraph", "text")
-PROMPTS, ENDINGS = ("startphrase", "prompt", "context", "question", "text", "sent1"), ("endings", "choices", "options")
-ANCHORS = ("anchor", "query", "question", "sentence1", "text1", "premise", "sentence_A", "a")
-POSITIVES = ("positive", "passage", "answer", "sentence2", "text2", "hypothesis", "sentence_B", "b")
-NEGATIVES = ("negative", "hard_negative", "negatives")
+NAMES: dict[str, Any] = json.loads(Path(__file__).with_name("columns.json").read_text(encoding="utf-8"))
+"""The usual names of columns, by what they hold; the first that a source has is taken."""
 
 
 class Question(NamedTuple):
@@ -63,7 +36,6 @@ class Question(NamedTuple):
 
     question: str
     context: str
-    id: str = ""
 
 
 class Gold(NamedTuple):
@@ -95,201 +67,284 @@ class Examples:
         return replace(self, inputs=[self.inputs[i] for i in which], targets=[self.targets[i] for i in which])
 
 
+class RowError(EverybertError):
+    """Why a row cannot be used."""
+
+
 # ── rows of any source ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The records of a source as they were read."""
+class Table:
+    """The rows of a source, and what is known about its columns."""
 
     rows: list[dict[str, Any]]
     where: str
-    bad: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    """The source, for messages."""
+    columns: Columns = None
+    bad: Sequence[str] = ()
+    """Rows that could not be read, as "where: why"."""
+    bad_rows: Set[int] = frozenset()
+    """Their numbers, from 1."""
+
+    @property
+    def names(self) -> str:
+        """The names of the columns, for messages."""
+        return ", ".join(map(str, self.rows[0]))
+
+    def find(self, role: str, names: Sequence[str]) -> str | None:
+        """The column for a role: the one the user chose (which must exist), else the first of the usual names."""
+        if chosen := (self.columns or {}).get(role):
+            if chosen not in self.rows[0]:
+                raise EverybertError(f"{self.where} has no column {chosen!r} for the {role}; it has {self.names}")
+            return chosen
+        lower = {str(name).strip().lower(): name for name in self.rows[0]}
+        return next((lower[name.lower()] for name in names if name.lower() in lower), None)
+
+    def need(self, role: str, names: Sequence[str]) -> str:
+        """The column for a role, which must exist."""
+        column = self.find(role, names)
+        if column is None:
+            remedy = f"name it: --columns {role}=NAME"
+            raise EverybertError(f"{self.where} has no column for the {role} (it has {self.names}); {remedy}")
+        return column
+
+    def texts(self, taken: Iterable[str] = ()) -> list[str]:
+        """The column of texts, or the two of pairs, among those that are not `taken`."""
+        if self.columns and ("text" in self.columns or "pair" in self.columns):
+            return [name for name in (self.find("text", NAMES["texts"]), self.find("pair", ())) if name is not None]
+        first = {name: value for name, value in self.rows[0].items() if name not in taken}
+        lower = {str(name).strip().lower(): name for name in first}
+        for names in (*NAMES["pairs"], *((name,) for name in NAMES["texts"])):
+            if all(name.lower() in lower for name in names):
+                return [lower[name.lower()] for name in names]
+        strings = [name for name in first if isinstance(first[name], str)]
+        if len(strings) == 1:
+            return strings
+        remedy = "name it: --columns text=NAME"
+        raise EverybertError(f"{self.where}: which column is the text? It has {self.names}; {remedy}")
+
+    def collect(
+        self, pick: Callable[[Row], Any], target: Callable[[Row, Any], Any], skip_bad: bool, read: Iterable[str] = ()
+    ) -> Examples:
+        """Examples of `pick(row)` and `target(row, input)`; an error skips the row, or stops without `skip_bad`.
+
+        A note names the columns `read` that the user did not choose.
+        """
+        inputs, targets, bad = [], [], list(self.bad)
+        numbers = (number for number in count(1) if number not in self.bad_rows)
+        for row, number in zip(self.rows, numbers):
+            place = f"{self.where}, row {number}"
+            try:
+                given = pick(row)
+                if not all(text.strip() for text in _texts(given)):
+                    raise RowError("one of its texts is empty")
+                found = target(row, given)
+            except (ValueError, TypeError, LookupError) as error:  # a RowError is a ValueError
+                why = error if isinstance(error, RowError) else f"it cannot be read ({type(error).__name__}: {error})"
+                if not skip_bad:
+                    raise EverybertError(f"{place}: {why}; fix the row, or skip such rows with --skip-bad") from None
+                bad.append(f"{place}: {why}")
+                continue
+            inputs.append(given)
+            targets.append(found)
+        if not inputs:
+            raise EverybertError(f"{self.where} has no usable row; {bad[0]}")
+        notes = [f"{len(bad)} bad rows of {self.where} were skipped, the first: {bad[0]}"] if bad else []
+        if set(read) - set((self.columns or {}).values()):
+            named = ", ".join(map(repr, read))
+            notes.append(f"{self.where}: read from the columns {named} (guessed; choose with --columns)")
+        return Examples(inputs, targets, self.where, tuple(notes), tuple(bad))
 
 
-def read_rows(source: Source, fields: Sequence[str], skip_bad: bool = False) -> Rows:
-    """The records of any source. `fields` names the entries of tuples; shorter tuples lack those before the last."""
+def check_roles(columns: Columns, roles: Sequence[str]) -> None:
+    """Refuse columns for what the task does not read."""
+    if unknown := set(columns or {}) - set(roles):
+        raise EverybertError(f"--columns {sorted(unknown)[0]}=…: this task reads {', '.join(roles)}")
+
+
+def read_table(
+    source: Source, columns: Columns, skip_bad: bool, fields: Sequence[str], roles: Sequence[str] = ()
+) -> Table:
+    """The records of any source. `fields` names the entries of tuples; shorter tuples lack those before the last.
+
+    `roles` are those that the task reads; columns for others are refused.
+    """
+    check_roles(columns, roles)
+    report, where = readers.ReadReport(), "the data"
+    rows: list[Any]
     if isinstance(source, str | Path):
-        return _read_file(Path(source), skip_bad)
-    if hasattr(source, "to_dict") and hasattr(source, "columns"):
-        rows, where = source.to_dict("records"), "the DataFrame"
+        where = str(source)
+        rows = list(readers.read_records(source, skip_bad=skip_bad, columns=_cola(Path(source)), report=report))
     else:
-        where = "the data"
-        if isinstance(source, Mapping) or not hasattr(source, "__iter__"):
-            raise EverybertError(f"{where} is a {type(source).__name__}; give a file, a DataFrame or a list of rows")
-        rows = list(source)
+        rows = held_rows(source)
     if not rows:
         raise EverybertError(f"{where} has 0 rows; there is nothing to learn from")
-    if all(isinstance(row, Mapping) for row in rows):
-        return Rows([dict(row) for row in rows], where)
-    named = []
     for i, row in enumerate(rows):
-        if not isinstance(row, tuple | list) or not 1 < len(row) <= len(fields):
+        if isinstance(row, tuple | list) and 1 < len(row) <= len(fields):
+            rows[i] = dict(zip([*fields[: len(row) - 1], fields[-1]], row))
+        elif not isinstance(row, Mapping):
             raise EverybertError(f"{where}, row {i + 1}: expected a tuple ({', '.join(fields)}), not {str(row)[:60]!r}")
-        named.append(dict(zip([*fields[: len(row) - 1], fields[-1]], row)))
-    return Rows(named, where)
+    return Table(rows, where, columns, report.bad, report.bad_rows)
 
 
-def _read_file(path: Path, skip_bad: bool) -> Rows:
-    (path,) = expand(path) if not path.is_dir() else (path,)
-    names = _headerless_names(path)
-    report = ReadReport()
-    rows = list(read_records(path, skip_bad=skip_bad, columns=names, report=report))
-    if not rows:
-        raise EverybertError(f"{path} has 0 rows; there is nothing to learn from")
-    notes = (f"{path} has no header row: its columns are taken as {', '.join(names)}",) if names else ()
-    return Rows(rows, str(path), tuple(report.bad), notes)
+def held_rows(source: Any) -> list[Any]:
+    """The rows of data in memory: a dictionary of columns, a table, an iterable, or a dataset of torch.
+
+    Tables are those of pandas, polars, pyarrow and `datasets`, whose names of classes replace their numbers. They are
+    known by their methods: none of these libraries is imported.
+    """
+    if isinstance(source, Mapping):
+        if any(map(_is_table, source.values())):
+            parts = ", ".join(map(str, source))
+            raise EverybertError(f"the data has the parts {parts}; give one of them, as data[{next(iter(source))!r}]")
+        columns = [v.tolist() if hasattr(v, "tolist") else v for v in source.values()]
+        if not all(isinstance(c, list | tuple) for c in columns) or len(set(map(len, columns))) > 1:
+            raise EverybertError("the data is a dictionary; give one of columns, which are lists of equal length")
+        return [dict(zip(source, row)) for row in zip(*columns)]
+    if isinstance(features := getattr(source, "features", None), Mapping):
+        return [{name: _named(value, features.get(name)) for name, value in row.items()} for row in source]
+    for method, arguments in (("to_dicts", ()), ("to_pylist", ()), ("to_dict", ("records",))):  # polars, Arrow, pandas
+        if _is_table(source) and hasattr(source, method):
+            return list(getattr(source, method)(*arguments))
+    if hasattr(source, "__iter__"):
+        return list(source)
+    if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
+        raise EverybertError(f"the data is a {type(source).__name__}; give a file, a table or a list of rows")
+    return [source[i] for i in range(len(source))]
 
 
-def _headerless_names(path: Path) -> list[str] | None:
-    """Column names for a csv or tsv file whose first row is data, by what the columns hold; None with a header."""
-    if kind(path) not in (".csv", ".tsv"):
+def split_sets(train: Source, dev: Source | None) -> tuple[Source, Source | None]:
+    """The training and the dev set of a dictionary of tables, such as `datasets.DatasetDict`; others as they are."""
+    if not isinstance(train, Mapping) or "train" not in train or not any(map(_is_table, train.values())):
+        return train, dev
+    held = next((train[name] for name in ("validation", "dev", "valid") if name in train), None)
+    return train["train"], held if dev is None else dev
+
+
+def _is_table(source: Any) -> bool:
+    return hasattr(source, "columns") or hasattr(source, "column_names")
+
+
+def _named(value: Any, feature: Any) -> Any:
+    """The name of a class by its number, or of a list of them, if the column is of ClassLabels; −1 is no label."""
+    if isinstance(value, list):
+        inner = feature[0] if isinstance(feature, list) and feature else getattr(feature, "feature", None)
+        return [_named(one, inner) for one in value]
+    names = getattr(feature, "names", None)
+    return value if names is None or not isinstance(value, int) else names[value] if value >= 0 else None
+
+
+def _cola(path: Path) -> list[str] | None:
+    """The columns of CoLA's files, which have no header row; None for other files."""
+    if kind(path) != ".tsv" or not path.is_file():
         return None
-    head = [line for _, line in islice(lines(path), 20)]
-    if not head:
-        return None
-    if kind(path) == ".tsv":
-        rows = list(csv.reader(head, delimiter="\t", quoting=csv.QUOTE_NONE))
+    head = [line.split("\t") for _, line in islice(readers.lines(path), 20)]
+    cola = head and all(len(row) == 4 and row[1] in ("0", "1") and row[2] in ("", "*") for row in head)
+    return ["source", "label", "mark", "sentence"] if cola else None
+
+
+def _texts(given: Any) -> Iterator[str]:
+    """The texts of an input."""
+    if isinstance(given, str):
+        yield given
     else:
-        rows = list(csv.reader(head, delimiter=max(",;\t", key=head[0].count)))
-    rows = [row for row in rows if len(row) == len(rows[0])]
-    known = {name.lower() for group in (TEXTS, LABELS, SCORES, *PAIRS) for name in group}
-    known |= {"index", "idx", "id", "words", "tokens", "startphrase", "context", "answers"}
-    if any(cell.strip().lower() in known for cell in rows[0]):
-        return None
-    if not any(len(cell) > 40 or cell.count(" ") > 2 or number_of(cell) is not None for cell in rows[0]):
-        return None
-    width = len(rows[0])
-    if width == 4 and all(row[1] in ("0", "1") and row[2] in ("", "*") for row in rows):
-        return ["source", "label", "mark", "sentence"]  # CoLA as GLUE ships it
-    length = [sum(len(row[i]) for row in rows) for i in range(width)]
-    if width == 2:
-        return ["text", "label"] if length[0] >= length[1] else ["label", "text"]
-    if width == 3:
-        names = ["sentence1", "sentence2"]
-        names.insert(length.index(min(length)), "label")
-        return names
-    raise EverybertError(f"{path} has no header row and {width} columns; add a header row that names them")
-
-
-class RowError(Exception):
-    """Why a row cannot be used."""
-
-
-def collect(
-    table: Rows, read: Callable[[int, dict[str, Any]], tuple[Any, Any]], skip_bad: bool, note: str | None = None
-) -> Examples:
-    """Examples of `read(number, row) -> (input, target)`; a RowError skips the row, or stops without `skip_bad`."""
-    inputs, targets, bad = [], [], list(table.bad)
-    for i, row in enumerate(table.rows):
-        try:
-            given, target = read(i, row)
-        except RowError as error:
-            place = f"{table.where}, row {i + 1}"
-            if not skip_bad:
-                raise EverybertError(f"{place}: {error}; fix the row, or skip such rows with skip_bad") from None
-            bad.append(f"{place}: {error}")
-            continue
-        inputs.append(given)
-        targets.append(target)
-    if not inputs:
-        raise EverybertError(f"{table.where} has no usable row; {bad[0]}")
-    notes = list(table.notes)
-    if bad:
-        notes.append(f"{len(bad)} bad rows of {table.where} were skipped, the first: {bad[0]}")
-    return Examples(inputs, targets, table.where, (*notes, *([note] if note else [])), tuple(bad))
+        for part in given:
+            yield from _texts(part)
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def find_column(row: Row, role: str, names: Sequence[str], columns: Columns, where: str) -> str | None:
-    """The column for a role: the one the user chose (which must exist), else the first of the usual names."""
-    if columns and role in columns:
-        if columns[role] not in row:
-            has = ", ".join(map(str, row))
-            raise EverybertError(f"{where} has no column {columns[role]!r} for the {role}; it has {has}")
-        return columns[role]
-    lower = {str(name).strip().lower(): name for name in row}
-    return next((lower[name.lower()] for name in names if name.lower() in lower), None)
-
-
-def find_texts(row: Row, columns: Columns, where: str, taken: Iterable[str] = ()) -> list[str]:
-    """One text column, or the two of a pair."""
-    if columns and ("text" in columns or "pair" in columns):
-        found = (find_column(row, "text", TEXTS, columns, where), find_column(row, "pair", (), columns, where))
-        return [name for name in found if name is not None]
-    lower = {str(name).strip().lower(): name for name in row if name not in taken}
-    for a, b in PAIRS:
-        if a.lower() in lower and b.lower() in lower:
-            return [lower[a.lower()], lower[b.lower()]]
-    for name in TEXTS:
-        if name in lower:
-            return [lower[name]]
-    strings = [name for name in row if name not in taken and isinstance(row[name], str)]
-    if len(strings) == 1:
-        return strings
-    has = ", ".join(map(str, row))
-    raise EverybertError(f"{where}: which column is the text? It has {has}; name it (columns: text=…, pair=…)")
-
-
-def find_columns(row: Row, columns: Columns, where: str, **roles: Sequence[str]) -> Iterator[str]:
-    """The columns of roles (each with its usual names) that must all exist."""
-    for role, names in roles.items():
-        column = find_column(row, role, names, columns, where)
-        if column is None:
-            has = ", ".join(map(str, row))
-            raise EverybertError(f"{where} has no column for the {role} (it has {has}); name it (columns: {role}=…)")
-        yield column
-
-
-def find_endings(row: Row, columns: Columns, where: str) -> tuple[list[str], bool]:
-    """The column that lists the endings (True), or the numbered ones: ending0, ending1 … (False)."""
-    numbered = [c for c in row if re.fullmatch(r"(ending|choice|option)_?\d+", str(c))]
-    if numbered and find_column(row, "endings", ENDINGS, columns, where) is None:
-        return sorted(numbered, key=lambda c: int(re.sub(r"\D", "", c))), False
-    return list(find_columns(row, columns, where, endings=ENDINGS)), True
-
-
 def cell(row: Row, column: str) -> str:
-    """A cell as text; a missing one is empty."""
+    """A cell as text."""
     value = row.get(column)
-    return value if isinstance(value, str) else "" if value is None else str(value)
+    if isinstance(value, str):
+        return value
+    if value is None or value != value:  # NaN
+        raise RowError(f"the column {column!r} has no text")
+    if isinstance(value, int | float):
+        return str(value)
+    raise RowError(f"the column {column!r} holds a {type(value).__name__}, not text")
 
 
-def text_reader(row: Row, columns: Columns, where: str) -> Callable[[Row], str]:
+def text_reader(table: Table) -> Callable[[Row], str]:
     """Reads the text of a row without a target."""
-    text = find_texts(row, columns, where)[0]
+    text = table.texts()[0]
     return lambda row: cell(row, text)
 
 
-def pair_reader(row: Row, columns: Columns, where: str) -> Callable[[Row], str | tuple[str, str]]:
+def pair_reader(table: Table, taken: Iterable[str] = ()) -> Callable[[Row], str | tuple[str, ...]]:
     """Reads a text, or a pair if there are two text columns."""
-    texts = find_texts(row, columns, where)
+    texts = table.texts(taken)
     if len(texts) == 1:
-        return text_reader(row, columns, where)
-    return lambda row: (cell(row, texts[0]), cell(row, texts[1]))
+        return lambda row: cell(row, texts[0])
+    return lambda row: tuple(cell(row, name) for name in texts)
 
 
-def question_reader(row: Row, columns: Columns, where: str) -> Callable[[Row], tuple[str, str]]:
+def question_reader(table: Table) -> Callable[[Row], Question]:
     """Reads a question and its context."""
-    question, context = find_columns(row, columns, where, question=QUESTIONS, context=CONTEXTS)
-    return lambda row: (cell(row, question), cell(row, context))
+    question, context = table.need("question", NAMES["questions"]), table.need("context", NAMES["contexts"])
+    return lambda row: Question(cell(row, question), cell(row, context))
 
 
-def choice_reader(row: Row, columns: Columns, where: str) -> Callable[[Row], tuple[str, list[str]]]:
-    """Reads a prompt and its endings."""
-    (prompt,), (endings, listed) = find_columns(row, columns, where, text=PROMPTS), find_endings(row, columns, where)
-    return lambda row: (cell(row, prompt), row[endings[0]] if listed else [cell(row, c) for c in endings])
+def choice_reader(table: Table) -> Callable[[Row], tuple[str, list[str]]]:
+    """Reads a prompt and its endings: one column with a list, or numbered ones (ending0, ending1 …)."""
+    prompt, listed = table.need("text", NAMES["prompts"]), table.find("endings", NAMES["endings"])
+    endings = [listed] if listed else _numbered(table, "ending|choice|option")
+    if not endings:
+        table.need("endings", ())
+    return lambda row: (cell(row, prompt), _many(row, endings))
 
 
-def _text(row: Row, column: str, what: str | None = None) -> str:
-    """A cell that must hold text."""
-    value = row.get(column)
-    if not isinstance(value, str) or not value.strip():
-        raise RowError(f"{what or f'the text in column {column!r}'} is empty or not text")
-    return value
+def _numbered(table: Table, stems: str) -> list[str]:
+    """Columns such as ending0, ending1 …, in the order of their numbers."""
+    found = [name for name in table.rows[0] if re.fullmatch(rf"({stems})_?\d+", str(name))]
+    return sorted(found, key=lambda name: int(re.sub(r"\D", "", name)))
+
+
+def _many(row: Row, columns: Sequence[str]) -> list[str]:
+    """The texts of several columns; a cell may hold a list of them."""
+    cells = [text for c in columns for text in (row[c] if isinstance(row.get(c), list | tuple) else [cell(row, c)])]
+    if not all(isinstance(text, str) for text in cells):
+        raise RowError(f"the column {columns[0]!r} is not a list of texts")
+    return cells
+
+
+def as_texts(given: Any, pairs: bool = True) -> list[Any]:
+    """One text or pair, or many: a list, an array, a Series, or a table's one column of texts (two for pairs)."""
+    if isinstance(given, str) or (pairs and isinstance(given, tuple) and len(given) == 2):
+        given = [given]
+    if isinstance(given, Mapping) or _is_table(given):
+        rows = held_rows(given)
+        columns = _text_columns(rows[0], pairs) if rows else []
+        given = [row[columns[0]] if len(columns) == 1 else tuple(row[name] for name in columns) for row in rows]
+    elif isinstance(given, Set) or not (isinstance(given, Iterable) or hasattr(given, "__getitem__")):
+        raise EverybertError(f"a {type(given).__name__} is no list of texts; give a list, or the column of texts")
+    methods = ("tolist", "to_list", "to_pylist")  # of arrays and columns: numpy and pandas, polars, Arrow
+    listed = next((getattr(given, name)() for name in methods if hasattr(given, name)), None)
+    out = []
+    for i, row in enumerate(held_rows(given) if listed is None else listed):
+        parts = [row] if isinstance(row, str) else list(row) if isinstance(row, list | tuple) else []
+        if not 1 <= len(parts) <= 1 + pairs or not all(isinstance(part, str) for part in parts):
+            wanted = "strings, or pairs of strings" if pairs else "strings"
+            raise EverybertError(f"text {i + 1} is a {type(row).__name__} ({str(row)[:40]}): give {wanted}")
+        out.append(parts[0] if len(parts) == 1 else tuple(parts))
+    return out
+
+
+def _text_columns(first: Row, pairs: bool) -> list[str]:
+    """The only column of a table, or the first if they have no names, or those with the usual names of texts."""
+    names = list(first) if isinstance(first, Mapping) else []  # a table of an unknown kind has no rows
+    try:
+        if len(names) > 1 and any(isinstance(name, str) for name in names):
+            names = Table([dict(first)], "the table").texts()
+        if 1 <= len(names) <= 1 + pairs:
+            return names
+    except EverybertError:
+        pass
+    has = f" with {', '.join(map(str, first))[:80]}" if isinstance(first, Mapping) else ""
+    raise EverybertError(f"a table{has} is no list of texts; give a list, or the column of texts")
 
 
 # ── texts and pairs with a label, several labels, or a number ────────────────────────────────────────────────
@@ -299,27 +354,10 @@ def read_labelled(
     source: Source, columns: Columns, skip_bad: bool, names: Sequence[str], target: Callable[[Any], Any]
 ) -> Examples:
     """Texts or pairs, and `target` of the cell in the label column, whose usual names are `names`."""
-    table = read_rows(source, ("text", "text_pair", "label"), skip_bad)
-    first, where = table.rows[0], table.where
-    (label,) = find_columns(first, columns, where, label=names)
-    texts = find_texts(first, columns, where, [label])
-
-    def read(number: int, row: dict[str, Any]) -> tuple[Any, Any]:
-        if missing := [c for c in (*texts, label) if c not in row]:
-            raise RowError(f"no column {missing[0]!r}")
-        for column in texts:
-            if not isinstance(row[column], str):
-                raise RowError(f"the column {column!r} is not text ({row[column]!r}); are columns swapped?")
-            if not row[column].strip():
-                raise RowError(f"the text in column {column!r} is empty")
-        given = row[texts[0]] if len(texts) == 1 else tuple(row[c] for c in texts)
-        return given, target(row[label])
-
-    note = None
-    if isinstance(source, str | Path) and not {*texts, label} <= set((columns or {}).values()):
-        shown = " and ".join(map(repr, texts)) + f", label from {label!r}"
-        note = f"{where}: text read from {shown} (guessed; choose with columns)"
-    return collect(table, read, skip_bad, note)
+    table = read_table(source, columns, skip_bad, ("text", "text_pair", "label"), ("text", "pair", "label"))
+    label = table.need("label", names)
+    read = [*table.texts([label]), label]
+    return table.collect(pair_reader(table, [label]), lambda row, given: target(row.get(label)), skip_bad, read)
 
 
 def number_of(value: Any) -> float | None:
@@ -331,40 +369,38 @@ def number_of(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def finite(value: Any) -> float:
+    """A finite number, or why the row cannot be used."""
+    if (number := number_of(value)) is None:
+        raise RowError(f"the target {value!r} is not a finite number")
+    return number
+
+
 def read_numbers(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
     """Texts or pairs with a finite number each."""
-
-    def target(value: Any) -> float:
-        if (number := number_of(value)) is None:
-            raise RowError(f"the target {value!r} is not a finite number")
-        return number
-
-    return read_labelled(source, columns, skip_bad, SCORES, target)
+    return read_labelled(source, columns, skip_bad, NAMES["scores"], finite)
 
 
 def read_classes(
     source: Source, columns: Columns = None, skip_bad: bool = False, multi: bool | None = None
 ) -> Examples:
-    """Texts or pairs with their labels. Multi-label if labels are lists, or `multi` is set ("a|b" is split)."""
-    examples = read_labelled(source, columns, skip_bad, LABELS, lambda value: value)
-    if multi is None:
-        multi = any(isinstance(t, list | tuple | set) for t in examples.targets)
-    if not multi:
-        return examples
-    where = examples.where
-    return replace(examples, targets=[split_labels(t, f"{where}, row {i + 1}") for i, t in enumerate(examples.targets)])
+    """Texts or pairs with their label, or all their labels if these are lists, or `multi` is set ("a|b" is split)."""
+    examples = read_labelled(source, columns, skip_bad, NAMES["labels"], lambda value: split_labels(value, multi))
+    several = [isinstance(names, tuple) for names in examples.targets]
+    if any(several) and not all(several):
+        raise EverybertError(f"{examples.where}: some labels are lists, others are not; make them all lists")
+    return examples
 
 
-def split_labels(value: Any, place: str) -> tuple[str, ...]:
-    """("a", "b") of ["a", "b"], "a|b" or "a;b"; () of an empty list or text."""
-    if isinstance(value, str):
+def split_labels(value: Any, multi: bool | None = None) -> str | tuple[str, ...]:
+    """A label; or several, of a list, or with `multi` of "a|b" or "a;b"."""
+    listed = isinstance(value, list | tuple | set)
+    if multi and isinstance(value, str):
         value = [part for part in value.replace(";", "|").split("|") if part.strip()]
-    elif not isinstance(value, list | tuple | set):
-        value = [value]
-    names = [label_name(v) for v in value]
-    if any(not name for name in names):
-        raise EverybertError(f"{place}: one of the labels is missing ({value!r}); fill it in")
-    return tuple(str(name) for name in names)
+    names = [label_name(v) for v in (value if isinstance(value, list | tuple | set) else [value])]
+    if not all(names):
+        raise RowError("the label is missing" if len(names) == 1 else f"one of the labels is missing ({value!r})")
+    return tuple(map(str, names)) if multi or (listed and multi is None) else "|".join(map(str, names))
 
 
 # ── sentences of tagged words ────────────────────────────────────────────────────────────────────────────────
@@ -373,87 +409,81 @@ def split_labels(value: Any, place: str) -> tuple[str, ...]:
 def read_tagged(source: Source, columns: Columns = None, skip_bad: bool = False, scheme: str | None = None) -> Examples:
     """Sentences of words with a tag each; entity tags become well-formed BIO or BIOES (by default as they were)."""
     examples = read_raw_tags(source, columns, skip_bad)
-    found = find_scheme(examples.targets)
-    where, notes, tags = examples.where, list(examples.notes), examples.targets
+    where, tags = examples.where, examples.targets
+    found = find_scheme(t for sentence in tags for t in sentence)
     if found == "plain":
         if scheme not in (None, "plain") and any(t != "O" for sentence in tags for t in sentence):
             raise EverybertError(f"{where}: the tags have no B-, I- … prefixes, so they cannot become {scheme}")
         return examples
-    target = scheme or ("BIO" if found == "IOB1" else found)
+    target = scheme or found
     fresh = [convert_tags(t, target) for t in tags]
-    if found != target:
-        notes.append(f"{where}: tags converted from {found} to {target}")
-    elif changed := sum(a != list(b) for a, b in zip(fresh, tags)):
-        notes.append(f"{where}: {changed} sentences had ill-formed {target} tags, which were corrected")
-    return replace(examples, targets=fresh, notes=tuple(notes))
+    changed = sum(a != list(b) for a, b in zip(fresh, tags))
+    note = f"{where}: the tags of {changed} sentences were not well-formed {target} (IOB1?); they are converted"
+    return replace(examples, targets=fresh, notes=(*examples.notes, *([note] if changed else [])))
 
 
 def read_raw_tags(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
     """Sentences with their tags as written: CoNLL, CoNLL-U (`label` names the column), records, or marked texts."""
-    columns = columns or {}
-    if isinstance(source, str | Path):
-        path = Path(source)
-        if kind(path) == ".conllu":
-            column = columns.get("label", "upos")
-            if column not in CONLLU_FIELDS:
-                raise EverybertError(f"{path}: CoNLL-U has no column {column!r}; it has {', '.join(CONLLU_FIELDS)}")
-            trees = list(read_conllu(path))
-            words, tags = ([[word[name] for word in tree] for tree in trees] for name in ("form", column))
-            return Examples(words, tags, str(path), (f"{path}: labels read from the column {column!r}",))
-        if kind(path) not in (".jsonl", ".ndjson", ".json", ".parquet", ".csv"):
-            sentences, column = list(read_conll(path)), columns.get("label", "-1")
-            width = len(sentences[0][0])
-            if not column.lstrip("-").isdigit() or not -width <= int(column) < width:
-                raise EverybertError(
-                    f"{path} has {width} columns without names; give the label's number, 0 … {width - 1}"
-                )
-            tags = [[row[int(column)] for row in s] for s in sentences]
-            return Examples([[row[0] for row in s] for s in sentences], tags, str(path))
-    table = read_rows(source, ("words", "tags"), skip_bad)
-    first, where = table.rows[0], table.where
-    spans = find_column(first, "spans", ("spans", "entities", "ents"), columns, where)
-    if spans is not None and isinstance(first.get("text"), str):
-        note = f"{where}: entities read from {spans!r}, words split by everybert"
-        return collect(table, lambda i, row: _marked(row, spans), skip_bad, note)
-    text, label = find_columns(first, columns, where, text=WORDS, label=TAGS)
+    roles = ("text", "label", "spans")
+    path = Path(source) if isinstance(source, str | Path) else None
+    if path and (kind(path) not in readers.RECORD_KINDS or kind(path) == ".tsv"):
+        check_roles(columns, roles)
+        return _read_conll(path, (columns or {}).get("label"))
+    table = read_table(source, columns, skip_bad, ("words", "tags"), roles)
+    spans = table.find("spans", NAMES["spans"])
+    if spans is not None and isinstance(table.rows[0].get("text"), str):
+        pick = lambda row: [word.text for word in Splitter().split(cell(row, "text"))]  # noqa: E731
+        marked = lambda row, given: _marked(cell(row, "text"), row.get(spans) or [])  # noqa: E731
+        return table.collect(pick, marked, skip_bad, ("text", spans))
+    text, label = table.need("text", NAMES["words"]), table.need("label", NAMES["tags"])
 
-    def read(number: int, row: dict[str, Any]) -> tuple[list[str], list[str]]:
-        words, tags = _list(row.get(text)), _list(row.get(label))
-        if not words or any(not isinstance(w, str) or not w.strip() for w in words):
-            raise RowError("the words are missing, or one of them is empty")
-        if len(words) != len(tags):
-            raise RowError(f"{len(words)} words but {len(tags)} tags")
-        if any(not label_name(tag) for tag in tags):
-            raise RowError("a tag is missing")
-        return words, [str(label_name(tag)) for tag in tags]
+    def words(row: Row) -> list[str]:
+        found = _list(row.get(text))
+        if not found or not all(isinstance(w, str) for w in found):
+            raise RowError("the words are missing")
+        return found
 
-    return collect(table, read, skip_bad)
+    def tags(row: Row, given: list[str]) -> list[str]:
+        found = [label_name(tag) for tag in _list(row.get(label))]
+        if len(given) != len(found) or not all(found):
+            raise RowError(f"{len(given)} words but {sum(map(bool, found))} tags")
+        return [str(tag) for tag in found]
+
+    return table.collect(words, tags, skip_bad)
 
 
-def _marked(row: Row, column: str) -> tuple[list[str], list[str]]:
-    """Words and BIO tags of a text with marked spans ({"start", "end", "label"} or [start, end, label]).
+def _read_conll(path: Path, column: str | None) -> Examples:
+    """The words and tags of a CoNLL file, whose columns have numbers, or of a CoNLL-U file, whose have names."""
+    if kind(path) == ".conllu":
+        names, column = list(readers.CONLLU_FIELDS), column or "upos"
+        sentences = [[list(word.values()) for word in tree] for tree in readers.read_conllu(path)]
+    else:
+        sentences, column = list(readers.read_conll(path)), column or "-1"
+        width = len(sentences[0][0])
+        names = [str(i) for i in (*range(width), *range(-width, 0))]
+    if column not in names:
+        raise EverybertError(f"{path} has no column {column!r} for the label; it has {', '.join(names)}")
+    word, tag = names.index("form") if "form" in names else 0, names.index(column) % len(sentences[0][0])
+    words, tags = ([[row[i] for row in sentence] for sentence in sentences] for i in (word, tag))
+    return Examples(words, tags, str(path), (f"{path}: labels read from the column {column}",))
+
+
+def _marked(text: str, spans: Iterable[Any]) -> list[str]:
+    """BIO tags of the words of a text with marked spans ({"start", "end", "label"} or [start, end, label]).
 
     A span that begins or ends inside a word takes the whole word.
     """
-    text = str(row.get("text") or "")
-    words = Splitter().split(text)
-    if not words:
-        raise RowError("the text is empty")
-    entities = []
-    for span in row.get(column) or []:
-        keys = ("start", "end", "label")
-        start, end, label = (span[k] for k in keys) if isinstance(span, Mapping) else tuple(span)[:3]
-        if not 0 <= int(start) < int(end) <= len(text):
-            raise RowError(f"the span {start}–{end} ({label}) lies outside the text of {len(text)} characters")
+    words, entities = Splitter().split(text), []
+    for span in spans:
+        start, end, label = (span[k] for k in ("start", "end", "label")) if isinstance(span, Mapping) else span[:3]
         inside = [k for k, w in enumerate(words) if w.end > int(start) and w.start < int(end)]
-        if not inside:
-            raise RowError(f"the span {start}–{end} ({label}) contains no word")
+        if not inside or not 0 <= int(start) < int(end) <= len(text):
+            raise RowError(f"the span {start}–{end} ({label}) lies outside the text, or contains no word")
         entities.append(Entity(str(label), inside[0], inside[-1] + 1))
     try:
-        tags = write_tags(sorted(entities, key=lambda e: e.start), len(words))
+        return write_tags(sorted(entities, key=lambda e: e.start), len(words))
     except EverybertError as error:
         raise RowError(str(error)) from None
-    return [w.text for w in words], tags
 
 
 def _list(value: Any) -> list[Any]:
@@ -468,29 +498,16 @@ def _list(value: Any) -> list[Any]:
 
 def read_questions(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
     """SQuAD 1.1 or 2.0 JSON; or records with question, context and answers, as SQuAD or `datasets` write them."""
-    if isinstance(source, str | Path) and kind(Path(source)) == ".json" and _is_squad(Path(source)):
-        table = Rows(list(read_squad(source)), str(source))
-    else:
-        table = read_rows(source, ("question", "context", "answers"), skip_bad)
-    if not table.rows:
-        raise EverybertError(f"{table.where} has 0 questions; there is nothing to learn from")
-    first, where = table.rows[0], table.where
-    roles = {"question": QUESTIONS, "context": CONTEXTS, "answers": ("answers", "answer")}
-    question, context, answers = find_columns(first, columns, where, **roles)
+    roles = ("question", "context", "answers")
+    table = read_table(source, columns, skip_bad, roles, roles)
+    if "paragraphs" in table.rows[0]:
+        table = replace(table, rows=readers.read_squad(source))
+    pick, answers = question_reader(table), table.need("answers", NAMES["answers"])
 
-    def read(number: int, row: dict[str, Any]) -> tuple[Question, tuple[Gold, ...]]:
-        asked, text = (_text(row, column, "the question or the context") for column in (question, context))
-        golds = [_placed(gold, text) for gold in _golds(row.get(answers), row.get("answer_start"))]
-        return Question(asked, text, str(row.get("id", number))), tuple(golds)
+    def target(row: Row, given: Question) -> tuple[Gold, ...]:
+        return tuple(_placed(gold, given.context) for gold in _golds(row.get(answers), row.get("answer_start")))
 
-    return collect(table, read, skip_bad)
-
-
-def _is_squad(path: Path) -> bool:
-    """Whether the file begins like SQuAD's: an object, with paragraphs soon after."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        head = file.read(4096)
-    return head.lstrip("\ufeff \n\r\t").startswith("{") and '"paragraphs"' in head
+    return table.collect(pick, target, skip_bad)
 
 
 def _golds(value: Any, start: Any) -> list[tuple[str, Any]]:
@@ -500,9 +517,9 @@ def _golds(value: Any, start: Any) -> list[tuple[str, Any]]:
     if isinstance(value, str):
         return [(value, start)]
     if isinstance(value, Mapping):  # {"text": [...], "answer_start": [...]}, or one answer
-        texts, starts = value.get("text", []), value.get("answer_start", value.get("start"))
+        texts, starts = value.get("text", []), value.get("answer_start")
         if isinstance(texts, str):
-            return [(texts, starts)] if texts else []
+            return _golds(texts, starts)
         return [(str(t), s) for t, s in zip(texts, list(starts) if starts is not None else [None] * len(texts))]
     return [pair for item in value for pair in _golds(item, None)]
 
@@ -511,14 +528,12 @@ def _placed(gold: tuple[str, Any], context: str) -> Gold:
     """An answer with its place in the context, checked."""
     text, start = gold
     if start is None or start == "":
-        if text not in context:
+        start = context.find(text)
+        if start < 0:
             raise RowError(f"the answer {text!r} is not in the context")
-        return Gold(text, context.find(text))
     start = int(start)
-    if start < 0 or start + len(text) > len(context):
-        raise RowError(f"the answer {text!r} at {start} lies outside the context of {len(context)} characters")
-    there = context[start : start + len(text)]
-    if there != text:
+    there = context[max(start, 0) : max(start, 0) + len(text)]
+    if start < 0 or there != text:
         raise RowError(f"the answer {text!r} is not at {start}, where the context has {there!r}")
     return Gold(text, start)
 
@@ -528,99 +543,69 @@ def _placed(gold: tuple[str, Any], context: str) -> Gold:
 
 def read_choices(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
     """SWAG's own columns (startphrase, ending0 …, label), or a prompt, a list of endings, and the right number."""
-    table = read_rows(source, ("prompt", "endings", "label"), skip_bad)
-    first, where = table.rows[0], table.where
-    roles = {"text": PROMPTS, "label": ("label", "answer", "gold", "target")}
-    prompt, label = find_columns(first, columns, where, **roles)
-    endings, listed = find_endings(first, columns, where)
+    table = read_table(source, columns, skip_bad, ("prompt", "endings", "label"), ("text", "endings", "label"))
+    pick, label = choice_reader(table), table.need("label", NAMES["choices"])
 
-    def read(number: int, row: dict[str, Any]) -> tuple[tuple[str, list[str]], int]:
-        asked = _text(row, prompt, f"the prompt in column {prompt!r}")
-        options = row.get(endings[0]) if listed else [row.get(c) for c in endings]
-        if not isinstance(options, list | tuple) or len(options) < 2:
+    def target(row: Row, given: tuple[str, list[str]]) -> int:
+        if len(given[1]) < 2:
             raise RowError("fewer than two endings")
-        if any(not isinstance(o, str) or not o.strip() for o in options):
-            raise RowError("an ending is empty or not text")
         right = label_name(row.get(label)) or ""
-        if not right.isdigit() or int(right) >= len(options):
-            raise RowError(f"the label {row.get(label)!r} is not the number of an ending (0 … {len(options) - 1})")
-        return (asked, list(options)), int(right)
+        if not right.isdigit() or int(right) >= len(given[1]):
+            raise RowError(f"the label {row.get(label)!r} is not the number of an ending (0 … {len(given[1]) - 1})")
+        return int(right)
 
-    shown = repr(endings[0]) if listed else f"{endings[0]} … {endings[-1]}"
-    note = f"{where}: prompt read from {prompt!r}, endings from {shown}, label from {label!r}"
-    return collect(table, read, skip_bad, note)
+    return table.collect(pick, target, skip_bad, [label])
 
 
 def read_pairs(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
-    """(anchor, positive), (anchor, positive, negative), or (text, text, score) if there is a score column."""
-    table = read_rows(_name_pairs(source), ("anchor", "positive", "negative"), skip_bad)
-    first, where = table.rows[0], table.where
-    anchor, positive = find_columns(first, columns, where, text=ANCHORS, pair=POSITIVES)
-    negative = find_column(first, "negative", NEGATIVES, columns, where)
-    score = find_column(first, "label", SCORES[:3], columns, where)
-    score = score or ("label" if negative is None and "label" in first else None)
-    names = [anchor, positive, *([negative] if negative and score is None else [])]
+    """(anchor, positive), (anchor, positive, negatives …), or (text, text, score) if there is a score column.
 
-    def read(number: int, row: dict[str, Any]) -> tuple[tuple[str, ...], float | None]:
-        texts = tuple(_text(row, name) for name in names)
-        value = number_of(row.get(score)) if score else None
-        if score and value is None:
-            raise RowError(f"the score {row.get(score)!r} is not a number")
-        return texts, value
+    Negatives are one column with a text or a list of texts, or numbered ones (negative_1, negative_2 …).
+    """
+    if isinstance(source, list) and source and isinstance(source[0], tuple | list):
+        scored = not isinstance(source[0][-1], str)
+        source = [dict(zip(("anchor", "positive", "score"), row)) if scored else _listed(row) for row in source]
+    table = read_table(source, columns, skip_bad, ("anchor", "positive"), ("text", "pair", "negative", "label"))
+    names = [table.need("text", NAMES["anchors"]), table.need("pair", NAMES["positives"])]
+    negative = table.find("negative", NAMES["negatives"])
+    negatives = [negative] if negative else _numbered(table, "negative")
+    score = table.find("label", NAMES["scores"][:4])
+    score = score or ("label" if not negatives and "label" in table.rows[0] else None)
+    negatives = [] if score else negatives
 
-    shown = ", ".join(map(repr, names)) + (f", score from {score!r}" if score else "")
-    return collect(table, read, skip_bad, f"{where}: texts read from {shown}")
+    def pick(row: Row) -> tuple[str, ...]:
+        return (*(cell(row, name) for name in names), *_many(row, negatives))
+
+    read = [*names, *negatives, *([score] if score else [])]
+    return table.collect(pick, lambda row, given: finite(row.get(score)) if score else None, skip_bad, read)
 
 
-def _name_pairs(source: Source) -> Source:
-    """Tuples with a number last are scored pairs; with two or three texts, pairs and triplets."""
-    if not isinstance(source, list) or not source or not isinstance(source[0], tuple | list):
-        return source
-    size = len(source[0])
-    names = ("anchor", "positive", "score" if size == 3 and not isinstance(source[0][2], str) else "negative")
-    if size not in (2, 3) or any(len(row) != size for row in source):
-        raise EverybertError("embed needs tuples (anchor, positive), (anchor, positive, negative) or (a, b, score)")
-    return [dict(zip(names, row)) for row in source]
+def _listed(row: Sequence[str]) -> dict[str, Any]:
+    """A tuple (anchor, positive, negatives …) by the names of its entries."""
+    return dict(zip(("anchor", "positive"), row)) | ({"negatives": list(row[2:])} if len(row) > 2 else {})
+
+
+def read_ranked(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
+    """Pairs (query, text), each with a label of 0 or more; of (query, positive, negatives …) the labels are 1 and 0."""
+    found = read_pairs(source, columns, skip_bad)
+    if found.targets[0] is None:
+        pairs = [((query, one), float(not i)) for query, *texts in found.inputs for i, one in enumerate(texts)]
+        return replace(found, inputs=[pair for pair, _ in pairs], targets=[label for _, label in pairs])
+    if min(found.targets) < 0:
+        raise EverybertError(f"{found.where}: the label {min(found.targets):g} is below 0; relevance is 0 or more")
+    return found
 
 
 # ── labels ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _plain(value: Any) -> Any:
-    """A numpy scalar as Python's own."""
-    return value.item() if hasattr(value, "item") and not isinstance(value, str) else value
-
-
 def label_name(value: Any) -> str | None:
     """A label as text: 1 and 1.0 are "1", True is "True"; None and NaN are None."""
-    value = _plain(value)
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if hasattr(value, "item") and not isinstance(value, str):  # a scalar of numpy
+        value = value.item()
+    if value is None or value != value:
         return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value).strip()
-
-
-def label_kind(value: Any) -> str:
-    """numbers, text or truth values: labels of one column are of one kind."""
-    value = _plain(value)
-    return {bool: "truth values", int: "numbers", float: "numbers", str: "text"}.get(type(value), type(value).__name__)
-
-
-def name_labels(values: Sequence[Any], where: str) -> list[str]:
-    """Every label as text; a missing one, or mixed kinds, is an error that names the row."""
-    kinds: dict[str, int] = {}
-    names: list[str] = []
-    for i, value in enumerate(values):
-        name = label_name(value)
-        if not name:
-            raise EverybertError(f"{where}, row {i + 1}: the label is missing; fill it in or remove the row")
-        kinds.setdefault(label_kind(value), i)
-        names.append(name)
-    if len(kinds) > 1:
-        seen = " and ".join(f"{kind} (row {i + 1}: {values[i]!r})" for kind, i in kinds.items())
-        raise EverybertError(f"{where}: the labels mix {seen}; make them all one kind")
-    return names
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
 
 
 def order_labels(names: Iterable[str]) -> list[str]:

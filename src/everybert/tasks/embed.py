@@ -27,8 +27,11 @@ from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import Features, Task, constant, targets_of, text_features
+from everybert.tasks.task import Features, Task, checked, constant, targets_of, text_features, truth
 from everybert.text.tokenizer import Tokenizer
+
+SCALE = 20.0
+"""The factor of cosines in the losses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +41,6 @@ class Embed(Task):
     pooling: Literal["mean", "cls"] = "mean"
     normalize: bool = True
     """Whether vectors are scaled to length 1."""
-    scale: float = 20.0
-    """The factor of cosines in the losses."""
     scored: bool = False
     """Whether examples are pairs with a score (CoSENT), not pairs and triplets (in-batch negatives)."""
 
@@ -47,23 +48,15 @@ class Embed(Task):
     head = None
     metrics = ("recall@1", "mrr")
     window_size = 256
-    saved = {"pooling": str, "normalize": bool}
-    batch_loss = True
+    saved = {"pooling": checked(("mean", "cls").__contains__, "mean or cls"), "normalize": truth}
 
     read = staticmethod(dataset.read_pairs)
     input_reader = staticmethod(dataset.text_reader)
 
     @classmethod
-    def fit(
-        cls,
-        examples: Examples,
-        pooling: Literal["mean", "cls"] = "mean",
-        normalize: bool = True,
-        scale: float = 20.0,
-    ) -> dict[str, Any]:
+    def fit(cls, examples: Examples, pooling: Literal["mean", "cls"] = "mean") -> dict[str, Any]:
         """Whether pairs have scores follows from the examples."""
-        scored = examples.targets[0] is not None
-        return {"pooling": pooling, "normalize": normalize, "scale": scale, "scored": scored}
+        return {"pooling": pooling, "scored": examples.targets[0] is not None}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], config: EncoderConfig) -> Self:
@@ -83,7 +76,7 @@ class Embed(Task):
         cutting = replace(self, window=replace(self.window, long="cut"))
         each = cutting.encode(tokenizer, config, [text for texts in examples.inputs for text in texts])
         number_S = np.repeat(np.arange(len(examples)), [len(texts) for texts in examples.inputs])
-        features = replace(each, example_S=number_S, most=None)
+        features = replace(each, example_S=number_S)
         if not self.scored:
             return features
         return features.with_targets(label_E=np.asarray(examples.targets, dtype=np.float32))
@@ -97,10 +90,10 @@ class Embed(Task):
         first_E = constant(starts, unit_BH.device)
         if self.scored:
             assert targets.label_E is not None
-            return cosent_loss((unit_BH[first_E] * unit_BH[first_E + 1]).sum(-1), targets.label_E, self.scale)
+            return cosent_loss((unit_BH[first_E] * unit_BH[first_E + 1]).sum(-1), targets.label_E)
         hard = constant(tuple(i for s, n in zip(starts, counts) for i in range(s + 2, s + n)), unit_BH.device)
         passages = torch.cat((unit_BH[first_E + 1], unit_BH[hard.long()]))  # all positives, then the hard negatives
-        return ranking_loss(unit_BH[first_E], passages, self.scale)
+        return ranking_loss(unit_BH[first_E], passages)
 
     def run(self, network: Network, features: Features, budget: int | None = None) -> list[np.ndarray]:
         """The pooled vector of each sequence: (H,)."""
@@ -112,7 +105,7 @@ class Embed(Task):
             out.update(zip(which, pool(x_TH, batch, self.pooling).float().cpu().numpy()))
 
         try:
-            encode(network, features.inputs(), read, budget=budget)
+            encode(network, features, read, budget=budget)
         finally:
             network.train(training)
         return [out[i] for i in range(len(features.lengths_S))]
@@ -147,13 +140,13 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def ranking_loss(anchors_EH: Tensor, passages_PH: Tensor, scale: float) -> Tensor:
+def ranking_loss(anchors_EH: Tensor, passages_PH: Tensor, scale: float = SCALE) -> Tensor:
     """Cross-entropy of s · cos(anchor i, passage j), the right passage being j = i. Both are unit vectors."""
     logits_EP = anchors_EH @ passages_PH.T * scale
     return F.cross_entropy(logits_EP, torch.arange(len(anchors_EH), device=logits_EP.device))
 
 
-def cosent_loss(cosine_E: Tensor, score_E: Tensor, scale: float) -> Tensor:
+def cosent_loss(cosine_E: Tensor, score_E: Tensor, scale: float = SCALE) -> Tensor:
     """log(1 + Σ exp(s · (cos_j − cos_i))) over all i, j with score_i > score_j."""
     gap = scale * (cosine_E[None] - cosine_E[:, None])
     gap = gap.masked_fill(score_E[:, None] <= score_E[None], float("-inf")).flatten()

@@ -10,20 +10,15 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
 Numbers = Sequence[float] | np.ndarray
 
 
 # ── labels ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def confusion(gold_N: np.ndarray, guess_N: np.ndarray, labels: int) -> np.ndarray:
-    """(C, C) counts: row the true label, column the predicted one."""
-    from sklearn.metrics import confusion_matrix
-
-    return confusion_matrix(gold_N, guess_N, labels=range(labels))
 
 
 def classification_scores(gold_N: np.ndarray, guess_N: np.ndarray, labels: int) -> dict[str, float]:
@@ -36,13 +31,8 @@ def classification_scores(gold_N: np.ndarray, guess_N: np.ndarray, labels: int) 
         macro = float(metrics.f1_score(gold_N, guess_N, average="macro", zero_division=0))
         second = float(metrics.f1_score(gold_N, guess_N, labels=[1], average="macro", zero_division=0))
         matthews = float(metrics.matthews_corrcoef(gold_N, guess_N))
-    return {
-        "accuracy": accuracy,
-        "f1": second if labels == 2 else macro,
-        "f1_macro": macro,
-        "f1_micro": accuracy,  # one prediction per example: as many false positives as false negatives
-        "matthews": matthews,
-    }
+    f1 = {"f1": second if labels == 2 else macro, "f1_macro": macro}
+    return {"accuracy": accuracy, **f1, "f1_micro": accuracy, "matthews": matthews}
 
 
 def multilabel_scores(gold_NC: np.ndarray, guess_NC: np.ndarray) -> dict[str, float]:
@@ -54,31 +44,25 @@ def multilabel_scores(gold_NC: np.ndarray, guess_NC: np.ndarray) -> dict[str, fl
     return {"accuracy": float((gold == guess).all(1).mean()), "f1": micro, "f1_macro": macro, "f1_micro": micro}
 
 
-def ratios(hit, guessed, true) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Precision, recall and F1 from counts; 0 / 0 is 0."""
-
-    def ratio(a, b):
-        a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-        return np.divide(a, b, out=np.zeros(np.broadcast(a, b).shape), where=b > 0)
-
-    return ratio(hit, guessed), ratio(hit, true), ratio(2 * np.asarray(hit, dtype=float), guessed + true)
+def ratios(hit: Any, guessed: Any, true: Any) -> tuple[Any, Any, Any]:
+    """Precision, recall and F1 from counts (numbers or arrays); 0 / 0 is 0."""
+    return hit / np.maximum(guessed, 1), hit / np.maximum(true, 1), 2 * hit / np.maximum(guessed + true, 1)
 
 
 # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def pearson(a_N: Numbers, b_N: Numbers) -> float:
+def pearson(a_N: Numbers, b_N: Numbers, kind: str = "pearsonr") -> float:
     """Linear correlation; 0 if either side is constant."""
-    from scipy.stats import pearsonr
+    import scipy.stats
 
-    return 0.0 if np.ptp(a_N) == 0 or np.ptp(b_N) == 0 else float(pearsonr(a_N, b_N).statistic)
+    constant = np.ptp(a_N) == 0 or np.ptp(b_N) == 0
+    return 0.0 if constant else float(getattr(scipy.stats, kind)(a_N, b_N).statistic)
 
 
 def spearman(a_N: Numbers, b_N: Numbers) -> float:
     """Rank correlation; 0 if either side is constant."""
-    from scipy.stats import spearmanr
-
-    return 0.0 if np.ptp(a_N) == 0 or np.ptp(b_N) == 0 else float(spearmanr(a_N, b_N).statistic)
+    return pearson(a_N, b_N, "spearmanr")
 
 
 def regression_scores(gold_N: np.ndarray, guess_N: np.ndarray) -> dict[str, float]:
@@ -92,14 +76,21 @@ def regression_scores(gold_N: np.ndarray, guess_N: np.ndarray) -> dict[str, floa
     }
 
 
+def ranking_scores(gold_N: np.ndarray, guess_N: np.ndarray) -> dict[str, float]:
+    """mrr (1 / the rank of the first text with a label above 0; a tie counts against it) and ndcg@10 of one query."""
+    from sklearn.metrics import ndcg_score
+
+    relevant = gold_N > 0
+    before = (guess_N[~relevant] >= guess_N[relevant].max()).sum()
+    return {"mrr": float(1 / (1 + before)), "ndcg@10": float(ndcg_score(gold_N[None], guess_N[None], k=10))}
+
+
 # ── probabilities ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Over the last axis, in float64."""
-    shifted = np.asarray(logits, dtype=float)
-    shifted = np.exp(shifted - shifted.max(-1, keepdims=True))
-    return shifted / shifted.sum(-1, keepdims=True)
+    return torch.from_numpy(np.asarray(logits, dtype=float)).softmax(-1).numpy()
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
@@ -108,8 +99,13 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def calibration_error(confidence_N: Numbers, right_N: Numbers, bins: int = 15) -> float:
-    """ECE = Σ |bin| / N · |accuracy(bin) − confidence(bin)| over equal bins of (0, 1] (Guo et al. 2017, eq. 3)."""
+    """ECE = Σ |bin| / N · |accuracy(bin) − confidence(bin)| over equal bins of (0, 1] (Guo et al. 2017, eq. 3).
+
+    NaN if a confidence is: the model's outputs are not finite, as after training that diverged.
+    """
     confidence, right = np.asarray(confidence_N, dtype=float), np.asarray(right_N, dtype=float)
+    if np.isnan(confidence).any():
+        return math.nan
     bin_N = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     gap = np.bincount(bin_N, right, bins) - np.bincount(bin_N, confidence, bins)  # |bin| · (accuracy − confidence)
     return float(np.abs(gap).sum() / max(len(confidence), 1))

@@ -20,23 +20,13 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
-from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks import words as wording
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import (
-    DIGITS,
-    Encoded,
-    Features,
-    Task,
-    constant,
-    label_weights,
-    lay,
-    targets_of,
-)
+from everybert.tasks.task import DIGITS, Encoded, Features, Task, checked, lay, names, targets_of
 from everybert.tasks.words import Entity, Splitter, Word, split_tag
 from everybert.text.tokenizer import Encoding, Tokenizer
 
@@ -57,25 +47,13 @@ class Span:
     """The mean probability of its words' tags."""
 
 
-class Place(NamedTuple):
-    """Where the words that a window owns are: token positions in its sequence, and the words' numbers."""
-
-    sequence: int
-    at: np.ndarray
-    """Of first pieces."""
-    word: np.ndarray
-    inner_at: np.ndarray
-    """Of later pieces."""
-    inner_word: np.ndarray
-
-
-@dataclass(frozen=True)
-class TaggedText:
-    """What leads from tokens back to a text: its words and where they are."""
+class TaggedText(NamedTuple):
+    """What leads from tokens back to a text."""
 
     text: str
     words: list[Word]
-    places: list[Place]
+    at: np.ndarray
+    """(n, 2) the sequence and the position there of each word's first piece; words beyond a cut are not in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +64,12 @@ class Tag(Task):
     """BIO, BIOES, or plain for labels without entities."""
     decoding: str = "constrained"
     """constrained: the best tag sequence that the scheme allows (Viterbi); greedy: the best tag of each word."""
-    pieces: str = "first"
-    """Which pieces of a word are trained on its label: first, or all. Prediction reads the first."""
     splitter: Splitter = field(default_factory=Splitter)
-    weights: tuple[float, ...] | None = None
 
     name = "tag"
     head = "tag"
     metrics = ("f1", "precision", "recall", "accuracy", "f1_macro")
-    saved = {"labels": tuple, "scheme": str}
+    saved = {"labels": names, "scheme": checked(("BIO", "BIOES", "plain").__contains__, "BIO, BIOES or plain")}
     labelled = True
     chunk = 256
 
@@ -102,30 +77,15 @@ class Tag(Task):
     input_reader = staticmethod(dataset.text_reader)
 
     @classmethod
-    def fit(
-        cls,
-        examples: Examples,
-        labels: Sequence[str] | None = None,
-        class_weights: str | Sequence[float] | None = None,
-        decode: str = "constrained",
-        pieces: str = "first",
-    ) -> dict[str, Any]:
+    def fit(cls, examples: Examples, labels: Sequence[str] | None = None) -> dict[str, Any]:
         """Scheme, label order and word splitting come from the training sentences."""
         counts = Counter(t for tags in examples.targets for t in tags)
-        dataset.check_labels(counts, counts.total(), examples.where)
-        scheme = wording.find_scheme(examples.targets)
-        order = tuple(labels) if labels is not None else tuple(_order(counts, scheme))
+        if labels is None:
+            dataset.check_labels(counts, counts.total(), examples.where)
+        order = tuple(labels) if labels is not None else tuple(_order(counts, wording.find_scheme(counts)))
         dataset.label_ids(sorted(counts), order, examples.where)
-        if decode not in ("constrained", "greedy") or pieces not in ("first", "all"):
-            raise EverybertError("tag: decode is constrained or greedy, pieces is first or all")
-        return {
-            "labels": order,
-            "scheme": scheme,
-            "decoding": decode,
-            "pieces": pieces,
-            "splitter": wording.learn_splitter(examples.inputs),
-            "weights": label_weights(class_weights, order, counts, counts.total()),
-        }
+        splitter = wording.learn_splitter(examples.inputs)
+        return {"labels": order, "scheme": wording.find_scheme(order), "splitter": splitter}
 
     def known_metrics(self) -> tuple[str, ...]:
         """Plain labels have no entities to score."""
@@ -134,18 +94,12 @@ class Tag(Task):
     @classmethod
     def from_state(cls, state: Mapping[str, Any], config: EncoderConfig) -> Self:
         """From the saved values, or from a folder's labels alone: the scheme then follows from their prefixes."""
-        labels = state["labels"]
-        if "scheme" in state:
-            scheme = state["scheme"]
-        elif not wording.has_prefixes(labels):
-            scheme = "plain"
-        elif any(n[0] in "ESLU" for n in labels if n != "O"):
-            scheme = "BIOES"
-        else:
-            scheme = "BIO" if any(n.startswith("B-") for n in labels) else "IOB1"
+        scheme = state.get("scheme") or wording.find_scheme(state["labels"])
+        # A folder from elsewhere may be of IOB1 or break its rules: its tags are read leniently.
+        decoding = state.get("decode", "constrained" if "scheme" in state else "greedy")
         return replace(
             super().from_state({**state, "scheme": scheme}, config),
-            decoding=state.get("decode", "greedy" if scheme == "IOB1" else "constrained"),
+            decoding=checked(("constrained", "greedy").__contains__, "constrained or greedy")(decoding),
             splitter=Splitter.from_state(state["words"]) if "words" in state else Splitter(),
         )
 
@@ -171,62 +125,44 @@ class Tag(Task):
             ids, owner = _pieces(words, encoding, tokenizer)
             first = np.diff(owner, prepend=-1) > 0
             spans, cut = self.window.cover(len(ids), self.window.size - tokenizer.single_special)
-            places = []
+            at = []
             for w in spans:
                 owned = np.arange(w.own_start, w.own_stop)
-                one, more = owned[first[owned]], owned[~first[owned]]
-                shift = lead - w.start
-                places.append(Place(len(sequences), one + shift, owner[one], more + shift, owner[more]))
+                at += [(len(sequences), lead + i - w.start) for i in owned[first[owned]].tolist()]
                 sequences.append([Encoded(*tokenizer.build(ids[w.start : w.stop]))])
-            back.append(TaggedText(text, words, places))
+            back.append(TaggedText(text, words, np.array(at, dtype=np.int64).reshape(-1, 2)))
             lost.append(cut)
         return lay(sequences, config, self.window.size, lost, back)
 
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
         """Sequences, with tag_T."""
         features = self.encode(tokenizer, config, examples.inputs)
-        number = {label: i for i, label in enumerate(self.labels)}
-        inner = np.array([number.get(f"I-{n[2:]}", i) if n[:2] == "B-" else i for n, i in number.items()])
         tag_T = [np.full(len(ids), -100, dtype=np.int64) for ids in features.ids]
         for text, tags in zip(features.back, examples.targets):
-            gold = np.asarray(dataset.label_ids(list(tags), self.labels, examples.where), dtype=np.int64)
-            for place in text.places:
-                tag_T[place.sequence][place.at] = gold[place.word]
-                if self.pieces == "all":  # later pieces of B- are I-
-                    tag_T[place.sequence][place.inner_at] = inner[gold[place.inner_word]]
+            for (sequence, at), label in zip(text.at, dataset.label_ids(tags, self.labels, examples.where)):
+                tag_T[sequence][at] = label
         return features.with_targets(tag_T=tag_T)
 
     # Training.
 
     def share(self, features: Features, which: np.ndarray) -> float:
-        """The number of labelled tokens, or the sum of their labels' weights."""
-        tags = np.concatenate([features.targets["tag_T"][i] for i in which])
-        tags = tags[tags >= 0]
-        return float(len(tags) if self.weights is None else np.asarray(self.weights)[tags].sum())
+        """The number of labelled tokens."""
+        return float(sum((features.targets["tag_T"][i] >= 0).sum() for i in which))
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """Cross-entropy of the labelled tokens."""
         tag_T = targets_of(batch).tag_T
         assert tag_T is not None
-        logits_TC = self.logits(network, batch).float()
-        weight_C = None if self.weights is None else constant(self.weights, logits_TC.device)
-        total = F.cross_entropy(logits_TC, tag_T, weight_C, ignore_index=-100, reduction="sum")
-        count = (tag_T >= 0).float()
-        if weight_C is not None:
-            count = count * weight_C[tag_T.clamp(min=0)]
-        return total / count.sum().clamp(min=1e-6)  # a batch may contain no word at all
+        total = F.cross_entropy(self.logits(network, batch).float(), tag_T, ignore_index=-100, reduction="sum")
+        return total / (tag_T >= 0).float().sum().clamp(min=1e-6)  # a batch may contain no word at all
 
     # Prediction.
 
     def tags(self, outputs: list[np.ndarray], text: TaggedText) -> tuple[list[str], np.ndarray]:
         """The tags of a text's words, and their probabilities; words beyond a cut have none."""
-        size = sum(len(place.word) for place in text.places)
-        if not size:
+        if not len(text.at):
             return [], np.zeros(0)
-        logits_nC = np.zeros((size, len(self.labels)))
-        for place in text.places:
-            logits_nC[place.word] = outputs[place.sequence][place.at]
-        p_nC = metrics.softmax(logits_nC)
+        p_nC = metrics.softmax(np.stack([outputs[sequence][at] for sequence, at in text.at]))
         constrained = self.decoding == "constrained" and self.scheme != "plain"
         path = viterbi(np.log(np.maximum(p_nC, 1e-30)), self.labels) if constrained else p_nC.argmax(1)
         return [self.labels[i] for i in path], p_nC[np.arange(len(path)), path]
@@ -302,12 +238,13 @@ def _pieces(words: Sequence[Word], encoding: Encoding, tokenizer: Tokenizer) -> 
 # ── decoding and entity scores ───────────────────────────────────────────────────────────────────────────────
 
 
-def transitions(labels: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which tag may follow which: bool (C, C), row before column; and which may begin, and end, a sentence: (C,).
+def transitions(labels: Sequence[str]) -> np.ndarray:
+    """(C + 1, C + 1) whether a tag (row) may be followed by another (column); the last is the sentence's edge.
 
     If the labels have E- or S-, an entity must be closed; in BIO it ends by itself.
     """
-    closing = any(split_tag(t)[0] in "ES" for t in labels if t != "O")
+    pairs = [*map(split_tag, labels), ("O", "")]
+    closing = any(prefix in "ES" for prefix, _ in pairs)
 
     def may(before: tuple[str, str], after: tuple[str, str]) -> bool:
         opened = before[0] in "BI"
@@ -315,53 +252,39 @@ def transitions(labels: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarr
             return opened and before[1] == after[1]
         return not (closing and opened)
 
-    pairs, outside = [split_tag(t) for t in labels], ("O", "")
-    follow = np.array([[may(a, b) for b in pairs] for a in pairs], dtype=bool)
-    first = np.array([may(outside, b) for b in pairs], dtype=bool)
-    last = np.array([may(a, outside) for a in pairs], dtype=bool)
-    return follow, first, last
+    return np.array([[may(a, b) for b in pairs] for a in pairs])
 
 
 def viterbi(scores_nC: np.ndarray, labels: Sequence[str]) -> np.ndarray:
     """(n,) the best-scoring path that the scheme allows; greedy if it allows none."""
-    scores = np.asarray(scores_nC, dtype=float)
-    greedy = scores.argmax(1)
-    if not len(scores):
+    allowed, greedy = transitions(labels), scores_nC.argmax(1)
+    if allowed[[-1, *greedy], [*greedy, -1]].all():
         return greedy
-    follow, first, last = transitions(labels)
-    if first[greedy[0]] and last[greedy[-1]] and follow[greedy[:-1], greedy[1:]].all():
-        return greedy  # the best path of all is allowed
-    wall = np.where(follow, 0.0, -np.inf)
-    back = np.zeros(scores.shape, dtype=np.int64)
-    best_C = scores[0] + np.where(first, 0.0, -np.inf)
-    columns = np.arange(scores.shape[1])
-    for i in range(1, len(scores)):
-        reach_CC = best_C[:, None] + wall
+    wall = np.where(allowed, 0.0, -np.inf)
+    back = np.zeros(scores_nC.shape, dtype=np.int64)
+    best_C = scores_nC[0] + wall[-1, :-1]
+    for i in range(1, len(scores_nC)):
+        reach_CC = best_C[:, None] + wall[:-1, :-1]
         back[i] = reach_CC.argmax(0)
-        best_C = reach_CC[back[i], columns] + scores[i]
-    best_C = best_C + np.where(last, 0.0, -np.inf)
+        best_C = reach_CC.max(0) + scores_nC[i]
+    best_C = best_C + wall[:-1, -1]
     if not np.isfinite(best_C.max()):
         return greedy
-    path = np.empty(len(scores), dtype=np.int64)
-    path[-1] = best_C.argmax()
-    for i in range(len(scores) - 1, 0, -1):
-        path[i - 1] = back[i, path[i]]
-    return path
+    path = [int(best_C.argmax())]
+    for row in back[:0:-1]:
+        path.append(int(row[path[-1]]))
+    return np.array(path[::-1])
 
 
 def entity_scores(gold: Sequence[Sequence[str]], guess: Sequence[Sequence[str]]) -> dict[str, float]:
     """precision, recall, f1 over all entities; f1_macro over labels; f1 of each label as "f1/LABEL"; word accuracy."""
     hits, guessed, true = Counter[str](), Counter[str](), Counter[str]()
-    right = words = 0
     for gold_tags, guess_tags in zip(gold, guess, strict=True):
-        if len(gold_tags) != len(guess_tags):
-            raise EverybertError(f"a sentence of {len(gold_tags)} words has {len(guess_tags)} predicted tags")
         a, b = set(wording.entities(gold_tags)), set(wording.entities(guess_tags))
         true.update(e.label for e in a)
         guessed.update(e.label for e in b)
         hits.update(e.label for e in a & b)
-        right += sum(x == y for x, y in zip(gold_tags, guess_tags))
-        words += len(gold_tags)
+    right = [x == y for sides in zip(gold, guess) for x, y in zip(*sides, strict=True)]
     precision, recall, f1 = metrics.ratios(hits.total(), guessed.total(), true.total())
     each = {k: float(metrics.ratios(hits[k], guessed[k], true[k])[2]) for k in sorted(true | guessed)}
     return {
@@ -369,6 +292,6 @@ def entity_scores(gold: Sequence[Sequence[str]], guess: Sequence[Sequence[str]])
         "recall": float(recall),
         "f1": float(f1),
         "f1_macro": float(np.mean(list(each.values()))) if each else 0.0,
-        "accuracy": right / max(words, 1),
+        "accuracy": float(np.mean(right)),
         **{f"f1/{k}": value for k, value in each.items()},
     }

@@ -8,11 +8,13 @@ Legend: N tokens of all sequences, S sequences, E examples; in a batch: T tokens
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Self
+from operator import index
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from everybert.model.config import EncoderConfig
 from everybert.model.engine import Inputs, ahead, run_head
 from everybert.model.heads import Network, head_logits
 from everybert.model.ragged import Ragged, Targets
-from everybert.tasks.dataset import Columns, Examples, Row, Source
+from everybert.tasks.dataset import Columns, Examples, Row, Source, Table
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.windows import Window, windows
 
@@ -52,27 +54,30 @@ class WindowConfig:
         cls, config: EncoderConfig, size: int | None = None, overlap: int | None = None, long: str = "window"
     ) -> WindowConfig:
         """By default the model's own window, a quarter of it overlapping, at most 128 tokens."""
-        size = min(size or config.max_positions, config.max_positions)
+        size = min(index(size or config.max_positions), config.max_positions)
         if size < 8:
             raise EverybertError(f"a window of {size} tokens leaves no room for text; take 8 or more")
         if long not in ("window", "cut"):
             raise EverybertError(f"long texts are read by window or cut, not {long!r}")
-        return cls(size, min(128, size // 4) if overlap is None else overlap, long)
+        overlap = min(128, size // 4) if overlap is None else index(overlap)
+        if overlap < 0:
+            raise EverybertError(f"windows cannot overlap by {overlap} tokens; take 0 or more")
+        return cls(size, overlap, long)
 
     def cover(self, n: int, room: int) -> tuple[list[Window], int]:
         """Windows of at most `room` tokens over a text of n tokens, and how many tokens were cut."""
+        room = max(room, 1)
         if self.long == "cut" and n > room:
             return [Window(0, room, 0, room)], n - room
-        return windows(n, room, min(self.overlap, room - 1)), 0
+        return windows(n, room, min(self.overlap, room // 2)), 0
 
 
-@dataclass(frozen=True)
-class Encoded:
+class Encoded(NamedTuple):
     """One sequence for the encoder."""
 
     ids: list[int]
     segments: list[int] | None = None
-    globals: Sequence[int] = ()
+    global_tokens: Sequence[int] = ()
     """Longformer's global tokens."""
     weight: float = 1.0
     """Its share of the example: windows are weighted by the tokens they own."""
@@ -96,21 +101,15 @@ class TaskTargets(Targets):
     start_B: Tensor | None = None
     end_B: Tensor | None = None
     """The first and last token of the answer in each sequence; −1 where there is none."""
-    teacher_E: Tensor | None = None
-    """(E, C) logits of a teacher."""
     features_B: Tensor | None = None
     features_T: Tensor | None = None
     """Mode frozen: what the head reads, computed once."""
 
 
-@dataclass(frozen=True)
-class Features:
+@dataclass(frozen=True, kw_only=True)
+class Features(Inputs):
     """The sequences of inputs or examples, in order, as the engine and training read them."""
 
-    ids: list[np.ndarray]
-    segments: list[np.ndarray] | None
-    globals: list[Sequence[int]] | None
-    """Longformer's global tokens."""
     example_S: np.ndarray
     """The number of each sequence's example, ascending."""
     weight_S: np.ndarray
@@ -120,8 +119,8 @@ class Features:
     """Tokens cut off each input."""
     targets: dict[str, Any] = field(default_factory=dict)
     """Fields of TaskTargets: an array with a row per example (_E) or sequence (_B), an array per sequence (_T)."""
-    most: int | None = None
-    """Sequences of an example that a training batch takes, spread evenly; None takes all."""
+    most: int = 1 << 30
+    """Sequences of an example that a training batch takes at most, spread evenly."""
     back: list[Any] = field(default_factory=list)
     """Per input, what leads from tokens back to the text; its form is the task's own."""
 
@@ -147,10 +146,6 @@ class Features:
         """The same sequences with more targets."""
         return replace(self, targets=self.targets | targets)
 
-    def inputs(self) -> Inputs:
-        """The sequences for the engine."""
-        return Inputs(self.ids, self.segments, self.globals)  # type: ignore[arg-type]
-
     def combine(self, outputs: Sequence[np.ndarray]) -> np.ndarray:
         """(E, C): the weighted mean over the sequences of each example, as `combine` has it in training."""
         total = np.zeros((len(self), *outputs[0].shape), dtype=np.float64)
@@ -159,28 +154,23 @@ class Features:
 
 
 def lay(
-    examples: Iterable[Sequence[Encoded]],
-    config: EncoderConfig,
-    size: int,
-    cut: Sequence[int],
-    back: list[Any] | None = None,
+    examples: Iterable[Sequence[Encoded]], config: EncoderConfig, size: int, cut: Sequence[int], back: Any = ()
 ) -> Features:
     """The features of examples, each a list of sequences. `cut` counts the tokens cut off each input."""
     flat = [(number, one) for number, sequences in enumerate(examples) for one in sequences]
     if not flat:
         raise EverybertError("there is nothing to read: no text was given")
-    marked = config.global_attention and any(one.globals for _, one in flat)
+    segments = [np.asarray(one.segments or [0] * len(one.ids), dtype=np.uint8) for _, one in flat]
+    marked = config.global_attention and any(one.global_tokens for _, one in flat)
     return Features(
-        ids=[np.asarray(one.ids, dtype=np.int32) for _, one in flat],
-        segments=[np.asarray(one.segments or [0] * len(one.ids), dtype=np.uint8) for _, one in flat]
-        if config.segments > 1
-        else None,
-        globals=[one.globals for _, one in flat] if marked else None,
+        ids=[np.asarray(one.ids, dtype=np.int32) for _, one in flat],  # type: ignore[misc]
+        segments=segments if config.segments > 1 else None,  # type: ignore[arg-type]
+        global_tokens=[one.global_tokens for _, one in flat] if marked else None,
         example_S=np.asarray([number for number, _ in flat], dtype=np.int64),
         weight_S=np.asarray([one.weight for _, one in flat], dtype=np.float32),
         size=size,
         cut=cut,
-        back=back or [],
+        back=list(back),
     )
 
 
@@ -213,24 +203,17 @@ def cover_pair(
     A pair that is too long shares the room: the shorter text gets what it needs up to half, and each window of one
     is combined with each window of the other, with weight own(a) · own(b).
     """
-    room = window.size - special
-    if len(a) + len(b or ()) <= room:
-        return [(a, b, 1.0)], 0
-    if b is None:
-        spans, cut = window.cover(len(a), room)
-        return [(a[w.start : w.stop], None, float(w.own_stop - w.own_start)) for w in spans], cut
-    room_a, room_b = longest_first(len(a), len(b), room)
-    if window.long == "cut":
-        return [(a[:room_a], b[:room_b], 1.0)], len(a) + len(b) - room_a - room_b
-    spans_a, spans_b = (
-        windows(len(ids), max(part, 1), min(window.overlap, max(part, 1) // 2))
-        for ids, part in ((a, room_a), (b, room_b))
-    )
+    room_a, room_b = longest_first(len(a), len(b or ()), window.size - special)
+    (spans_a, cut_a), (spans_b, cut_b) = window.cover(len(a), room_a), window.cover(len(b or ()), room_b)
+
+    def own(w: Window) -> int:
+        return max(w.own_stop - w.own_start, 1)
+
     return [
-        (a[u.start : u.stop], b[v.start : v.stop], float(max(u.own_stop - u.own_start, 1) * (v.own_stop - v.own_start)))
+        (a[u.start : u.stop], None if b is None else b[v.start : v.stop], float(own(u) * own(v)))
         for u in spans_a
         for v in spans_b
-    ], 0
+    ], cut_a + cut_b
 
 
 def longest_first(a: int, b: int, room: int) -> tuple[int, int]:
@@ -254,56 +237,38 @@ def batch(
     """
     which = np.asarray(which)
     which = which[np.argsort(features.lengths_E[which], kind="stable")]  # equal lengths together: fewer copies
-    at_B, counts_E = _sequences(features, which)
-
-    def pick(values: Sequence[Any] | None) -> list[Any] | None:
-        return None if values is None else [values[i] for i in at_B]
-
-    ids, segments, marks = pick(features.ids) or [], pick(features.segments), pick(features.globals)
-    targets: dict[str, np.ndarray] = {}
-    for name, values in features.targets.items():
-        rows = (
-            np.concatenate([values[i] for i in at_B]) if name[-1] == "T" else values[which if name[-1] == "E" else at_B]
-        )
-        targets[name] = rows
+    first, last = features.first_E1[which], features.first_E1[which + 1]
+    counts = np.minimum(last - first, features.most)
+    at_B = np.concatenate([a + np.arange(n) * (b - a) // n for a, b, n in zip(first, last, counts)])
+    rows = {"E": which, "B": at_B}
+    targets = {
+        name: np.concatenate([values[i] for i in at_B]) if name[-1] == "T" else values[rows[name[-1]]]
+        for name, values in features.targets.items()
+    }
     if len(at_B) > len(which):
-        weight, example_B = features.weight_S[at_B], np.repeat(np.arange(len(which)), counts_E)
+        weight, example_B = features.weight_S[at_B], np.repeat(np.arange(len(which)), counts)
         targets["weight_B"] = (weight / np.bincount(example_B, weight)[example_B]).astype(np.float32)
         targets["example_B"] = example_B
+    ids, segments, marks = (
+        None if values is None else [values[i] for i in at_B]
+        for values in (features.ids, features.segments, features.global_tokens)
+    )
+    assert ids is not None
     if fill is not None:
         gap = fill - sum(map(len, ids)) % fill
-        ids.append([pad_id] * gap)
-        if segments is not None:
-            segments.append([0] * gap)
-        if marks is not None:
-            marks.append([])
+        for values, filler in ((ids, [pad_id] * gap), (segments, [0] * gap), (marks, [])):
+            if values is not None:
+                values.append(filler)
         for name in features.targets:  # −100 and −1 mark no label and no position
             if name[-1] != "E":
                 targets[name] = _pad(targets[name], gap, -100) if name[-1] == "T" else _pad(targets[name], 1, -1)
     ragged = Ragged.of(ids, segments, marks)
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in targets.items()}
     return replace(
         ragged,
         max_length=ragged.max_length if fill is None else max(features.size, fill),
-        targets=TaskTargets(
-            counts=tuple(counts_E.tolist()),
-            share=torch.tensor(share),
-            **{name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in targets.items()},
-        ),
+        targets=TaskTargets(counts=tuple(counts.tolist()), share=torch.tensor(share), **tensors),
     )
-
-
-def _sequences(features: Features, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sequences of the examples, and how many each has."""
-    first, last = features.first_E1[which], features.first_E1[which + 1]
-    counts = last - first
-    if (counts == 1).all():
-        return first, counts
-    most = features.most
-    picked = [
-        np.arange(a, b) if most is None or b - a <= most else a + (np.arange(most) * (b - a)) // most
-        for a, b in zip(first, last)
-    ]
-    return np.concatenate(picked), np.array([len(p) for p in picked])
 
 
 def _pad(x: np.ndarray, count: int, value: int) -> np.ndarray:
@@ -330,6 +295,29 @@ def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)
 
 
+# ── values of everybert.json, which may be anything ───────────────────────────────────────────────────────────
+
+
+def checked(fits: Callable[[Any], bool], what: str) -> Callable[[Any], Any]:
+    """A function that returns its value, or raises an error if it does not fit."""
+
+    def check(value: Any) -> Any:
+        if not fits(value):
+            raise ValueError(f"{str(value)[:60]} is not {what}")
+        return value
+
+    return check
+
+
+truth = checked(lambda v: isinstance(v, bool), "true or false")
+number = checked(lambda v: type(v) in (int, float) and math.isfinite(v), "a finite number")
+positive = checked(lambda v: type(v) in (int, float) and 0 < v < math.inf, "a number above 0")
+names = checked(
+    lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v) and len(set(v)) == len(v),
+    "a list of different names",
+)
+
+
 # ── the base class ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -353,11 +341,11 @@ class Task(ABC):
     labelled: ClassVar[bool] = False
     """Whether the head has one output per label."""
     saved: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
-    """The further fields that a model folder keeps, and how each is made from its JSON value."""
+    """The further fields that a model folder keeps, and how the JSON value of each is checked."""
     chunk: ClassVar[int] = 1024
     """Inputs that are tokenized and predicted at a time: memory stays flat however many there are."""
-    batch_loss: ClassVar[bool] = False
-    """Whether the loss of an example depends on the other examples of its batch."""
+    grouped: ClassVar[bool] = False
+    """Whether examples that share their first text are held out together."""
 
     # Data and settings.
 
@@ -368,8 +356,8 @@ class Task(ABC):
 
     @staticmethod
     @abstractmethod
-    def input_reader(row: Row, columns: Columns, where: str) -> Callable[[Row], Any]:
-        """A function from rows without targets to inputs; columns are found in the first row."""
+    def input_reader(table: Table) -> Callable[[Row], Any]:
+        """A function from rows without targets to inputs; columns are found in the first row of the table."""
 
     @classmethod
     def fit(cls, examples: Examples) -> dict[str, Any]:
@@ -401,16 +389,14 @@ class Task(ABC):
     def from_state(cls, state: Mapping[str, Any], config: EncoderConfig) -> Self:
         """From the values that `state` returned; fields that are missing keep their defaults."""
         window = WindowConfig.for_model(config, **(state.get("window") or {"size": cls.window_size}))
-        known = {name: make(state[name]) for name, make in cls.saved.items() if name in state}
+        known = {name: check(state[name]) for name, check in cls.saved.items() if name in state}
+        if "labels" in known:
+            known["labels"] = tuple(known["labels"])
         return cls(window=window, metric=cls.metrics[0], **known)
 
     def state(self) -> dict[str, Any]:
         """JSON values for the model folder."""
-
-        def plain(value: Any) -> Any:
-            return list(value) if isinstance(value, tuple) else value.state() if hasattr(value, "state") else value
-
-        own = {name: plain(getattr(self, name)) for name in self.saved}
+        own = {name: list(v) if isinstance(v := getattr(self, name), tuple) else v for name in self.saved}
         return {"task": self.name, "window": asdict(self.window), **own}
 
     def read_options(self) -> dict[str, Any]:
@@ -457,10 +443,6 @@ class Task(ABC):
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """The mean loss of a batch."""
 
-    def learns_from(self, teacher: Task) -> bool:
-        """Whether a model for the task `teacher` can teach this one."""
-        raise EverybertError(f"{self.name} does not learn from a teacher; classify and regress do")
-
     def finish(self, network: Network) -> Self:
         """The task as it is saved; may change the head's weights once, after training."""
         return self
@@ -473,7 +455,7 @@ class Task(ABC):
         assert self.head is not None
         known = features.targets.get("features_B", features.targets.get("features_T"))
         if known is None:
-            return run_head(network, features.inputs(), self.head, budget)
+            return run_head(network, features, self.head, budget)
         head, training = network.heads[self.head].eval(), network.training
         like = next(head.parameters())
         whole = "features_B" in features.targets
@@ -497,7 +479,7 @@ class Task(ABC):
 
     def as_columns(self, prediction: Any, scores: bool = False) -> dict[str, Any]:
         """A prediction as columns of a table; `scores` adds the probability of every label."""
-        return {"prediction": prediction}
+        return {"prediction": round(prediction, DIGITS) if isinstance(prediction, float) else prediction}
 
     @abstractmethod
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
@@ -514,22 +496,3 @@ class Task(ABC):
     def sentence_pooling(self) -> tuple[str, bool] | None:
         """(pooling, normalize) of a task that makes a vector per text, for sentence-transformers."""
         return None
-
-
-def label_weights(
-    given: str | Sequence[float] | None, order: Sequence[str], counts: Mapping[str, int], rows: int, multi: bool = False
-) -> tuple[float, ...] | None:
-    """What an example of each label counts in the loss.
-
-    "balanced" is rows / (labels · rows with it), as in scikit-learn; for multi-label negatives / positives.
-    """
-    if given is None:
-        return None
-    if given == "balanced":
-        if multi:
-            return tuple((rows - counts[n]) / max(counts[n], 1) for n in order)
-        return tuple(rows / (len(order) * max(counts[n], 1)) for n in order)
-    weights = tuple(float(w) for w in given)
-    if len(weights) != len(order) or min(weights) <= 0:
-        raise EverybertError(f"class_weights needs one positive number for each of {', '.join(order)}")
-    return weights

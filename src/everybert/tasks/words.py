@@ -24,7 +24,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from everybert.errors import EverybertError
@@ -119,17 +119,13 @@ class Splitter:
 
     def state(self) -> dict:
         """JSON values for the model folder."""
-        return {
-            "inside": self.inside,
-            "digits": self.digits,
-            "endings": list(self.endings),
-            "whole": sorted(self.whole),
-        }
+        return asdict(self) | {"endings": list(self.endings), "whole": sorted(self.whole)}
 
     @classmethod
     def from_state(cls, state: dict) -> Splitter:
         """From the values that `state` returned."""
-        return cls(state["inside"], state["digits"], tuple(state["endings"]), frozenset(state["whole"]))
+        endings, whole = (map(str, state[name]) for name in ("endings", "whole"))
+        return cls(str(state["inside"]), str(state["digits"]), tuple(endings), frozenset(whole))
 
 
 def is_mark(character: str) -> bool:
@@ -201,30 +197,12 @@ def split_tag(tag: str) -> tuple[str, str]:
     return {"L": "E", "U": "S"}.get(prefix, prefix), label
 
 
-def has_prefixes(tags: Iterable[str]) -> bool:
-    """Whether these tags mark entities: each is O or has a scheme's prefix, and some are not O."""
-    kinds = set(tags)
-    marked = [t for t in kinds if t != "O"]
-    return bool(marked) and all(len(t) > 2 and t[1] == "-" and t[0] in "BIESLU" for t in marked)
-
-
-def find_scheme(sentences: Iterable[Sequence[str]]) -> str:
-    """The scheme these sentences are written in: IOB1, BIO, BIOES or plain."""
-    sentences = list(sentences)
-    tags = {t for s in sentences for t in s}
-    if not has_prefixes(tags):
+def find_scheme(tags: Iterable[str]) -> str:
+    """The scheme of these tags: BIOES if one ends an entity or is one by itself, BIO (IOB1 too), or plain."""
+    marked = {tag for tag in tags if tag != "O"}
+    if not marked or not all(re.match("[BIESLU]-.", tag) for tag in marked):
         return "plain"
-    if any(t[0] in "ESLU" for t in tags if t != "O"):
-        return "BIOES"
-    loose_i = stray_b = False  # an I- that begins an entity; a B- that IOB1 would not write
-    for sentence in sentences:
-        before = ("O", "")
-        for tag in map(split_tag, sentence):
-            same = before[0] != "O" and before[1] == tag[1]
-            loose_i |= tag[0] == "I" and not same
-            stray_b |= tag[0] == "B" and not same
-            before = tag
-    return "IOB1" if loose_i and not stray_b else "BIO"
+    return "BIOES" if any(tag[0] in "ESLU" for tag in marked) else "BIO"
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:

@@ -1,0 +1,98 @@
+"""Reranking: a cross-encoder reads a query with a text and gives their relevance, one output.
+
+Trained by the binary cross-entropy of relevance = label / (highest label) over pairs; scored over the texts of each
+query. An example is a pair (query, text); the pairs of a query are held out together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from everybert.errors import EverybertError
+from everybert.model.heads import Network
+from everybert.model.losses import label_loss
+from everybert.model.ragged import Ragged
+from everybert.tasks import dataset, metrics
+from everybert.tasks.classify import Regress
+from everybert.tasks.dataset import Examples
+from everybert.tasks.task import Features, combine, targets_of
+
+OLDER_KEY = "sbert_ce_default_activation_function"
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "Sigmoid": metrics.sigmoid,
+    "Identity": np.asarray,
+    "Tanh": np.tanh,
+    "ReLU": lambda x: np.maximum(x, 0.0),
+}
+"""The activations of torch.nn that a folder of sentence-transformers may name; all of them keep the order."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One of the texts that were ranked."""
+
+    index: int
+    """Its place in the list that was given, from 0."""
+    score: float
+    """Its relevance to the query; higher is better."""
+
+
+def relevance(logits: np.ndarray, raw_config: Mapping[str, Any] | None = None) -> np.ndarray:
+    """Outputs through the activation that config.json names, as sentence-transformers writes it; else a sigmoid."""
+    raw = raw_config or {}
+    name = (raw.get("sentence_transformers") or {}).get("activation_fn") or raw.get(OLDER_KEY) or "torch.nn.Sigmoid"
+    found = ACTIVATIONS.get(name.rpartition(".")[2]) if name.startswith("torch.nn.") else None
+    if found is None:
+        known = ", ".join(f"torch.nn.{known}" for known in ACTIVATIONS)
+        raise EverybertError(f"the folder's activation is {name}; everybert ranks with {known}: change config.json")
+    return found(np.asarray(logits, dtype=float))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank(Regress):
+    """The relevance of texts to a query; predictions are logits."""
+
+    highest: float = 1.0
+    """The label of the most relevant texts."""
+
+    name = "rank"
+    metrics = ("mrr", "ndcg@10")
+    saved = {}
+    problem_type = None  # type: ignore[assignment]
+    grouped = True
+
+    read = staticmethod(dataset.read_ranked)
+
+    @classmethod
+    def fit(cls, examples: Examples) -> dict[str, Any]:
+        """The highest label comes from the training examples."""
+        if min(examples.targets) == max(examples.targets):
+            raise EverybertError(f"{examples.where}: every text is labelled {examples.targets[0]:g}; add other texts")
+        return {"highest": float(max(examples.targets))}
+
+    def gold(self, examples: Examples) -> np.ndarray:
+        """(E, 1) relevance, at most 1."""
+        labels = np.asarray(examples.targets, dtype=np.float32)[:, None]
+        return np.minimum(labels / self.highest, 1.0)
+
+    def loss(self, network: Network, batch: Ragged) -> Tensor:
+        """Binary cross-entropy."""
+        targets = targets_of(batch)
+        assert targets.label_E is not None
+        return label_loss(combine(self.logits(network, batch), targets), targets.label_E, "multi")
+
+    def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
+        """mrr and ndcg@10: means over the queries that have both a relevant text and another."""
+        guess, gold = self.example_logits(network, features)[:, 0], np.asarray(examples.targets, dtype=float)
+        groups: dict[str, list[int]] = {}
+        for i, (query, _) in enumerate(examples.inputs):
+            groups.setdefault(query, []).append(i)
+        scores = [metrics.ranking_scores(gold[own], guess[own]) for own in groups.values() if np.ptp(gold[own]) > 0]
+        if not scores:
+            raise EverybertError(f"{examples.where}: no query has both a relevant text and another; add texts to rank")
+        return {name: float(np.mean([one[name] for one in scores])) for name in scores[0]}
