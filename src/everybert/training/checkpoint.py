@@ -3,33 +3,45 @@
     checkpoints/step-00001000/
         network.safetensors     fp32 weights, by the names of the network
         optimizer.safetensors   the buffers of the optimizer
-        progress.json           step, plan, place in the data, time spent, best score
+        progress.json           step, plan, place in the data, time spent
 
 There is no generator state to save: examples, masks and dropout are drawn from (seed, step, pack). A checkpoint does
-not depend on ranks either: sharded tensors are gathered, so any number of ranks, sharded or not, can resume from it.
+not depend on the number of ranks either.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
+import os
 import re
 import shutil
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from safetensors.torch import load_file, save_file
+from torch import nn
 
 from everybert.errors import EverybertError
-from everybert.files import MANIFEST, atomic_folder, is_complete, read_json, remove_stale, verify_folder, write_json
+from everybert.files import (
+    MANIFEST,
+    atomic_folder,
+    disk_errors,
+    is_alive,
+    read_json,
+    remove_stale,
+    verify_folder,
+    write_json,
+)
 from everybert.training.data import Place
-from everybert.training.distributed import World, as_sharded, gather, row_range
+from everybert.training.distributed import World
 from everybert.training.optim import Optimizer
 
 VERSION = 1
+log = logging.getLogger("everybert")
 
 
 @dataclass
@@ -48,9 +60,6 @@ class Progress:
     """Tokens seen, over all ranks."""
     seconds: float = 0.0
     """Time spent training."""
-    best: float | None = None
-    """The best held-out score (lower is better)."""
-    best_step: int | None = None
     guard: tuple[float, ...] = (0.0, 0.0, 0.0)
     """The spike guard's running mean of the loss, skipped steps in a row, skipped steps in all, steps taken."""
     figures: dict[str, float] = field(default_factory=dict)
@@ -65,30 +74,27 @@ class Progress:
 def save_checkpoint(
     folder: Path, network: nn.Module, optimizer: Optimizer, progress: Progress, keep: int, world: World | None = None
 ) -> Path:
-    """Write checkpoints/step-N, then remove all but the last `keep` and the best.
+    """Write checkpoints/step-N, then remove all but the last `keep`.
 
-    Every rank must call it. Rank 0 writes, and needs memory for the whole state.
+    Every rank must call it. Rank 0 writes.
     """
     world = world or World()
     path = step_folder(folder, progress.step)
-    weights, buffers = (gather(state, world.first) for state in (network.state_dict(), optimizer.state()))
     with world.together():
         if world.first:
             with atomic_folder(path) as draft:
-                save_file(weights, draft / "network.safetensors")
-                save_file(buffers, draft / "optimizer.safetensors")
+                for name, state in (("network", network.state_dict()), ("optimizer", optimizer.state())):
+                    save_file({key: value.contiguous() for key, value in state.items()}, draft / f"{name}.safetensors")
                 write_json(draft / "progress.json", {"version": VERSION, **dataclasses.asdict(progress)})
-            prune(folder, keep, progress.best_step)
+            prune(folder, keep)
     return path
 
 
-def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Remove checkpoints that are neither among the last `keep` nor the best."""
-    found = checkpoints(folder)
-    for step, path in found.items():
-        if step not in (*list(found)[-keep:], best):
-            (path / MANIFEST).unlink(missing_ok=True)  # a half-removed folder must not count as complete
-            shutil.rmtree(path, ignore_errors=True)
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the last `keep` checkpoints."""
+    for path in list(checkpoints(folder).values())[:-keep]:
+        (path / MANIFEST).unlink(missing_ok=True)  # a half-removed folder must not count as complete
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -103,21 +109,61 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest complete checkpoint."""
-    return next((path for path in reversed(checkpoints(folder).values()) if is_complete(path)), None)
+    """The newest intact checkpoint. Damaged ones are named, and refused if there is no other."""
+    problem = None
+    for path in reversed(checkpoints(folder).values()):
+        if not (path / MANIFEST).exists():  # half removed
+            continue
+        try:
+            verify_folder(path)
+        except EverybertError as error:
+            problem = problem or error
+            log.warning("%s: the checkpoint before is used", error)
+        else:
+            return path
+    if problem is not None:
+        raise problem
+    return None
 
 
 def find_checkpoint(folder: Path, world: World) -> Path | None:
     """The checkpoint to resume from, which rank 0 chooses and every rank must see."""
-    if world.first and folder.exists():
-        remove_stale(folder)
-    found = latest(folder) if world.first else None
+    found = None
+    with world.together():
+        if world.first and folder.exists():
+            remove_stale(folder)
+            found = latest(folder)
     step = int(world.agree(-1.0 if found is None else float(found.name.removeprefix("step-")))[0])
     if step < 0:
         return None
     path = step_folder(folder, step)
-    world.see(path / MANIFEST)
+    with world.together():
+        if not (path / MANIFEST).exists():
+            raise EverybertError(f"{path}, which rank 0 has, is not there: all hosts must share --out")
     return path
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold a run's folder: a second run in it is refused while the process that the file names is alive."""
+    path, host, pid = folder / "lock", socket.gethostname(), os.getpid()
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            other, _, number = path.read_text("utf-8").partition(" ")
+            if number.isdigit() and (other != host or (int(number) != pid and is_alive(int(number)))):
+                raise EverybertError(
+                    f"{folder} is in use by process {number} on {other}: wait for it, or choose another --out "
+                    f"(if it is gone, delete {path})"
+                ) from None
+        path.write_text(f"{host} {pid}", encoding="utf-8")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # what is left of it is stale, and known as such
+            path.unlink(missing_ok=True)
 
 
 def read_progress(path: Path) -> Progress:
@@ -125,37 +171,16 @@ def read_progress(path: Path) -> Progress:
     found = read_json(path / "progress.json")
     if found.pop("version", None) != VERSION:
         raise EverybertError(f"{path} was written by another version of everybert; start a new run folder")
-    return Progress(**found | {"place": Place(*found["place"]), "guard": tuple(found["guard"])})
+    found |= {"place": Place(*found["place"]), "guard": tuple(found["guard"])}
+    return Progress(**{key: value for key, value in found.items() if not key.startswith("best")})  # of older runs
 
 
-def load_checkpoint(path: Path, network: nn.Module, optimizer: Optimizer, verify: bool = True) -> Progress:
-    """Load the weights and buffers of a checkpoint, after verifying the hashes of its files."""
-    if verify:
-        verify_folder(path)
+def load_checkpoint(path: Path, network: nn.Module, optimizer: Optimizer) -> Progress:
+    """Load the weights and buffers of a checkpoint that `find_checkpoint` gave."""
     progress = read_progress(path)
     try:
-        own = network.state_dict()
-        network.load_state_dict(read(path / "network.safetensors", own))
+        network.load_state_dict(load_file(path / "network.safetensors"))
     except RuntimeError as error:
         raise EverybertError(f"{path} holds another network than the recipe's; start a new run folder") from error
-    moments = {f"adam.{short}.{name}": value for name, value in own.items() for short in "mv"}
-    optimizer.load(read(path / "optimizer.safetensors", moments))
+    optimizer.load(load_file(path / "optimizer.safetensors"))
     return progress
-
-
-def read(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file; of those that are sharded in `own`, only this rank's rows are read."""
-    out = {}
-    with safe_open(path, "pt") as saved:
-        for name in saved.keys():  # noqa: SIM118  # not a mapping
-            parameter = own.get(name)
-            if parameter is None or not hasattr(parameter, "placements"):
-                out[name] = saved.get_tensor(name)
-                continue
-            part = saved.get_slice(name)
-            if tuple(part.get_shape()) != tuple(parameter.shape):
-                raise RuntimeError(f"{name} has another shape")
-            rows = row_range(parameter)
-            mine = part[rows] if rows.start < rows.stop else torch.empty(0, *parameter.shape[1:])
-            out[name] = as_sharded(parameter, mine.to(parameter.device))
-    return out

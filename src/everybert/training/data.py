@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from everybert.corpus.masking import make_key
 from everybert.corpus.packs import PackStream, Position
 from everybert.corpus.shards import Corpus, Layout
+from everybert.errors import EverybertError
 from everybert.model.engine import ahead
-from everybert.model.losses import IGNORE, PretrainTargets, targets_of
+from everybert.model.losses import IGNORE, PretrainTargets
 from everybert.model.ragged import Ragged, pinned
 from everybert.training.recipe import Recipe
 from everybert.training.schedule import moment
@@ -87,15 +88,7 @@ class Step:
             yield item.number, replace(item.batch, targets=None if targets is None else targets.of_step(counts))
 
 
-def collate(
-    pack: dict[str, Any],
-    *,
-    max_length: int,
-    pad_id: int = 0,
-    capacity: int | None = None,
-    masked: float = 1.0,
-    pairs: float = 1.0,
-) -> Ragged:
+def collate(pack: dict[str, Any], *, max_length: int, pad_id: int = 0, capacity: int | None = None) -> Ragged:
     """A pack's arrays as a batch.
 
     With a `capacity` the batch is filled with sequences of padding that no loss reads, so that compiled code always
@@ -107,7 +100,9 @@ def collate(
     fill = [max_length] * (gap // max_length) + ([gap % max_length] if gap % max_length else [])
     total = size + gap
     # Never few slots: the compiler treats small matrices differently, so a block's last, short pack would recompile.
-    slots = -(-max(len(pack["mask_index"]), total // 8) // 64) * 64
+    # A causal model predicts nearly all tokens, and gets a slot for each.
+    predicted = len(pack["mask_index"])
+    slots = -(-(total if predicted > total // 2 else max(predicted, total // 8)) // 64) * 64
 
     def padded(name: str, size: int, value: int = 0) -> Any:
         if pack.get(name) is None:
@@ -124,8 +119,6 @@ def collate(
         span_right_M=padded("span_right", slots),
         span_place_M=padded("span_place", slots),
         real=torch.tensor(size),
-        masked=torch.tensor(float(max(masked, 1.0))),
-        pairs=torch.tensor(float(max(pairs, 1.0))),
     )
     tokens_T, segments_T = padded("tokens", total, pad_id), padded("segments", total)
     return replace(Ragged.flat(tokens_T, [*lengths, *fill], segments_T, max_length=max_length), targets=targets)
@@ -202,8 +195,8 @@ class Feed:
     """Fill every batch up to the same number of tokens, for compiled code."""
     workers: int = 0
     """Processes that make packs; 0 makes them in this one."""
-    even: bool = False
-    """Give every rank the same number of items, some without labels, as sharded ranks need."""
+    causal: bool | str = False
+    """The network's `causal`."""
 
     def stream(self, phase: int) -> PackStream:
         """The packs of a phase; each phase draws its own examples."""
@@ -215,26 +208,23 @@ class Feed:
             recipe.mask,
             seed=int(make_key(recipe.seed, phase)[0] >> np.uint64(1)),
             capacity=recipe.batch.pack,
+            causal=self.causal,
         )
 
     def steps(self, step: int, total: int | None, place: Place) -> Iterator[Step]:
         """The steps from number `step` to the end of a run of `total`."""
         packs: Iterator[Item] | None = None
-        empty: Item | None = None
         while total is None or step < total:
             now = moment(self.recipe, step, total)
             if now.phase != place.phase:
-                place, packs, empty = Place(now.phase), None, None
+                place, packs = Place(now.phase), None
             if packs is None:
                 packs = self._open(step, total, place)
             began = time.perf_counter()
             end = place.number + now.packs
             items = [next(packs) for n in range(place.number, end) if n % self.ranks == self.rank]
-            missing = -(-now.packs // self.ranks) - len(items) if self.even else 0
-            if missing and empty is None:
-                empty = self._empty(step, total, place)
             place = place.after(items, end)
-            yield Step([*items, *[empty] * missing], place, time.perf_counter() - began)  # type: ignore[list-item]
+            yield Step(items, place, time.perf_counter() - began)
             step += 1
 
     def _open(self, step: int, total: int | None, place: Place) -> Iterator[Item]:
@@ -244,13 +234,16 @@ class Feed:
             num_workers=self.workers,
             prefetch_factor=4 if self.workers else None,
         )
-        return to_device(iter(loader), self.device) if self.device.type == "cuda" else iter(loader)
+        items = _one_line_errors(iter(loader))
+        return to_device(items, self.device) if self.device.type == "cuda" else items
 
-    def _empty(self, step: int, total: int | None, place: Place) -> Item:
-        """An item without labels: sharded ranks must all run the same number of packs."""
-        item = next(iter(Packs(replace(self, rank=0, ranks=1), step, total, Place(place.phase))))
-        batch = replace(item.batch, targets=targets_of(item.batch).without_labels())
-        return replace(item, batch=batch.to(self.device), tokens=0, counts=(0.0, 0.0))
+
+def _one_line_errors(items: Iterator[Item]) -> Iterator[Item]:
+    """The items of a loader; a worker's error without its traceback."""
+    try:
+        yield from items
+    except EverybertError as error:
+        raise EverybertError(str(error).rstrip().rpartition("EverybertError: ")[2]) from None
 
 
 def to_device(items: Iterator[Item], device: torch.device) -> Iterator[Item]:

@@ -9,6 +9,7 @@ Legend: T tokens in the batch, H hidden, M masked positions, V vocabulary, B seq
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,11 @@ from everybert.model.losses import (
     targets_of,
 )
 from everybert.model.ragged import Ragged
+from everybert.store.hub import resolve
 from everybert.store.huggingface import load_network, read_config
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.pretrain import Result, Setting, check_length, fit_config, prepare, run
-from everybert.training.recipe import DistilSettings, ModelSettings, Recipe, Source, parse_model
+from everybert.training.pretrain import Result, Setting, check_causal, check_length, fit_config, prepare, run
+from everybert.training.recipe import DistilSettings, ModelSettings, Recipe, located, parse_model, text
 
 NAMES = ("ce", "mlm", "pair", "cosine", "hidden", "relation")
 
@@ -47,12 +49,13 @@ def distil(
     recipe: Recipe | str | Path = "distilbert",
     device: str | None = None,
     quiet: bool = False,
+    allow_pickle: bool = False,
     **overrides: Any,
 ) -> Result:
-    """Train a student on a corpus with a model folder as the teacher; run again on the same `out` to resume.
+    """Train a student on a corpus with a model as the teacher; run again on the same `out` to resume.
 
     `student` is a preset, a model folder whose configuration to take, or a TOML file with a [model] table; by default
-    it is the recipe's [model].
+    it is the recipe's [model]. `allow_pickle` reads .bin weights of the teacher (see `load`).
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, **overrides)
     settings = recipe.distil
@@ -62,11 +65,14 @@ def distil(
         raise EverybertError("distillation has no boundary objective: set [mask] boundary = false")
     if student is not None:
         recipe = replace(recipe, model=read_student(student))
-    setting = prepare(recipe, corpus, out, device, {"teacher": str(teacher)})
-    master = load_teacher(teacher, setting)
+    setting = prepare(recipe, corpus, out, device, str(teacher))
+    master = load_teacher(teacher, setting, allow_pickle)
     network = build_student(setting, master)
     for who, config in (("teacher", master.config), ("student", network.config)):
         check_length(recipe, config, who)
+        check_causal(recipe, config)
+    if master.config.causal != network.config.causal:
+        raise EverybertError("teacher and student must read in the same direction: give both the same [model] causal")
     loss = DistilLoss(master, settings)
     if settings.relation:  # relations are computed sequence by sequence, which cannot be compiled
         setting = replace(setting, recipe=replace(recipe, run=replace(recipe.run, compile=False)))
@@ -77,8 +83,8 @@ def read_student(student: str | Path) -> ModelSettings:
     """The configuration of a student: the name of a preset, a model folder, or a TOML file with a [model] table."""
     path = Path(student)
     if path.suffix == ".toml":
-        source = Source.read(student)
-        return parse_model(source, source.table.get("model", {}))
+        with located(str(path)):
+            return parse_model(tomllib.loads(text(path)).get("model", {}))
     if (path / "config.json").is_file():
         config, base = read_config(path)[0], EncoderConfig()
         fixed = ("vocab_size", "pad_id", "position_offset")
@@ -91,11 +97,13 @@ def read_student(student: str | Path) -> ModelSettings:
     return ModelSettings(preset=str(student))
 
 
-def load_teacher(folder: str | Path, setting: Setting) -> Network:
+def load_teacher(name: str | Path, setting: Setting, allow_pickle: bool = False) -> Network:
     """The teacher, frozen, in the compute precision; its tokenizer must be that of the corpus."""
+    folder = resolve(name, allow_pickle=allow_pickle)
     setting.corpus.check_tokenizer(Tokenizer.load(folder).digest)
     paired = setting.recipe.examples.paired
-    loaded = load_network(folder, heads=setting.recipe.heads, dtype=setting.dtype, device=setting.device)
+    heads, dtype = setting.recipe.heads, setting.dtype
+    loaded = load_network(folder, heads=heads, dtype=dtype, device=setting.device, allow_pickle=allow_pickle)
     missing = " ".join(loaded.report.missing)
     if "mlm" in missing:
         raise EverybertError(f"{folder} has no masked-word head to learn from; give a pre-trained model")

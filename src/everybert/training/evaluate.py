@@ -8,6 +8,7 @@ Legend: T tokens in the batch, H hidden, M masked positions, V vocabulary, B seq
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -19,11 +20,9 @@ import numpy as np
 import torch
 
 from everybert.corpus.examples import ExampleConfig, Kind
-from everybert.corpus.masking import MaskingConfig
 from everybert.corpus.packs import PackStream
 from everybert.corpus.shards import Corpus, Layout
 from everybert.errors import EverybertError
-from everybert.model import engine
 from everybert.model.engine import token_log_probs
 from everybert.model.heads import Network
 from everybert.model.losses import cross_entropy, targets_of
@@ -35,23 +34,26 @@ if TYPE_CHECKING:
 
 SLICE = 4096
 """Masked positions whose logits are held at once."""
-PACK = 16_384
-"""Tokens per batch when a corpus is scored."""
+PACK, TOKENS = 16_384, 16 * 16_384
+"""Tokens per batch, and of an evaluation."""
+FEW = 100
+"""With fewer masked tokens than this, an accuracy is uncertain by up to 10 points."""
+log = logging.getLogger("everybert")
 
 
 def score_corpus(
     model: Model,
     corpus: str | Path,
-    kind: Kind = "full",
+    kind: Kind | None = None,
     length: int | None = None,
-    tokens: int = 1_000_000,
+    tokens: int = TOKENS,
     split: str = "heldout",
     progress: Callable[[Sequence[Ragged]], Iterable[Ragged]] = iter,
 ) -> dict[str, float]:
-    """Accuracy and loss of a model at masked tokens (and sentence pairs, with kind="pairs") of a corpus.
+    """Accuracy and loss of a model at masked tokens (and sentence pairs) of a corpus, as pre-training evaluates it.
 
-    Examples are made as in pre-training. Their kind matters: half of the pairs are two unrelated texts, and a masked
-    token in a long text has more context. `progress` may wrap the batches to show how far they are.
+    The kind of examples matters: half of the pairs are two unrelated texts, and a masked token in a long text has
+    more context. By default it is pairs if the model has a head for them. `progress` may wrap the batches.
     """
     opened = Corpus.open(corpus, split)
     opened.check_tokenizer(model.tokenizer.digest)
@@ -59,36 +61,47 @@ def score_corpus(
     length = min(512, longest) if length is None else length
     if length > longest:
         raise EverybertError(f"length {length} is more than the model's {longest} positions: give at most those")
-    layout, examples = Layout.of(model.tokenizer), ExampleConfig(kind=kind, length=length)
-    packs = masked_packs(masked_stream(opened, layout, examples, max(PACK, length)), -(-tokens // PACK))
-    seen = sum(len(pack.tokens_T) for pack in packs)
-    masked = sum(len(targets_of(pack).mask_index_M) for pack in packs)
+    examples = ExampleConfig(kind=kind or ("pairs" if "nsp" in model.network.heads else "full"), length=length)
+    causal, layout = model.config.causal, Layout.of(model.tokenizer)
+    packs = heldout_packs(opened, layout, examples, tokens, log.warning, strict=kind is not None, causal=causal)
+    seen, masked = sum(len(pack.tokens_T) for pack in packs), count_masked(packs)
     return {**evaluate_packs(model.network, progress(packs)), "length": length, "tokens": seen, "masked": masked}
 
 
-def masked_stream(corpus: Corpus, layout: Layout, examples: ExampleConfig, capacity: int) -> PackStream:
-    """The packs of a split under fixed masks."""
-    return PackStream(corpus, layout, examples, MaskingConfig(), seed=0, capacity=capacity)
-
-
-def masked_packs(stream: PackStream, most: int) -> list[Ragged]:
-    """The first `most` packs of a stream, at most one epoch."""
-    packs = islice(stream.packs(epochs=1), most)
-    return [to_item(pack, n, stream, fill=False).batch for n, pack in enumerate(packs)]
-
-
 def heldout_packs(
-    corpus: Corpus, layout: Layout, examples: ExampleConfig, capacity: int, most: int, note: Callable[[str], None]
+    corpus: Corpus,
+    layout: Layout,
+    examples: ExampleConfig,
+    tokens: int,
+    note: Callable[[str], None],
+    strict: bool = False,
+    causal: bool | str = False,
 ) -> list[Ragged]:
-    """Packs of the held-out split. Text that has no pairs is evaluated as full sentences, which `note` is told."""
+    """Packs of so many tokens, at most one epoch, under fixed masks; for causal models every token is predicted.
+
+    Text that has no pairs is evaluated as full sentences, unless `strict`. `note` is told so, and if it is too little.
+    """
+    capacity = max(PACK, examples.length)
     try:
-        stream = masked_stream(corpus, layout, examples, capacity)
+        stream = PackStream(corpus, layout, examples, capacity=capacity, causal=causal)
     except EverybertError as reason:
-        if not examples.paired:
+        if strict or not examples.paired:
             raise
-        stream = masked_stream(corpus, layout, replace(examples, kind="full"), capacity)
+        stream = PackStream(corpus, layout, replace(examples, kind="full"), capacity=capacity, causal=causal)
         note(f"note: the held-out text is evaluated as full sentences, without pairs: {reason}")
-    return masked_packs(stream, most)
+    made = enumerate(islice(stream.packs(epochs=1), -(-tokens // PACK)))
+    packs = [to_item(pack, number, stream, fill=False).batch for number, pack in made]
+    if (masked := count_masked(packs)) < FEW:
+        note(
+            f"note: the held-out text is too small to trust its figures ({masked} masked tokens): hold out more of the "
+            "corpus (everybert corpus build --heldout)"
+        )
+    return packs
+
+
+def count_masked(packs: Iterable[Ragged]) -> int:
+    """Number of masked tokens."""
+    return sum(len(targets_of(pack).mask_index_M) for pack in packs)
 
 
 @torch.no_grad()
@@ -98,8 +111,6 @@ def evaluate_packs(network: Network, packs: Iterable[Ragged]) -> dict[str, float
     The logits are computed in slices, never for all masked positions of a pack at once.
     """
     device = network.encoder.embeddings.token.weight.device
-    was_training = network.training
-    network.eval()
     loss = right = pairs_right = torch.zeros((), device=device, dtype=torch.float64)
     masked = pairs = 0
     for pack in packs:
@@ -115,7 +126,6 @@ def evaluate_packs(network: Network, packs: Iterable[Ragged]) -> dict[str, float
             guess_B = network.sequence_logits(x_TH, batch, "nsp").argmax(-1)
             pairs_right = pairs_right + ((guess_B == labels_B) & (labels_B >= 0)).sum()
             pairs += int((host_B >= 0).sum())
-    network.train(was_training)
     mean = float(loss) / max(1, masked)
     figures = {"heldout_loss": mean, "accuracy": float(right) / max(1, masked), "perplexity": math.exp(min(mean, 80.0))}
     if pairs:
@@ -123,25 +133,12 @@ def evaluate_packs(network: Network, packs: Iterable[Ragged]) -> dict[str, float
     return figures
 
 
-def pseudo_perplexity(network: Network, sentences: Sequence[Sequence[int]], mask_id: int, tokens: int = PACK) -> float:
+def pseudo_perplexity(network: Network, sentences: Sequence[Sequence[int]], mask_id: int) -> float:
     """exp of the mean −ln P of each inner token given the others of its sentence (Salazar et al. 2020, eq. 2).
 
-    Sentences have a special token at both ends. Batches run one by one in the training loop's own thread, without
-    recorded graphs: sharded layers gather their weights as they run.
+    Sentences have a special token at both ends.
     """
-
-    def run(network: Network, inputs: engine.Inputs, read: engine.Read) -> None:
-        device = network.encoder.embeddings.token.weight.device
-        for which in engine.plan([len(ids) for ids in inputs.ids], tokens):
-            batch = inputs.batch(which).to(device)
-            read(which, batch, network.encoder(batch))
-
-    was_training = network.training
-    network.eval()
-    with torch.no_grad():
-        found = token_log_probs(network, sentences, [range(1, len(s) - 1) for s in sentences], mask_id, run=run)
-    network.train(was_training)
-    values = np.concatenate(found)
+    values = np.concatenate(token_log_probs(network, sentences, [range(1, len(s) - 1) for s in sentences], mask_id))
     return math.exp(min(-values.sum() / max(1, len(values)), 80.0))
 
 

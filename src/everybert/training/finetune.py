@@ -19,24 +19,26 @@ import torch
 
 from everybert.corpus.masking import make_key, permutation
 from everybert.errors import EverybertError
-from everybert.files import atomic_folder, write_json
+from everybert.files import atomic_folder, check_folder, write_json
 from everybert.model.heads import Network
-from everybert.store.adapters import is_adapter, load_feature_head
-from everybert.store.card import command_line, write_card
+from everybert.store.adapters import is_adapter
+from everybert.store.card import write_card
 from everybert.store.hub import resolve
-from everybert.store.huggingface import Loaded, load_network, read_config
-from everybert.tasks import load_task, task_class
-from everybert.tasks.dataset import Examples, Source
+from everybert.store.huggingface import Loaded, load_network, read_config, read_extras
+from everybert.tasks import task_class
+from everybert.tasks.dataset import Examples, Source, split_sets
 from everybert.tasks.metrics import Interval, interval
-from everybert.tasks.task import Features, Task, WindowConfig
+from everybert.tasks.task import Task, WindowConfig
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.distributed import World
+from everybert.training.distributed import refuse_ranks
 from everybert.training.tuning import Data, Run, Settings, tune
 
 GRID: dict[str, Sequence[Any]] = {"lr": (5e-5, 3e-5, 2e-5), "batch_size": (16, 32), "epochs": (2, 3, 4)}
 """The BERT paper's grid (Devlin et al. 2019, A.3)."""
 HELD_OUT = 0.1
 """The share of the training examples that is held out if no dev set is given."""
+SEEN = 30_000
+"""Few examples are seen in more epochs, up to 30, until this many were seen (docs/guides/labels.md)."""
 log = logging.getLogger("everybert")
 
 
@@ -97,50 +99,51 @@ def finetune(
     long: str = "window",
     grid: bool | Mapping[str, Sequence[Any]] = False,
     options: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    allow_pickle: bool = False,
     quiet: bool = False,
     **settings: Any,
 ) -> Tuned:
     """Fine-tune a model on a task.
 
-    `model` is a folder, a bundled name or a hub id; `task` one of classify, regress, tag, answer, choose, embed;
+    `model` is a folder, a bundled name or a hub id; `task` one of classify, regress, tag, answer, choose, embed, rank;
     `train` and `dev` files, DataFrames or lists of tuples; `out` the folder to write. `settings` are the fields of
     `Settings` (mode, epochs, lr, batch_size …), `options` those of the task (labels, class_weights, metric, calibrate,
-    multi, scheme …). `columns` names the columns (text, pair, label …).
+    multi, scheme …). `columns` names the columns (text, pair, label …). A folder that holds a model is replaced with
+    `overwrite` only. `allow_pickle` reads .bin weights (see `load`). Settings that are not given are those that the
+    model's folder suggests (everybert.json, finetune).
     """
     known = {f.name for f in fields(Settings)}
-    if unknown := set(settings) - known:
+    axes = GRID if grid is True else dict(grid or {})
+    if unknown := {*settings, *axes} - known:
         raise EverybertError(f"finetune has no setting {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}")
     if seeds < 1:
         raise EverybertError(f"seeds must be at least 1, not {seeds}")
-    settings |= {name: str(settings[name]) for name in ("teacher", "start") if settings.get(name) is not None}
-    chosen = Settings(**settings)
-    axes = GRID if grid is True else dict(grid or {})
-    if unknown := set(axes) - known:
-        raise EverybertError(f"the grid names {sorted(unknown)[0]!r}, which is no setting")
-
+    settings |= {"start": str(settings["start"])} if settings.get("start") is not None else {}
+    Settings(**settings)
     task_class(task)
-    folder = resolve(model)
+    folder = resolve(model, allow_pickle=allow_pickle)
+    refuse_ranks("fine-tuning")
+    if out is not None:
+        if not overwrite and any(Path(out).glob("*config.json")):
+            raise EverybertError(f"{out} holds a model: choose another --out, or give --overwrite to replace it")
+        check_folder(out)
     if is_adapter(folder):
         raise EverybertError(f"{folder} is an adapter; fine-tune from the model it was trained on, or merge it first")
     tokenizer = Tokenizer.load(folder)
     data = prepare_data(task, folder, tokenizer, train, dev, columns, skip_bad, (window, overlap, long), options, seed)
-    world = World.join()
-    sizes = (len(data.train_examples), len(data.dev_examples), len(data.train), len(data.dev))
-    world.same("training set, dev set or options", f"{task} {data.task.outputs} {tokenizer.digest} {sizes}")
     bad = dict.fromkeys((*data.train_examples.bad, *data.dev_examples.bad))
-    for note in (*data.notes, *(f"skipped: {row}" for row in bad)) if world.first else ():
+    chosen, why = choose_settings(data, settings)
+    data = replace(data, notes=(*data.notes, *why), allow_pickle=allow_pickle)
+    for note in (*data.notes, *(f"skipped: {row}" for row in bad)):
         log.info(note)
 
-    runs: list[Run] = []
-    tried: list[dict[str, Any]] = []
-    if axes:
-        chosen, best, tried = search_grid(data, chosen, axes, seed, quiet)
-        runs = [best]
-    for number in range(len(runs), seeds):
-        if runs and not runs[-1].finished:
-            break
-        runs.append(run_once(data, chosen, seed + number, quiet))
-        release(runs)
+    points = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]  # without a grid, one: {}
+    runs = run_all(data, [(replace(chosen, **point), seed) for point in points], quiet)
+    ranked = sorted(zip(points, runs), key=lambda tried: -tried[1].metric)
+    table = tuple({**point, data.task.metric: run.metric} for point, run in ranked) if axes else ()
+    chosen = replace(chosen, **ranked[0][0])
+    runs = run_all(data, [(chosen, seed + number) for number in range(1, seeds)], quiet, [ranked[0][1]])
     runs.sort(key=lambda run: -run.metric)
     best = runs[0]
     assert best.network is not None
@@ -148,19 +151,32 @@ def finetune(
     notes = list(data.notes)
     if not all(run.finished for run in runs):
         notes.append("interrupted: the best epoch so far was kept")
+    confusion = best.task.confusion(best.network, data.dev)
+    if confusion is not None and (confusion.sum(0) > 0).sum() == 1 < (confusion.sum(1) > 0).sum():
+        label = best.task.labels[int(confusion.sum(0).argmax())]
+        notes.append(f"every dev text is judged {label!r}: too little was learnt; try more epochs or more rows")
+        log.warning(notes[-1])
     scores = {name: interval([r.scores[name] for r in runs if name in r.scores]) for name in best.scores}
-    tuned = Tuned(None, scores, runs, best.task, chosen, tuple(notes), tuple(tried))
+    tuned = Tuned(None, scores, runs, best.task, chosen, tuple(notes), table)
     if out is None:
         return tuned
-    given = {"columns": columns, "window": window, "overlap": overlap, "grid": grid, "skip_bad": skip_bad, **settings}
-    given |= {"seeds": seeds, "seed": seed, "long": long, **(options or {})}
-    default = {"seeds": 1, "seed": 0, "long": "window"}
-    changed = {k: v for k, v in given.items() if v not in (None, False, {}) and v != default.get(k)}
-    with world.together():
-        if world.first:
-            with atomic_folder(out) as written:
-                save(tuned, data, written, command_line(task, model, train, dev, out, changed))
+    with atomic_folder(out) as written:
+        save(tuned, data, written, confusion)
     return replace(tuned, folder=Path(out))
+
+
+def choose_settings(data: Data, given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    """The settings with those that the folder suggests, and epochs by the amount of data; and notes to print."""
+    suggested = read_extras(data.folder).get("finetune") or {}
+    if not isinstance(suggested, dict) or set(suggested) - {f.name for f in fields(Settings)}:
+        raise EverybertError(f"{data.folder / 'everybert.json'}: finetune must hold settings, not {suggested}")
+    own = {"new_pooler"} if given.get("start") else set()  # an adapter to continue from has its pooler
+    found = {k: v for k, v in suggested.items() if k not in given.keys() | own}
+    notes = [f"the model's folder suggests {', '.join(f'{k} {v}' for k, v in found.items())}"] if found else []
+    settings = Settings(**{**found, **given})
+    if settings.epochs is None and settings.mode != "frozen":
+        settings = replace(settings, epochs=min(max(3, SEEN // len(data.train_examples)), 30))
+    return settings, notes
 
 
 # ── data ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -183,10 +199,13 @@ def prepare_data(
     reading, making = split_options(kind, options or {})
     if window != (None, None, "window"):
         making["window"] = WindowConfig.for_model(config, *window)
+    train, dev = split_sets(train, dev)
     examples = kind.read(train, columns, skip_bad, **reading)
     notes = list(examples.notes)
     if dev is None:
-        examples, held = split(examples, seed)
+        if kind.labelled:  # those of all rows: some labels may be held out only
+            making["labels"] = kind.from_examples(examples, config, **making).labels
+        examples, held = split(examples, seed, kind.grouped)
         notes.append(f"no dev set was given: {len(held)} of the training examples are held out to score on")
     task = kind.from_examples(examples, config, **making)
     if dev is not None:
@@ -216,13 +235,17 @@ def split_options(kind: type[Task], options: Mapping[str, Any]) -> tuple[dict[st
     return tuple({k: v for k, v in options.items() if k in names} for names in (reading, making))  # type: ignore[return-value]
 
 
-def split(examples: Examples, seed: int) -> tuple[Examples, Examples]:
-    """Hold out a tenth, at least one, drawn by the seed."""
-    order = permutation(make_key(seed, 1 << 20), len(examples))
-    count = max(1, round(len(examples) * HELD_OUT))
-    if count >= len(examples):
+def split(examples: Examples, seed: int, grouped: bool = False) -> tuple[Examples, Examples]:
+    """Hold out a tenth of the examples (`grouped`: of their first texts), at least one, drawn by the seed."""
+    groups: dict[Any, list[int]] = {}
+    for i, given in enumerate(examples.inputs):
+        groups.setdefault(given[0] if grouped else i, []).append(i)
+    order, members = permutation(make_key(seed, 1 << 20), len(groups)), list(groups.values())
+    count = max(1, round(len(groups) * HELD_OUT))
+    if count >= len(groups):
         raise EverybertError(f"{examples.where} has too few rows to hold some out; give a dev set")
-    return examples.take(sorted(order[count:])), examples.take(sorted(order[:count]))
+    kept, held = (sorted(i for g in part for i in members[g]) for part in (order[count:], order[:count]))
+    return examples.take(kept), examples.take(held)
 
 
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -233,7 +256,7 @@ def load_base(data: Data, seed: int) -> tuple[Network, Loaded]:
     torch.manual_seed(seed)
     task = data.task
     heads = {task.head: task.outputs} if task.head else {}
-    loaded = load_network(data.folder, heads=heads, dtype=torch.float32, verify=False)
+    loaded = load_network(data.folder, heads=heads, dtype=torch.float32, verify=False, allow_pickle=data.allow_pickle)
     if task.labels and task.head and loaded.labels is not None and list(task.labels) != loaded.labels:
         loaded.network.add_head(task.head, task.outputs)  # the same number of labels, but different ones
     return loaded.network, loaded
@@ -243,79 +266,38 @@ def run_once(data: Data, settings: Settings, seed: int, quiet: bool = False) -> 
     """One run from the base model."""
     network, loaded = load_base(data, seed)
     fresh = "pooler" in loaded.report.missing
-    if settings.teacher is not None:
-        data = replace(data, train=teach(data, settings.teacher, settings.device))
     torch.manual_seed(seed)
     return tune(data, network, settings, seed, fresh, quiet)
 
 
-def release(runs: Sequence[Run]) -> None:
-    """Free the networks of all runs except the best (of equal runs, the first)."""
-    best = max(runs, key=lambda run: run.metric)
-    for run in runs:
-        run.network = run.network if run is best else None
-
-
-def teach(data: Data, teacher: str, device: str | None = None) -> Features:
-    """The training set with the predictions of a teacher for the same labels, which has its own tokenizer."""
-    if teacher in data.taught:
-        return data.taught[teacher]
-    task, folder = data.task, resolve(teacher)
-    task.learns_from(task)  # refuses tasks that do not learn from teachers
-    if is_adapter(folder):
-        raise EverybertError(f"{folder} is an adapter; merge it into its model, which can then teach")
-    loaded = load_network(folder, heads={str(task.head): task.outputs}, dtype=torch.float32)
-    try:
-        theirs = load_task(task.name, loaded.network, loaded.labels, loaded.problem_type, loaded.extras)
-    except EverybertError as error:
-        raise EverybertError(f"{folder} cannot teach {task.name}: {error}") from None
-    fits = theirs.outputs == task.outputs and task.learns_from(theirs)
-    if fits and "feature_head" in loaded.extras:  # trained on frozen features
-        load_feature_head(loaded.network, str(task.head), folder, loaded.extras["feature_head"])
-    elif not fits or str(task.head) in " ".join(loaded.report.missing):
-        known = ", ".join(loaded.labels or ()) or "none"
-        raise EverybertError(f"{folder} must be fine-tuned for the same labels to teach them; it knows {known}")
-    loaded.network.to(World.join().device(device))
-    read = task.features(Tokenizer.load(folder), loaded.network.config, data.train_examples)
-    logits_EC = read.combine(task.run(loaded.network, read)).astype(np.float32)
-    data.taught[teacher] = data.train.with_targets(teacher_E=logits_EC)
-    return data.taught[teacher]
-
-
-def search_grid(
-    data: Data, settings: Settings, axes: Mapping[str, Sequence[Any]], seed: int, quiet: bool
-) -> tuple[Settings, Run, list[dict[str, Any]]]:
-    """Train every combination once; returns the best settings, their run, and all settings with scores, best first."""
-    tried: list[tuple[float, dict[str, Any]]] = []
-    best: Run | None = None
-    best_settings = settings
-    for values in itertools.product(*axes.values()):
-        point = dict(zip(axes, values))
-        run = run_once(data, replace(settings, **point), seed, quiet)
-        tried.append((run.metric, point))
-        if best is None or run.metric > best.metric:
-            best, best_settings = run, replace(settings, **point)
-        if not run.finished:
-            break
-    assert best is not None
-    rows = [{**point, data.task.metric: score} for score, point in sorted(tried, key=lambda t: -t[0])]
-    return best_settings, best, rows
+def run_all(data: Data, tries: Sequence[tuple[Settings, int]], quiet: bool, before: Sequence[Run] = ()) -> list[Run]:
+    """A run for each (settings, seed), until one is interrupted. Only the best (of equal ones, the first) keeps its
+    network.
+    """
+    runs = list(before)
+    for settings, seed in tries:
+        if not runs or runs[-1].finished:
+            runs.append(run_once(data, settings, seed, quiet))
+            best = max(runs, key=lambda run: run.metric)
+            for run in runs:
+                run.network = run.network if run is best else None
+    return runs
 
 
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def save(tuned: Tuned, data: Data, folder: Path, command: str = "") -> None:
+def save(tuned: Tuned, data: Data, folder: Path, confusion: np.ndarray | None) -> None:
     """Write the best run: a model folder, or an adapter's; finetune.json and the card say how it was made."""
     best, task = tuned.runs[0], tuned.task
     assert best.network is not None
     best.mode.save(best.network, data, task, folder)
-    facts = describe(tuned, data, command)
+    facts = describe(tuned, data)
     write_json(folder / "finetune.json", facts)
-    write_card(folder, facts, task.confusion(best.network, data.dev), task.labels)
+    write_card(folder, facts, confusion, task.labels)
 
 
-def describe(tuned: Tuned, data: Data, command: str = "") -> dict[str, Any]:
+def describe(tuned: Tuned, data: Data) -> dict[str, Any]:
     """How a folder was made, as JSON: settings, data, scores of every seed, the best run's history."""
     return {
         "task": tuned.task.name,
@@ -323,7 +305,6 @@ def describe(tuned: Tuned, data: Data, command: str = "") -> dict[str, Any]:
         "base": str(data.folder),
         "train": Path(data.train_examples.where).name,
         "dev": Path(data.dev_examples.where).name,
-        "command": command,
         "settings": asdict(tuned.settings) | {"epochs": tuned.settings.rounds},
         "lr": tuned.runs[0].lr,
         "train_examples": len(data.train_examples),

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,11 @@ def progress_bar(what: str, total: int | None = None) -> Iterator[Callable[..., 
 class Logs:
     """The log of a training run: a row every few steps, and a progress line; `quiet` shows no lines."""
 
-    def __init__(self, folder: Path | None, resume_at: int = 0, quiet: bool = False, board: bool = False) -> None:
-        """Write log.jsonl (and TensorBoard events with `board`) to the folder; with None write nothing."""
+    def __init__(
+        self, folder: Path | None = None, resume_at: int = 0, quiet: bool = False, board: bool = False
+    ) -> None:
+        """Write log.jsonl (and TensorBoard events with `board`) to the folder; with None keep `rows` in memory."""
+        self.rows: list[dict[str, Any]] = []
         self.console = Console(stderr=True)
         self.quiet = quiet
         self.file = self.board = None
@@ -53,6 +57,7 @@ class Logs:
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Log the values of a step."""
         if self.file is None:
+            self.rows.append({"step": step, **values})
             return
         try:
             self.file.write(json.dumps({"step": step, **values}) + "\n")
@@ -85,20 +90,17 @@ class Logs:
         if not self.quiet:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def close(self) -> None:
+    def __enter__(self) -> Logs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Close the files and end the progress line."""
         if self.live is not None:
             self.live.stop()
         for file in (self.file, self.board):
             if file is not None:
                 file.close()
-        self.live = self.file = self.board = None
-
-    def __enter__(self) -> Logs:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self.live = None
 
 
 def forget_after(path: Path, step: int) -> None:
@@ -114,31 +116,17 @@ def forget_after(path: Path, step: int) -> None:
 
 
 def progress_line(step: int, total: int | None, values: dict[str, Any], left: float | None) -> str:
-    """step 1,200/10,000  loss 3.214  1.25M tokens/s  MFU 41 %  data wait 0.3 %  ETA 12:40."""
-    parts = {
-        "loss": lambda v: f"loss {v:.3f}",
-        "tokens_per_second": lambda v: f"{shorten(v)} tokens/s",
-        "mfu": lambda v: f"MFU {v:.0%}",
-        "data_wait": lambda v: f"data wait {v:.1%}",
-        "skipped": lambda v: f"skipped {v}",
+    """step 1,200/10,000  loss 3.214  1,250,000 tokens/s  MFU 41%  data wait 0.3%  ETA 0:12:40."""
+    shown = {
+        "loss": "loss {:.3f}",
+        "tokens_per_second": "{:,.0f} tokens/s",
+        "mfu": "MFU {:.0%}",
+        "data_wait": "data wait {:.1%}",
+        "skipped": "skipped {}",
     }
     line = [f"step {step:,}" + (f"/{total:,}" if total else "")]
-    line += [text(values[name]) for name, text in parts.items() if values.get(name) is not None]
-    return "  ".join(line if left is None else [*line, f"ETA {clock(left)}"])
-
-
-def shorten(value: float) -> str:
-    """12,345 → 12.3k; 1,234,567 → 1.23M."""
-    if value >= 1e6:
-        return f"{value / 1e6:.2f}M"
-    return f"{value / 1e3:.1f}k" if value >= 1e3 else f"{value:.0f}"
-
-
-def clock(seconds: float) -> str:
-    """h:mm:ss."""
-    minutes, second = divmod(round(seconds), 60)
-    hour, minute = divmod(minutes, 60)
-    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
+    line += [text.format(values[name]) for name, text in shown.items() if values.get(name) is not None]
+    return "  ".join(line if left is None else [*line, f"ETA {timedelta(seconds=round(left))}"])
 
 
 def _board(folder: Path, step: int) -> Any:

@@ -47,10 +47,8 @@ class Job:
     names: tuple[str, ...]
     """The names of the loss function's figures, which add up to the loss."""
     run: RunSettings
-    evaluate: Callable[[Progress], tuple[float, Figures]] | None = None
-    """(score, figures) on held-out data; lower scores are better. The result of rank 0 counts."""
-    evaluate_together: bool = False
-    """Whether every rank must take part in the evaluation."""
+    evaluate: Callable[[Progress], Figures] | None = None
+    """Figures on held-out data; called on rank 0."""
     plan: Callable[[Progress], bool] | None = None
     """Sets `progress.total` if time is limited; returns whether it changed."""
     flops: Callable[[Progress], float] | None = None
@@ -74,7 +72,7 @@ def train(job: Job, progress: Progress, logs: Logs) -> bool:
     compute.master.train()
 
     def save() -> None:
-        progress.guard = guard.state()
+        progress.guard = tuple(guard.state.tolist())
         job.save(progress)
 
     with stop_signals() as stop, explain_memory(job.memory_hint):
@@ -93,16 +91,18 @@ def train(job: Job, progress: Progress, logs: Logs) -> bool:
 
             # Forward and backward, pack by pack. The losses are divided by the counts of the step, so they add up.
             figures = torch.zeros(len(job.names), device=compute.device)
-            for at, (number, batch) in enumerate(share.batches(totals[:3]), 1):
+            for number, batch in share.batches(totals[:3]):
                 seed_dropout(int(make_key(job.seed, progress.step, number)[0]), compute.device)
-                figures += compute.run(batch, last=at == len(share.items))[: len(job.names)]
-            compute.reduce(world)
+                figures += compute.run(batch)[: len(job.names)]
+            world.sum_gradients(job.optimizer.parameters)
             world.sum(figures)
 
             # Step, unless the loss spiked or the gradient is not finite.
             lr = job.lr(progress)
-            norm = job.optimizer.step(lr, skip=guard.judge(figures.sum()))
-            guard.note(norm, figures.sum())
+            loss = figures.sum()
+            skip = guard.judge(loss)
+            norm = job.optimizer.step(lr, skip)
+            guard.note(loss, skip | ~torch.isfinite(norm))
             job.optimizer.zero()
             compute.refresh()
             progress.step += 1
@@ -119,11 +119,14 @@ def train(job: Job, progress: Progress, logs: Logs) -> bool:
                     logs.write(step, {**values, "tokens": progress.tokens, "seconds": round(progress.seconds, 3)})
                     logs.show(progress_line(step, progress.total, values, left))
                 meter.reset()
-            improved = False
-            if job.evaluate and ((run.evaluate_every and step % run.evaluate_every == 0) or last):
-                improved = evaluate(job, progress, logs)
+            if job.evaluate and world.first and ((run.evaluate_every and step % run.evaluate_every == 0) or last):
+                compute.network.eval()
+                progress.figures = job.evaluate(progress)
+                compute.network.train()
+                logs.write(step, progress.figures)
+                logs.print(f"step {step:,}: " + "  ".join(f"{k} {v:.4g}" for k, v in progress.figures.items()))
                 meter.reset()
-            if step % run.save_every == 0 or improved or asked or last:
+            if step % run.save_every == 0 or asked or last:
                 save()
             if asked:
                 break
@@ -131,22 +134,6 @@ def train(job: Job, progress: Progress, logs: Logs) -> bool:
                 save()  # a run that is killed from here on resumes with the same plan
                 steps = job.steps(progress)
     return progress.finished
-
-
-def evaluate(job: Job, progress: Progress, logs: Logs) -> bool:
-    """Evaluate. Rank 0 decides, for all ranks, whether this is the best score and where the run ends."""
-    improved, world = False, job.world
-    if job.evaluate and (world.first or job.evaluate_together):
-        score, progress.figures = job.evaluate(progress)
-        improved = progress.best is None or score < progress.best
-        if improved:
-            progress.best, progress.best_step = score, progress.step
-        if world.first:
-            logs.write(progress.step, progress.figures)
-            logs.print(f"step {progress.step:,}: " + "  ".join(f"{k} {v:.4g}" for k, v in progress.figures.items()))
-    flag, total = world.agree(float(improved), -1.0 if progress.total is None else float(progress.total))
-    progress.total = None if total < 0 else int(total)
-    return bool(flag)
 
 
 class Guard:
@@ -157,32 +144,25 @@ class Guard:
 
     def __init__(self, state: tuple[float, ...], spike: float, device: torch.device) -> None:
         self.spike = spike
-        self.mean, self.row, self.skipped, self.seen = torch.tensor((*state, 0.0)[:4], device=device).unbind()
+        self.state = torch.tensor((*state, 0.0)[:4], device=device)
+        """Mean loss, steps skipped in a row, skipped in all, taken."""
 
     def judge(self, loss: Tensor) -> Tensor:
         """Whether to skip the step (0-d bool): the loss is not finite, or far above its running mean."""
+        mean, _, _, taken = self.state.unbind()
         bad = ~torch.isfinite(loss)
-        if self.spike:
-            bad = bad | ((self.seen >= self.WARM) & (loss > self.spike * self.mean))
-        self.bad = bad
-        return bad
+        return bad | ((taken >= self.WARM) & (loss > self.spike * mean)) if self.spike else bad
 
-    def note(self, norm: Tensor, loss: Tensor) -> None:
+    def note(self, loss: Tensor, bad: Tensor) -> None:
         """Add a step to the running mean, or count it as skipped."""
-        bad = self.bad | ~torch.isfinite(norm)
-        weight = torch.clamp(1.0 / (self.seen + 1.0), min=0.02)
-        self.mean = torch.where(bad, self.mean, torch.lerp(self.mean, torch.where(bad, self.mean, loss), weight))
-        self.seen = self.seen + (~bad).float()
-        self.skipped = self.skipped + bad.float()
-        self.row = torch.where(bad, self.row + 1.0, 0.0)
-
-    def state(self) -> tuple[float, ...]:
-        """(mean loss, skipped in a row, skipped, taken), as JSON values."""
-        return tuple(torch.stack((self.mean, self.row, self.skipped, self.seen)).tolist())
+        mean, row, skipped, taken = self.state.unbind()
+        weight = torch.clamp(1.0 / (taken + 1.0), min=0.02)
+        mean = torch.lerp(mean, torch.where(bad, mean, loss), weight)
+        self.state = torch.stack((mean, torch.where(bad, row + 1.0, 0.0), skipped + bad, taken + ~bad))
 
     def check(self, patience: int, step: int, values: dict[str, Any], hint: str) -> None:
         """Report the skipped steps, and give up if there are too many in a row."""
-        _, row, skipped, _ = self.state()
+        _, row, skipped, _ = self.state.tolist()
         if skipped:
             values["skipped"] = int(skipped)
         if row >= patience:
@@ -275,9 +255,7 @@ def explain_memory(hint: str) -> Iterator[None]:
     """Turn "out of memory" into advice."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise EverybertError(f"out of GPU memory: {hint}") from error
     except RuntimeError as error:
-        if "allocate memory" in str(error):
+        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
             raise EverybertError(f"out of memory: {hint}") from error
         raise

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from everybert.errors import EverybertError
-from everybert.training.distributed import as_sharded, local_rows
 
-MOMENT = {"exp_avg": "m", "exp_avg_sq": "v"}
+BUFFERS = {"exp_avg": "m", "exp_avg_sq": "v", "step": "step"}
+"""AdamW's buffers and their names in checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,7 @@ class OptimizerConfig:
 class Optimizer:
     """Updates the fp32 parameters of a network.
 
-    `scale(name)` multiplies the learning rate of a parameter (layer-wise decay); 0 freezes it. Of sharded parameters,
-    only this rank's rows are updated and have moments. Muon needs whole matrices; recipe.py refuses it with shards.
+    `scale(name)` multiplies AdamW's learning rate of a parameter (layer-wise decay); 0 freezes it.
     """
 
     def __init__(
@@ -60,9 +58,8 @@ class Optimizer:
     ) -> None:
         self.config = config
         self.names: dict[Tensor, str] = {}
-        self.held: dict[Tensor, Tensor] = {}
         groups: dict[tuple[float, float], list[Tensor]] = {}
-        matrices: list[tuple[str, Tensor, float]] = []
+        matrices: list[tuple[str, Tensor]] = []
         for name, parameter in network.named_parameters():
             factor = scale(name) if scale is not None else 1.0
             if factor == 0.0:
@@ -70,14 +67,12 @@ class Optimizer:
             if not parameter.requires_grad:
                 continue
             self.names[parameter] = name
-            held = local_rows(parameter.detach()) if hasattr(parameter, "to_local") else parameter
-            self.held[parameter] = held
             if config.kind == "muon" and parameter.dim() == 2 and ".layers." in f".{name}":
-                matrices.append((name, parameter, factor))
+                matrices.append((name, parameter))
             else:
                 decay = config.weight_decay if parameter.dim() >= 2 else 0.0
                 rate = factor * (config.adam_scale if config.kind == "muon" else 1.0)
-                groups.setdefault((decay, rate), []).append(held)
+                groups.setdefault((decay, rate), []).append(parameter)
         if not self.names:
             raise EverybertError("nothing is left to train: every parameter is frozen")
         self.rates = [rate for _, rate in groups]
@@ -90,12 +85,11 @@ class Optimizer:
         )
         self.muon = [Muon(rows, config) for rows in _by_shape(matrices)]
         self.parameters = list(self.names)
-        self.sharded = any(held is not parameter for parameter, held in self.held.items())
 
     def zero(self) -> None:
         """Clear the gradients."""
-        for parameter, held in self.held.items():
-            parameter.grad = held.grad = None
+        for parameter in self.parameters:
+            parameter.grad = None
 
     @torch.no_grad()
     def step(self, lr: float, skip: Tensor | None = None) -> Tensor:
@@ -103,16 +97,10 @@ class Optimizer:
 
         Returns the norm of the gradients before clipping (0-d).
         """
-        for parameter, held in self.held.items() if self.sharded else ():
-            held.grad = None if parameter.grad is None else local_rows(parameter.grad)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.held.values() if p.grad is not None])
-        if self.sharded:
-            square = norm.square()
-            dist.all_reduce(square)
-            norm = square.sqrt()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         bad = (~torch.isfinite(norm) if skip is None else ~torch.isfinite(norm) | skip).float()
         if self.config.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.held.values(), self.config.clip, norm)
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, norm)
         for group, rate in zip(self.adam.param_groups, self.rates):
             group["lr"] = lr * rate
         self.adam.found_inf = bad  # type: ignore[attr-defined]  # the fused kernel skips the update without a synchronisation
@@ -122,15 +110,11 @@ class Optimizer:
         return norm
 
     def state(self) -> dict[str, Tensor]:
-        """Every buffer by name; those of sharded parameters are sharded in the same way."""
+        """Every buffer by name."""
         out: dict[str, Tensor] = {}
         for parameter, name in self.names.items():
-            kept = self.adam.state.get(self.held[parameter])
-            if not kept:
-                continue
-            for key, short in MOMENT.items():
-                out[f"adam.{short}.{name}"] = as_sharded(parameter, kept[key])
-            out[f"adam.step.{name}"] = kept["step"]
+            if kept := self.adam.state.get(parameter):
+                out |= {f"adam.{short}.{name}": kept[key] for key, short in BUFFERS.items()}
         for muon in self.muon:
             out.update(muon.state())
         return out
@@ -141,10 +125,8 @@ class Optimizer:
             for parameter, name in self.names.items():
                 if f"adam.m.{name}" not in state:
                     continue
-                kept = {key: local_rows(state[f"adam.{short}.{name}"]) for key, short in MOMENT.items()}
-                kept["step"] = state[f"adam.step.{name}"]
-                held = self.held[parameter]
-                self.adam.state[held] = {key: value.to(held.device) for key, value in kept.items()}
+                kept = {key: state[f"adam.{short}.{name}"] for key, short in BUFFERS.items()}
+                self.adam.state[parameter] = {key: value.to(parameter.device) for key, value in kept.items()}
             for muon in self.muon:
                 muon.load(state)
         except KeyError as missing:
@@ -154,13 +136,12 @@ class Optimizer:
 
 
 class Rows(NamedTuple):
-    """One matrix: `height` rows of a parameter from row `start`, and its learning-rate factor."""
+    """One matrix: `height` rows of a parameter from row `start`."""
 
     name: str
     parameter: Tensor
     start: int
     height: int
-    factor: float
 
 
 class Muon:
@@ -177,8 +158,7 @@ class Muon:
         # Updates have the same size as AdamW's, so that one learning rate fits both (Liu et al. 2025, eq. 4).
         on_gpu = rows[0].parameter.is_cuda
         self.direction = torch.compile(_direction, dynamic=False) if on_gpu else _direction
-        factors = [0.2 * math.sqrt(n) * r.factor for r in rows]
-        self.factors_K11 = torch.tensor(factors, device=rows[0].parameter.device)[:, None, None]
+        self.scale = torch.tensor(0.2 * math.sqrt(n), device=rows[0].parameter.device)
 
     def step(self, lr: float, bad: Tensor) -> None:
         """Add the orthogonalised Nesterov momentum to the weights; nothing changes if `bad` is 1."""
@@ -190,7 +170,7 @@ class Muon:
         step_Kmn = self.direction(grad_Kmn, self.momentum_Kmn, bad, self.config.momentum, self.turned)
         keep = 1.0 - lr * self.config.weight_decay
         torch._foreach_mul_(self.weights, torch.where(bad > 0, 1.0, torch.full_like(bad, keep)))
-        torch._foreach_add_(self.weights, list((step_Kmn * self.factors_K11 * -lr).unbind()))
+        torch._foreach_add_(self.weights, list((step_Kmn * self.scale * -lr).unbind()))
 
     def state(self) -> dict[str, Tensor]:
         """The momentum of each matrix, by parameter name and first row."""
@@ -202,14 +182,14 @@ class Muon:
             self.momentum_Kmn[k].copy_(state[f"muon.{r.name}.{r.start}"])
 
 
-def _by_shape(matrices: list[tuple[str, Tensor, float]]) -> list[list[Rows]]:
+def _by_shape(matrices: list[tuple[str, Tensor]]) -> list[list[Rows]]:
     """Split fused Q, K, V, and group matrices of equal shape."""
     groups: dict[tuple[int, int], list[Rows]] = {}
-    for name, parameter, factor in matrices:
+    for name, parameter in matrices:
         parts = 3 if "qkv" in name else 1
         height, width = parameter.shape[0] // parts, parameter.shape[1]
         for part in range(parts):
-            groups.setdefault((height, width), []).append(Rows(name, parameter, part * height, height, factor))
+            groups.setdefault((height, width), []).append(Rows(name, parameter, part * height, height))
     return list(groups.values())
 
 

@@ -8,6 +8,7 @@ out/model/          the result, once finished: loads in everybert and in `transf
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from everybert.corpus.masking import MaskingConfig
 from everybert.corpus.shards import Corpus, Layout
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder, is_complete, read_json, write_json
@@ -29,10 +31,10 @@ from everybert.store.hub import resolve
 from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import schedule
-from everybert.training.checkpoint import Progress, find_checkpoint, load_checkpoint, save_checkpoint
+from everybert.training.checkpoint import Progress, checkpoints, find_checkpoint, load_checkpoint, lock, save_checkpoint
 from everybert.training.data import Feed
-from everybert.training.distributed import Sharded, World
-from everybert.training.evaluate import evaluate_packs, heldout_packs, pseudo_perplexity, sample_sentences
+from everybert.training.distributed import World
+from everybert.training.evaluate import PACK, evaluate_packs, heldout_packs, pseudo_perplexity, sample_sentences
 from everybert.training.logs import Logs
 from everybert.training.loop import Figures, Job, train
 from everybert.training.optim import Optimizer
@@ -68,6 +70,7 @@ class Setting:
     layout: Layout
     device: torch.device
     world: World
+    teacher: str | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,11 +84,6 @@ class Setting:
         asked, half = self.recipe.run.compile, self.dtype != torch.float32
         return asked if asked is not None else half and self.device.type == "cuda"
 
-    @property
-    def sharded(self) -> bool:
-        """Whether ranks hold shares of the weights; a single rank has them all."""
-        return self.recipe.run.parallel == "sharded" and self.world.size > 1
-
 
 def pretrain(
     recipe: Recipe | str | Path,
@@ -94,16 +92,20 @@ def pretrain(
     *,
     device: str | None = None,
     quiet: bool = False,
+    allow_pickle: bool = False,
     **overrides: Any,
 ) -> Result:
-    """Train a recipe on a corpus, or resume the run in `out`. Overrides (`run__workers=2`) replace recipe lines."""
+    """Train a recipe on a corpus, or resume the run in `out`. Overrides (`run__workers=2`) replace recipe lines.
+
+    `allow_pickle` reads .bin weights of [model] init (see `load`).
+    """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, **overrides)
     if recipe.distil is not None:
         raise EverybertError(
             "this recipe has a [distil] table: run it with `everybert distil`, which takes the teacher"
         )
     setting = prepare(recipe, corpus, out, device)
-    network = build_network(setting)
+    network = build_network(setting, allow_pickle)
     if recipe.boundary:
         network.heads["boundary"] = Boundary(network.config)
         return run(setting, network, boundary_loss, ("mlm", "nsp", "boundary"), quiet)
@@ -115,31 +117,27 @@ def pretrain(
 
 
 def prepare(
-    recipe: Recipe, corpus: str | Path, out: str | Path, device: str | None, facts: dict[str, Any] | None = None
+    recipe: Recipe, corpus: str | Path, out: str | Path, device: str | None, teacher: str | None = None
 ) -> Setting:
-    """Open the corpus and its tokenizer, connect the ranks, and refuse a folder that holds another run."""
+    """Open the corpus and its tokenizer, and connect the ranks."""
     world = World.join()
     opened = Corpus.open(corpus)
     tokenizer = Tokenizer.load(opened.tokenizer_path)
     opened.check_tokenizer(tokenizer.digest)
-    setting = Setting(recipe, Path(out), opened, tokenizer, Layout.of(tokenizer), world.device(device), world)
+    setting = Setting(recipe, Path(out), opened, tokenizer, Layout.of(tokenizer), world.device(device), world, teacher)
     # [run] included: ranks must save and evaluate at the same steps.
     world.same("recipe", hashlib.sha256(json.dumps(recipe.plain(), sort_keys=True).encode()).hexdigest())
     world.same("corpus", f"{opened.tokenizer_digest} {opened.token_count}")
-    with world.together():
-        if world.first:
-            claim(setting, facts or {})
-    world.see(setting.out / "run.json")
     return setting
 
 
-def claim(setting: Setting, more: dict[str, Any]) -> None:
-    """Write run.json, or compare with the one that is there."""
+def claim(setting: Setting) -> None:
+    """Write run.json, or compare with the one that is there: a run is resumed as it began."""
     corpus = {"tokenizer": setting.corpus.tokenizer_digest, "tokens": setting.corpus.token_count}
-    facts = {**more, "recipe": setting.recipe.plain(), "corpus": corpus}
+    facts: dict[str, Any] = {"recipe": setting.recipe.plain(), "corpus": corpus}
+    facts |= {"teacher": setting.teacher} if setting.teacher is not None else {}
     path = setting.out / "run.json"
-    if not path.exists():
-        setting.out.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or not (checkpoints(path.with_name("checkpoints")) or path.with_name("model").exists()):
         write_json(path, facts)
         return
     there = read_json(path)
@@ -149,8 +147,8 @@ def claim(setting: Setting, more: dict[str, Any]) -> None:
             f"{setting.out} holds a run of another recipe (differs in {', '.join(keys)}): "
             "use that recipe to resume it, or another --out"
         )
-    for name in ("corpus", *more):
-        if there.get(name) != facts[name]:
+    for name in facts:
+        if name != "recipe" and there.get(name) != facts[name]:
             raise EverybertError(f"{setting.out} holds a run with another {name}: use that one, or another --out")
 
 
@@ -165,23 +163,25 @@ def fit_config(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
     )
 
 
-def build_network(setting: Setting) -> Network:
+def build_network(setting: Setting, allow_pickle: bool = False) -> Network:
     """A new network, or a trained one to continue, with the heads that the objectives need."""
     recipe = setting.recipe
     torch.manual_seed(recipe.seed)
     if recipe.model.init is not None:
-        network = start_from(setting, recipe.model.init)
+        network = start_from(setting, recipe.model.init, allow_pickle)
     else:
         network = Network(fit_config(recipe.config, setting.tokenizer), recipe.heads)
     check_length(recipe, network.config, "model")
+    check_causal(recipe, network.config)
     network.encoder.checkpointing = recipe.run.checkpointing
     return network
 
 
-def start_from(setting: Setting, init: str) -> Network:
+def start_from(setting: Setting, init: str, allow_pickle: bool = False) -> Network:
     """The network of [model] init, fitted to the corpus' tokenizer and the recipe's heads."""
-    settings, tokenizer, folder = setting.recipe.model, setting.tokenizer, resolve(init)
-    network = load_network(folder, heads=setting.recipe.heads, dtype=torch.float32).network
+    settings, tokenizer, folder = setting.recipe.model, setting.tokenizer, resolve(init, allow_pickle=allow_pickle)
+    heads = setting.recipe.heads
+    network = load_network(folder, heads=heads, dtype=torch.float32, allow_pickle=allow_pickle).network
     size = network.config.vocab_size
     try:
         known = Tokenizer.load(folder)
@@ -206,6 +206,15 @@ def check_length(recipe: Recipe, config: EncoderConfig, who: str) -> None:
         )
 
 
+def check_causal(recipe: Recipe, config: EncoderConfig) -> None:
+    """Refuse objectives that a causal model does not have: it predicts every next token of unmasked text."""
+    if config.causal and recipe.examples.paired:
+        raise EverybertError('[examples] kind: a causal model does not learn sentence pairs: set "full" or "document"')
+    masks = (recipe.mask, recipe.mask_rate, recipe.boundary, *(phase.rate for phase in recipe.phases))
+    if config.causal and masks != (MaskingConfig(), (0.15, 0.15), False, *(None for _ in recipe.phases)):
+        raise EverybertError("[mask] does not apply to a causal model, which predicts every next token: leave it out")
+
+
 def untrained_positions(recipe: Recipe, config: EncoderConfig) -> int | None:
     """The first position of a new model that no example reaches; None if all are trained."""
     fresh = recipe.model.init is None and config.positions == "learned"
@@ -216,16 +225,27 @@ def untrained_positions(recipe: Recipe, config: EncoderConfig) -> int | None:
 
 
 def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str, ...], quiet: bool) -> Result:
-    """Train a network with a loss, from the start or the last checkpoint, and write the model."""
+    """Train a network with a loss, from the start or the last checkpoint, and write the model.
+
+    The folder is written to from here on: what was wrong with the inputs has been found.
+    """
+    with contextlib.ExitStack() as stack:
+        with setting.world.together():
+            if setting.world.first:
+                stack.enter_context(lock(setting.out))
+                claim(setting)
+        return _run(setting, network, loss, names, quiet)
+
+
+def _run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str, ...], quiet: bool) -> Result:
     recipe, out, world = setting.recipe, setting.out, setting.world
-    common = (network, loss, setting.device, setting.dtype, setting.compiled)
-    compute = Sharded(*common, world) if setting.sharded else Compute(*common)
+    compute = Compute(network, loss, setting.device, setting.dtype, setting.compiled)
     optimizer = Optimizer(compute.master, recipe.optimizer)
     progress = Progress(total=recipe.steps)
     found = find_checkpoint(out / "checkpoints", world)
     if found is not None:
         with world.together():
-            progress = load_checkpoint(found, compute.master, optimizer, verify=world.first)
+            progress = load_checkpoint(found, compute.master, optimizer)
         compute.refresh()
     finished = bool(world.agree(float(progress.finished and is_complete(out / "model")))[0])
     silent = quiet or not world.first
@@ -242,10 +262,9 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
             )
         done = train(make_job(setting, compute, optimizer, names, logs.print), progress, logs)
         if done:
-            trained = compute.whole()
             with world.together():
-                if world.first and trained is not None:
-                    write_model(setting, trained)
+                if world.first:
+                    write_model(setting, compute.master)
             logs.print(f"finished: the model is in {out / 'model'}")
         else:
             logs.print(f"stopped at step {progress.step:,}; the run is saved: run the same command again to resume")
@@ -267,13 +286,14 @@ def make_job(
         world.size,
         fill=setting.compiled,
         workers=recipe.run.workers if recipe.run.workers is not None else 4 if cuda else 0,
-        even=setting.sharded,
+        causal=compute.master.config.causal,
     )
     peak = peak_flops(torch.cuda.get_device_name(setting.device)) if cuda else None
 
     def flops(progress: Progress) -> float:
         now = schedule.moment(recipe, progress.step - 1, progress.total)
-        return flops_per_token(compute.master.config, now.length, now.mask_rate) / (peak or 1.0)
+        predicted = 1.0 if compute.master.config.causal else now.mask_rate
+        return flops_per_token(compute.master.config, now.length, predicted) / (peak or 1.0)
 
     checkpoints = setting.out / "checkpoints"
     return Job(
@@ -285,20 +305,18 @@ def make_job(
         names=names,
         run=recipe.run,
         evaluate=make_evaluation(setting, compute, note),
-        evaluate_together=setting.sharded,
         plan=schedule.Planner(recipe) if recipe.budget else None,
         flops=flops if peak else None,
         seed=recipe.seed,
         memory_hint=f"lower [batch] pack (now {recipe.batch.pack:,} tokens; a step keeps its tokens), "
-        "or set [run] checkpointing = true"
-        + (' or, with AdamW, parallel = "sharded"' if world.size > 1 and not setting.sharded else ""),
+        "or set [run] checkpointing = true",
         world=world,
     )
 
 
 def make_evaluation(
     setting: Setting, compute: Compute, note: Callable[[str], None]
-) -> Callable[[Progress], tuple[float, Figures]] | None:
+) -> Callable[[Progress], Figures] | None:
     """The evaluation on the held-out split, or None if the corpus has none."""
     if not setting.corpus.meta["splits"].get("heldout"):
         return None
@@ -306,18 +324,17 @@ def make_evaluation(
     recipe, layout = setting.recipe, setting.layout
     packs: dict[int, list[Ragged]] = {}
 
-    def evaluate(progress: Progress) -> tuple[float, Figures]:
+    def evaluate(progress: Progress) -> Figures:
         length = schedule.moment(recipe, progress.step - 1, progress.total).length
         if length not in packs:
             examples = replace(recipe.examples, length=length)
-            packs[length] = heldout_packs(heldout, layout, examples, recipe.batch.pack, recipe.run.evaluate_packs, note)
-        figures = compute.apply(lambda network: evaluate_packs(network, packs[length]))
+            tokens, causal = recipe.run.evaluate_packs * PACK, compute.master.config.causal
+            packs[length] = heldout_packs(heldout, layout, examples, tokens, note, causal=causal)
+        figures = evaluate_packs(compute.network, packs[length])
         if progress.finished:
             sentences = sample_sentences(heldout, layout, longest=min(64, length))
-            figures["pseudo_perplexity"] = compute.apply(
-                lambda network: pseudo_perplexity(network, sentences, layout.mask_id)
-            )
-        return figures["heldout_loss"], figures
+            figures["pseudo_perplexity"] = pseudo_perplexity(compute.network, sentences, layout.mask_id)
+        return figures
 
     return evaluate
 

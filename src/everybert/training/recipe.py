@@ -1,21 +1,23 @@
 """A recipe: everything that decides a pre-training run, read from a short TOML file.
 
 Each table of the file is one frozen dataclass below. A key that no dataclass has, a value of the wrong type and a
-contradiction are refused with the file and the line. The corpus and the output folder are not part of a recipe.
+contradiction are refused by name. The corpus and the output folder are not part of a recipe.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import json
 import re
 import tomllib
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from everybert.corpus.examples import ExampleConfig
@@ -26,26 +28,29 @@ from everybert.training.optim import OptimizerConfig
 
 T = TypeVar("T")
 Pair = tuple[float, float]
+TOP = ("seed", "steps", "budget")
+FILE_KEYS = {
+    "mask_rate": "mask.rate",
+    "boundary": "mask.boundary",
+    "phases": "phase",
+    "examples.length": "batch.length",
+}
+"""Fields of a recipe that the file spells differently."""
 
 
 class KeyProblem(EverybertError):
-    """A wrong value, raised by a dataclass about its own field; `Source.build` adds the file and the line."""
+    """A wrong value. The key is a field's name, or table.field; `located` adds the file."""
 
     def __init__(self, key: str, why: str) -> None:
         super().__init__(f"{key}: {why}")
         self.key, self.why = key, why
 
 
-def at_least(key: str, value: float, least: float, why: str = "") -> None:
-    """Refuse a value below `least`."""
-    if value < least:
-        raise KeyProblem(key, f"{why or f'must be at least {least}'}, not {value}")
-
-
-def within(key: str, value: float, low: float, high: float, open_ends: bool = False) -> None:
-    """Refuse a value outside [low, high], or outside (low, high) with `open_ends`."""
-    if not low <= value <= high or (open_ends and value in (low, high)):
-        raise KeyProblem(key, f"must lie between {low} and {high}, not {value}")
+def within(key: str, value: float, low: float, high: float = float("inf"), why: str = "") -> None:
+    """Refuse a value outside [low, high]."""
+    if not low <= value <= high:
+        limits = f"must lie between {low} and {high}" if high < float("inf") else f"must be at least {low}"
+        raise KeyProblem(key, f"{why or limits}, not {value}")
 
 
 def pair(value: Any) -> Any:
@@ -92,10 +97,10 @@ class BatchSettings:
     """Tokens per forward pass. Memory grows with it; a step is as many packs as its tokens need."""
 
     def __post_init__(self) -> None:
-        at_least("length", self.length, 8)
-        at_least("pack", self.pack, self.length, f"a pack must hold a sequence of {self.length} tokens")
+        within("length", self.length, 8)
+        within("pack", self.pack, self.length, why=f"a pack must hold a sequence of {self.length} tokens")
         for tokens in pair(self.tokens):
-            at_least("tokens", tokens, self.pack, f"a step cannot be smaller than a pack ({self.pack} tokens)")
+            within("tokens", tokens, self.pack, why=f"a step cannot be smaller than a pack ({self.pack} tokens)")
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ class ScheduleSettings:
     def __post_init__(self) -> None:
         if self.peak <= 0:
             raise KeyProblem("peak", f"must be above 0, not {self.peak}")
-        at_least("warmup", self.warmup, 0)
+        within("warmup", self.warmup, 0)
         if isinstance(self.warmup, float) and self.warmup >= 1:
             raise KeyProblem("warmup", f"is a share below 1, or a whole number of steps, not {self.warmup}")
         within("decay", self.decay, 0, 1)
@@ -128,7 +133,7 @@ class Phase:
     """[[phase]]: a part of the run with its own length, tokens or mask rate; the defaults are those of the run."""
 
     share: float
-    """Its share of the run's steps; in the file also `steps`, a number of steps."""
+    """Its share of the run's steps."""
     length: int
     """Longest sequence."""
     tokens: tuple[int, int]
@@ -139,7 +144,8 @@ class Phase:
     def __post_init__(self) -> None:
         within("share", self.share, 0, 1)
         for rate in self.rate or ():
-            within("rate", rate, 0, 1, open_ends=True)
+            if not 0 < rate < 1:
+                raise KeyProblem("rate", f"must lie between 0 and 1, not {rate}")
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,7 @@ class DistilSettings:
             raise KeyProblem("temperature", f"must be above 0, not {self.temperature}")
         weights = {name: getattr(self, name) for name in ("ce", "mlm", "pair", "cosine", "hidden", "relation")}
         for name, weight in weights.items():
-            at_least(name, weight, 0)
+            within(name, weight, 0)
         if not any(weights.values()):
             raise KeyProblem("ce", "every weight is 0: there is nothing to learn")
 
@@ -179,12 +185,10 @@ class DistilSettings:
 class RunSettings:
     """[run]: how the machine is used and what is kept. None of it changes what is learnt."""
 
-    parallel: Literal["data", "sharded"] = "data"
-    """Several ranks: data, each holds the whole model; sharded, a share of weights, gradients and moments (FSDP)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute precision; the weights stay in fp32. auto: bfloat16 on CUDA, float32 on the CPU."""
     compile: bool | None = None
-    """torch.compile; by default on CUDA only."""
+    """torch.compile; by default on CUDA only. Models with relative positions are not compiled."""
     checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     workers: int | None = None
@@ -196,11 +200,11 @@ class RunSettings:
     evaluate_every: int = 1000
     """Steps between evaluations on the held-out split (0: only at the end)."""
     evaluate_packs: int = 16
-    """Packs of held-out text per evaluation."""
+    """Packs of 16,384 tokens of held-out text per evaluation."""
     save_every: int = 1000
     """Steps between checkpoints."""
     keep: int = 2
-    """Number of most recent checkpoints that are kept, besides the best."""
+    """Number of most recent checkpoints that are kept."""
     spike: float = 3.0
     """Skip a step whose loss is this many times its running mean, or not finite (0: only the latter)."""
     patience: int = 20
@@ -208,12 +212,11 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         for name in ("log_every", "evaluate_packs", "save_every", "keep", "patience"):
-            at_least(name, getattr(self, name), 1)
+            within(name, getattr(self, name), 1)
         for name in ("workers", "evaluate_every", "spike"):
-            at_least(name, getattr(self, name) or 0, 0)
+            within(name, getattr(self, name) or 0, 0)
 
 
-TOP = ("seed", "steps", "budget")
 TABLES: dict[str, type] = {
     "batch": BatchSettings,
     "optimizer": OptimizerConfig,
@@ -251,46 +254,41 @@ class Recipe:
     @classmethod
     def load(cls, name: str | Path, **overrides: Any) -> Recipe:
         """Read a recipe from a file, or by the name of a shipped one; `parse` describes the overrides."""
-        return cls.parse(Source.read(name), **overrides)
+        return cls.parse(text(name), str(name), **overrides)
 
     @classmethod
-    def parse(cls, source: Source, **overrides: Any) -> Recipe:
+    def parse(cls, text: str, name: str, **overrides: Any) -> Recipe:
         """Read a recipe from TOML. Overrides, written `table__key` or `key`, replace lines of the file."""
-        table = _override(source.table, overrides)
-        known = [*TOP, *TABLES, "model", "examples", "mask", "phase"]
-        for key in table:
-            if key not in known:
-                raise source.refuse(key, unknown(key, known))
-        parts: dict[str, Any] = {
-            name: source.build(kind, table.get(name, {}), name)
-            for name, kind in TABLES.items()
-            if name in table or name != "distil"
-        }
-        length = parts["batch"].length
-        parts["examples"] = source.build(ExampleConfig, table.get("examples", {}), "examples", length=length)
-        parts |= _mask(source, table.get("mask", {}))
-        parts["model"] = parse_model(source, table.get("model", {}))
-        parts["phases"], steps = _phases(source, table, parts["batch"])
-        named: dict[str, Any] = {k: table[k] for k in TOP if k in table} | ({"steps": steps} if steps else {})
-        return source.build(cls, named, **parts)
+        with located(name, overrides):
+            table = _override(tomllib.loads(text), overrides)
+            known = [*TOP, *TABLES, "model", "examples", "mask", "phase"]
+            for key in table:
+                if key not in known:
+                    raise KeyProblem(key, unknown(key, known))
+            if "parallel" in table.get("run", {}):
+                raise KeyProblem("run.parallel", "sharded training was removed; every rank holds the model: delete it")
+            parts: dict[str, Any] = {
+                name: build(kind, table.get(name, {}), name)
+                for name, kind in TABLES.items()
+                if name in table or name != "distil"
+            }
+            parts["examples"] = build(
+                ExampleConfig, table.get("examples", {}), "examples", length=parts["batch"].length
+            )
+            parts |= _mask(table.get("mask", {}))
+            parts["model"] = parse_model(table.get("model", {}))
+            parts["phases"] = _phases(table, parts["batch"])
+            return build(cls, {k: table[k] for k in TOP if k in table}, **parts)
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.budget is None):
             raise KeyProblem("budget" if self.budget else "steps", "give either steps or budget")
         if self.steps is not None:
-            at_least("steps", self.steps, 1)
+            within("steps", self.steps, 1)
         if self.budget is not None:
             seconds(self.budget)
             if isinstance(self.schedule.warmup, float) and self.schedule.warmup > 0:
                 raise KeyProblem("budget", "[schedule] warmup must be a number of steps where the time is fixed")
-        if self.run.parallel == "sharded":
-            reason = None
-            if self.optimizer.kind == "muon":
-                reason = 'muon needs whole matrices: set [optimizer] kind = "adamw"'
-            elif self.distil is not None and self.distil.relation:
-                reason = "the relation loss needs whole matrices: set [distil] relation = 0"
-            if reason:
-                raise KeyProblem("run.parallel", f'sharded ranks hold rows, and {reason}, or [run] parallel = "data"')
 
     @property
     def config(self) -> EncoderConfig:
@@ -310,9 +308,13 @@ class Recipe:
 
     def differences(self, other: dict[str, Any]) -> list[str]:
         """The keys in which a saved recipe (the output of `plain`) differs; [run] is free to change."""
-        mine, theirs = _flat(self.plain()), _flat(other)
-        keys = {_written(k) for k in {**mine, **theirs} if mine.get(k) != theirs.get(k)}
-        return sorted(key for key in keys if key is not None)
+
+        def flat(table: dict[str, Any]) -> dict[str, Any]:
+            tables = {k: v if isinstance(v, dict) else {"": v} for k, v in table.items() if k != "run"}
+            return {f"{k}.{name}".rstrip("."): value for k, rows in tables.items() for name, value in rows.items()}
+
+        mine, theirs = flat(self.plain()), flat(other)
+        return sorted({FILE_KEYS.get(k, k) for k in {**mine, **theirs} if mine.get(k) != theirs.get(k)})
 
     def plain(self) -> dict[str, Any]:
         """The recipe as JSON values."""
@@ -321,19 +323,7 @@ class Recipe:
         return json.loads(json.dumps(table))
 
 
-def _written(key: str) -> str | None:
-    """A key as the file spells it; None if it does not affect the result."""
-    own = {"mask_rate": "mask.rate", "boundary": "mask.boundary", "phases": "phase", "examples.length": "batch.length"}
-    return None if key.startswith("run.") else own.get(key, key)
-
-
-def _flat(table: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(table, dict):
-        return {prefix.removesuffix("."): table}
-    return {k: v for key, value in table.items() for k, v in _flat(value, f"{prefix}{key}.").items()}
-
-
-# ── shipped recipes ──────────────────────────────────────────────────────────────────────────────────────────
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _shipped() -> Any:
@@ -348,13 +338,46 @@ def names() -> list[str]:
 
 
 def text(name: str | Path) -> str:
-    """The text of a recipe, by name or file."""
-    return Source.read(name).text
+    """The text of a recipe, by file or by the name of a shipped one."""
+    path = Path(name)
+    if not path.is_file() and path.suffix != ".toml":
+        if str(name) not in names():
+            raise EverybertError(f"there is no recipe {str(name)!r}: give a .toml file, or one of {', '.join(names())}")
+        path = _shipped().joinpath(f"{name}.toml")
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise EverybertError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise EverybertError(f"{path} is not UTF-8 text (byte {error.start})") from error
 
 
 def summary(name: str) -> str:
     """The first line of a recipe's comment."""
     return text(name).splitlines()[0].lstrip("# ")
+
+
+@contextlib.contextmanager
+def located(name: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
+    """Add to an error about a key where it was given: in the file of this name, or as an override."""
+    try:
+        yield
+    except tomllib.TOMLDecodeError as error:
+        raise EverybertError(f"{name} is not valid TOML: {error}") from error
+    except KeyProblem as problem:
+        table, _, key = problem.key.rpartition(".")
+        where = f"{name}: [{table}] {key}" if table else f"{name}: {key}"
+        if (field := problem.key.replace(".", "__")) in overrides:
+            where = f"{problem.key}={overrides[field]}"
+        raise EverybertError(f"{where}: {problem.why}") from problem
+
+
+def read_value(text: str) -> Any:
+    """A value on the command line: TOML, a bare word, or none, which leaves an optional key out."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return None if text.strip() == "none" else text.strip()
 
 
 # ── tables that need more than their dataclass ───────────────────────────────────────────────────────────────
@@ -372,166 +395,85 @@ def _override(given: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any
     for key, alternative in (("budget", "steps"), ("steps", "budget")):
         if key in overrides:
             table.pop(alternative, None)
-    if "phase" in table and {"budget", "steps"} & overrides.keys():
-        # Phases by steps become shares, which scale with the new length of the run.
-        total = sum(row.get("steps", 0) for row in table["phase"])
-        table["phase"] = [{**row, "share": row["steps"] / total} if "steps" in row else row for row in table["phase"]]
-        table["phase"] = [{k: v for k, v in row.items() if k != "steps"} for row in table["phase"]]
     return table
 
 
-def parse_model(source: Source, table: dict[str, Any]) -> ModelSettings:
+def parse_model(table: dict[str, Any]) -> ModelSettings:
     """[model] mixes its own keys with fields of the encoder configuration."""
-    fixed = dict.fromkeys(("vocab_size", "pad_id"), "the corpus' tokenizer decides it")
-    fixed["position_offset"] = "the family and the tokenizer decide it"
     own = {f.name for f in dataclasses.fields(ModelSettings)} - {"changes"}
-    fields = {f.name for f in dataclasses.fields(EncoderConfig)} - own - set(fixed)
+    fields = {f.name for f in dataclasses.fields(EncoderConfig)}
     init = "init" in table
     for key in table:
-        why = fixed.get(key)
-        if why is None and key not in own | fields:
-            why = unknown(key, sorted(own | fields))
-        elif key in ("longformer", "window") and not init:
-            why = "needs init, the folder to start from"
-        elif init and key == "preset":
-            why = "contradicts init: the folder has its own configuration"
-        elif init and key in fields and "dropout" not in key:
-            why = "contradicts init: the folder's weights decide it"
-        if why:
-            raise source.refuse(key, why, "model")
+        if key in ("vocab_size", "pad_id", "position_offset"):
+            raise KeyProblem(f"model.{key}", "the corpus' tokenizer decides it")
+        if key not in own | fields:
+            raise KeyProblem(f"model.{key}", unknown(key, sorted(own | fields)))
+        if key in ("longformer", "window") and not init:
+            raise KeyProblem(f"model.{key}", "needs init, the folder to start from")
+        if init and (key == "preset" or (key in fields and "dropout" not in key)):
+            raise KeyProblem(f"model.{key}", "contradicts init: the folder decides it")
     shape = {k: v for k, v in table.items() if k in fields}
-    rest = {k: v for k, v in table.items() if k in own}
-    settings = source.build(ModelSettings, rest, "model", changes=tuple(sorted(shape.items())))
+    rest = {k: v for k, v in table.items() if k not in fields}
+    settings = build(ModelSettings, rest, "model", changes=tuple(sorted(shape.items())))
     if not init:
         try:
             base = preset(settings.preset) if settings.preset else EncoderConfig()
         except EverybertError as problem:
-            raise source.refuse("preset", str(problem), "model") from problem
-        source.build(EncoderConfig, shape | {k: v for k, v in vars(base).items() if k not in shape}, "model")
+            raise KeyProblem("model.preset", str(problem)) from problem
+        build(EncoderConfig, shape, "model", **{k: v for k, v in vars(base).items() if k not in shape})
     return settings
 
 
-def _mask(source: Source, table: dict[str, Any]) -> dict[str, Any]:
+def _mask(table: dict[str, Any]) -> dict[str, Any]:
     """[mask]: the corpus' masking settings, a rate that may change over the run, and the boundary objective."""
-    rate = pair(source.fit(table, "rate", float | Pair, "mask", 0.15))
-    boundary = source.fit(table, "boundary", bool, "mask", False)
+    rate = pair(fit(table.get("rate", 0.15), float | Pair, "mask.rate"))
+    boundary = fit(table.get("boundary", False), bool, "mask.boundary")
     rest = {k: v for k, v in table.items() if k not in ("rate", "boundary")}
-    masks = [source.build(MaskingConfig, rest | {"rate": r}, "mask") for r in rate]
+    masks = [build(MaskingConfig, rest | {"rate": r}, "mask") for r in rate]
     if boundary and masks[0].strategy != "span":
-        raise source.refuse("boundary", 'needs strategy = "span"', "mask")
+        raise KeyProblem("mask.boundary", 'needs strategy = "span"')
     return {"mask": masks[1], "mask_rate": rate, "boundary": boundary}
 
 
-def _phases(source: Source, table: dict[str, Any], batch: BatchSettings) -> tuple[tuple[Phase, ...], int | None]:
-    """The phases with their defaults filled in, and the number of steps if the phases define it."""
+def _phases(table: dict[str, Any], batch: BatchSettings) -> tuple[Phase, ...]:
+    """The phases, with their defaults filled in."""
     rows = table.get("phase", [{"share": 1.0}])
     if not isinstance(rows, list):
-        raise source.refuse("phase", "write [[phase]], with two brackets")
-    for i, row in enumerate(rows):
-        if ("share" in row) == ("steps" in row):
-            raise source.refuse("share", "a phase needs either its share of the run or its steps", "phase", i)
-        if source.fit(row, "steps", int, "phase", 1, i) < 1:
-            raise source.refuse("steps", "must be at least 1", "phase", i)
-    steps = None
-    if any("steps" in row for row in rows):
-        if not all("steps" in row for row in rows):
-            raise source.refuse("share", "some phases have steps and others a share; use one of the two", "phase")
-        if "budget" in table:
-            raise source.refuse("steps", "contradicts budget: give the phases shares", "phase")
-        steps = sum(row["steps"] for row in rows)
-        if table.get("steps", steps) != steps:
-            raise source.refuse("steps", f"is {table['steps']}, but the phases have {steps} together")
+        raise KeyProblem("phase", "write [[phase]], with two brackets")
     out = []
-    for i, row in enumerate(rows):
-        amounts = {key: row.get(key, getattr(batch, key)) for key in ("length", "tokens")}
-        own = source.build(BatchSettings, amounts, "phase", i, pack=batch.pack)
+    for number, row in enumerate(rows, 1):
+        where, amounts = f"phase {number}", {key: row.get(key, getattr(batch, key)) for key in ("length", "tokens")}
+        own = build(BatchSettings, amounts, where, pack=batch.pack)
         values = row | {"length": own.length, "tokens": pair(own.tokens)}
         if "rate" in row:
-            values["rate"] = pair(source.fit(row, "rate", float | Pair, "phase", index=i))
-        if steps:
-            values["share"] = values.pop("steps") / steps
-        out.append(source.build(Phase, values, "phase", i))
+            values["rate"] = pair(fit(row["rate"], float | Pair, f"{where}.rate"))
+        if "share" not in row:
+            raise KeyProblem(f"{where}.share", "give each phase its share of the run's steps")
+        out.append(build(Phase, values, where))
     total = sum(phase.share for phase in out)
     if abs(total - 1) > 1e-6:
-        raise source.refuse("share", f"the phases' shares add up to {total:g}, not 1", "phase", len(out) - 1)
-    return tuple(out), steps
+        raise KeyProblem("phase.share", f"the phases' shares add up to {total:g}, not 1")
+    return tuple(out)
 
 
-# ── TOML to dataclasses ──────────────────────────────────────────────────────────────────────────────────────
+# ── values to dataclasses ────────────────────────────────────────────────────────────────────────────────────
 
 
-class Source:
-    """A TOML file and its text, so that an error can name the line of a key."""
-
-    def __init__(self, text: str, name: str) -> None:
-        self.text, self.name = text, name
-        try:
-            self.table: dict[str, Any] = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise EverybertError(f"{name} is not valid TOML: {error}") from error
-
-    @classmethod
-    def read(cls, name: str | Path) -> Source:
-        """Read a file, or a shipped recipe by its name."""
-        path = Path(name)
-        if not path.is_file() and path.suffix != ".toml":
-            if str(name) not in names():
-                known = ", ".join(names())
-                raise EverybertError(f"there is no recipe {str(name)!r}: give a .toml file, or one of {known}")
-            return cls(_shipped().joinpath(f"{name}.toml").read_text("utf-8"), f"{name}.toml")
-        try:
-            return cls(path.read_text("utf-8"), str(path))
-        except OSError as error:
-            raise EverybertError(f"{path} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise EverybertError(f"{path} is not UTF-8 text (byte {error.start})") from error
-
-    def refuse(self, key: str, why: str, table: str = "", index: int = 0) -> EverybertError:
-        """The error about a key, with its line."""
-        line = self.line(key, table, index)
-        where = f"{self.name}, line {line}" if line else self.name
-        shown = f"[{table}] {key}" if table else key
-        return EverybertError(f"{where}: {shown}: {why}")
-
-    def line(self, key: str, table: str = "", index: int = 0) -> int | None:
-        """The line of a key in a table (in the index-th table of that name), or None."""
-        here, seen = table == "", -1
-        fallback = None
-        key = key.split(".")[0]
-        for number, line in enumerate(self.text.splitlines(), 1):
-            header = re.match(r"\s*\[\[?\s*([^\]]+?)\s*\]\]?\s*(#.*)?$", line)
-            if header:
-                seen += header[1] == table
-                here = header[1] == table and seen == index
-                fallback = number if here or (not table and header[1] == key) else fallback
-            elif here and re.match(rf"""\s*["']?{re.escape(key)}["']?\s*[=.]""", line):
-                return number
-            elif not here and table and re.match(rf"\s*{re.escape(table)}\s*\.\s*{re.escape(key)}\s*=", line):
-                return number
-        return fallback
-
-    def fit(self, values: dict[str, Any], key: str, hint: Any, table: str, default: Any = None, index: int = 0) -> Any:
-        """The value of a key as a type, or the default."""
-        try:
-            return fit(values[key], hint) if key in values else default
-        except TypeError as error:
-            raise self.refuse(key, str(error), table, index) from error
-
-    def build(self, kind: type[T], values: dict[str, Any], table: str = "", index: int = 0, **fixed: Any) -> T:
-        """A dataclass from the values of a table; `fixed` are fields that the table does not have."""
-        hints = get_type_hints(kind)
-        known = [f.name for f in dataclasses.fields(kind) if f.name not in fixed]  # type: ignore[arg-type]
-        for key in values:
-            if key not in known:
-                raise self.refuse(key, unknown(key, known), table, index)
-        ready = {key: self.fit(values, key, hints[key], table, index=index) for key in values}
-        try:
-            return kind(**ready, **fixed)
-        except KeyProblem as problem:
-            raise self.refuse(problem.key, problem.why, table, index) from problem
-        except EverybertError as problem:  # a dataclass of another room, whose message names the field
-            key = next((k for k in ready if k in str(problem)), next(iter(ready), table))
-            raise self.refuse(key, str(problem), table, index) from problem
+def build(kind: type[T], values: dict[str, Any], table: str = "", **fixed: Any) -> T:
+    """A dataclass from the values of a table; `fixed` are fields that the table does not have."""
+    hints, prefix = get_type_hints(kind), f"{table}." if table else ""
+    known = [f.name for f in dataclasses.fields(kind) if f.name not in fixed]  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise KeyProblem(prefix + key, unknown(key, known))
+    ready = {key: fit(value, hints[key], prefix + key) for key, value in values.items()}
+    try:
+        return kind(**ready, **fixed)
+    except KeyProblem as problem:
+        raise KeyProblem(prefix + problem.key, problem.why) from problem
+    except EverybertError as problem:  # a dataclass of another room, whose message names the field
+        key = next((k for k in ready if k in str(problem)), next(iter(ready), ""))
+        raise KeyProblem(prefix + key, str(problem)) from problem
 
 
 def unknown(key: str, known: Sequence[str]) -> str:
@@ -540,34 +482,34 @@ def unknown(key: str, known: Sequence[str]) -> str:
     return f"there is no such key; {f'did you mean {close[0]}?' if close else 'known: ' + ', '.join(known)}"
 
 
-def fit(value: Any, hint: Any) -> Any:
-    """A TOML value as the type of a field (lists become tuples, integers floats); TypeError if it does not fit."""
+def fit(value: Any, hint: Any, key: str) -> Any:
+    """A TOML value as the type of a field: lists become tuples, whole numbers floats. Other types are refused."""
+    try:
+        return _as(value, hint)
+    except TypeError as wanted:
+        raise KeyProblem(key, f"must be {wanted}, not {value!r}") from None
+
+
+def _as(value: Any, hint: Any) -> Any:
+    """The value as a type; TypeError says what it must be."""
     origin, parts = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return value
-    if origin is Literal:
-        if value in parts:
-            return value
-        raise TypeError(f"must be one of {', '.join(map(str, parts))}, not {value!r}")
+    if origin is Literal and value not in parts:
+        raise TypeError(f"one of {', '.join(map(str, parts))}")
     if origin in (Union, types.UnionType):
-        problems = []
+        wanted = []
         for part in parts:
             try:
-                return fit(value, part)
+                return _as(value, part)
             except TypeError as error:
-                problems.append(str(error))
-        raise TypeError(" or ".join(dict.fromkeys(p for p in problems if "nothing" not in p)))
+                wanted.append(str(error))
+        raise TypeError(" or ".join(kind for kind in wanted if kind != "nothing"))
     if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise TypeError(f"must be a list, not {value!r}")
-        if parts[-1] is Ellipsis:
-            parts = parts[:1] * len(value)
-        if len(value) != len(parts):
-            raise TypeError(f"must be a list of {len(parts)}, not {value!r}")
-        return tuple(fit(v, p) for v, p in zip(value, parts))
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        if not isinstance(value, list | tuple) or (parts[-1] is not ... and len(value) != len(parts)):
+            raise TypeError("a list" if parts[-1] is ... else f"a list of {len(parts)}")
+        return tuple(_as(v, p) for v, p in zip(value, parts[:1] * len(value) if parts[-1] is ... else parts))
+    if origin is Literal or (isinstance(value, hint) and not (hint is int and isinstance(value, bool))):
         return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", type(None): "nothing"}
-    raise TypeError(f"must be {names.get(hint, hint)}, not {value!r}")
+    raise TypeError(names[hint])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,10 +19,6 @@ from everybert.model.graphs import Recorder
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 
-if TYPE_CHECKING:
-    from everybert.training.distributed import World
-
-T = TypeVar("T")
 LossFunction = Callable[[Network, Ragged], tuple[Tensor, Tensor]]
 """(network, batch) → (the loss to differentiate, a vector of figures to log)."""
 
@@ -46,14 +41,14 @@ class Compute:
             raise EverybertError("compile needs a CUDA device and bfloat16: without them attention works by lengths")
         self.master = network.to(self.device, torch.float32)
         self.network = self.master if dtype == torch.float32 else copy.deepcopy(self.master).to(dtype)
-        self.loss = torch.compile(loss, dynamic=False) if compile else loss
-        self.compiled = compile
-        self.recorder = Recorder() if graphs else None
+        self.compiled = compile and network.config.relative == "none"  # else attention works by lengths, on the host
+        self.loss = torch.compile(loss, dynamic=False) if self.compiled else loss
+        self.recorder = Recorder() if graphs and network.config.relative == "none" else None
         pairs = zip(self.master.parameters(), self.network.parameters())
         self.pairs = [(big, small) for big, small in pairs if big is not small and big.requires_grad]
 
-    def run(self, batch: Ragged, last: bool = True) -> Tensor:
-        """Forward and backward of one pack, the last of the step or not. Returns the figures to log, detached."""
+    def run(self, batch: Ragged) -> Tensor:
+        """Forward and backward of one pack. Returns the figures to log, detached."""
         if self.compiled:
             batch = steady(batch)
         if self.recorder is not None:
@@ -83,18 +78,6 @@ class Compute:
             return figures.clone()
 
         return recorder.run(work, batch, self.device, take)
-
-    def reduce(self, world: World) -> None:
-        """Sum the gradients of the step over the ranks."""
-        world.sum_gradients([p for p in self.master.parameters() if p.requires_grad])
-
-    def apply(self, work: Callable[[Network], T]) -> T:
-        """Call a function with the network, for example to evaluate it."""
-        return work(self.network)
-
-    def whole(self) -> Network | None:
-        """The trained network, on the first rank."""
-        return self.master
 
     @torch.no_grad()
     def _collect(self) -> None:

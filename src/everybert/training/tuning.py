@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -48,18 +47,13 @@ from everybert.training.optim import Optimizer, OptimizerConfig
 from everybert.training.recipe import RunSettings
 from everybert.training.step import Compute
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 ADAPTER = "default"
 """The name of a freshly trained adapter."""
-ALONE = World()
 USUAL_SIZE = 0.07
 """Published encoders' weights (W₁, root mean square) are no larger; those of a long run with Muon may be."""
 FILL = 256
 """On CUDA the tokens of a batch are rounded up to a multiple of this, so that recordings see few shapes."""
-DTYPES = {
-    **{"bfloat16": torch.bfloat16, "bf16": torch.bfloat16},
-    **{"float32": torch.float32, "fp32": torch.float32},
-}
+DTYPES = {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16, "float32": torch.float32, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -67,9 +61,9 @@ class Settings:
     """How to fine-tune. None: the default depends on the mode and the size of the model."""
 
     mode: str = "full"
-    """What is trained: full, all weights; top:K, the last K layers and the head; frozen, the head alone; lora."""
+    """full: all weights; top:K: the last K layers and the head; frozen: the head; lora."""
     epochs: int | None = None
-    """Passes over the training examples: 3 by default, 30 for frozen, whose epochs cost little."""
+    """Passes over the training examples. None: 3, up to 30 if there are fewer than 10,000; 30 for frozen."""
     lr: float | None = None
     """The highest learning rate."""
     batch_size: int = 32
@@ -93,47 +87,36 @@ class Settings:
     evaluations: int = 1
     """Evaluations on the dev set per epoch; the weights with the best score are kept."""
     features: str = "last"
-    """frozen: the hidden states that the head reads: last layer, or the sum or the concat of the last four."""
+    """frozen: what the head reads: embeddings, second-to-last, last, weighted (all), sum or concat (last four)."""
     pool: str = "mean"
     """frozen: how a text becomes one vector: the mean over its tokens, or the first token (cls)."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """lora: the configuration of the adapter."""
-    teacher: str | None = None
-    """A model fine-tuned for the same labels, whose predictions are learnt beside them (classify, regress)."""
     start: str | None = None
     """lora: the folder of an adapter to continue from, trained on the same base for the same labels."""
     device: str | None = None
     """None: CUDA if there is a GPU."""
     dtype: str | None = None
     """bfloat16 (bf16) or float32 (fp32); None: bfloat16 on CUDA, float32 elsewhere."""
-    compile: bool = False
-    """torch.compile the step."""
     log_every: int = 10
     """Steps between the losses that the history keeps."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"full|frozen|lora|top:[1-9]\d*", self.mode):
             raise EverybertError(f"mode is full, top:K, frozen or lora, not {self.mode!r}")
-        counted = {"epochs": self.rounds} | {
-            name: getattr(self, name) for name in ("batch_size", "accumulate", "evaluations", "log_every")
-        }
-        for name, value in counted.items():
-            if value < 1:
+        for name in ("epochs", "batch_size", "accumulate", "evaluations", "log_every"):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise EverybertError(f"{name} must be at least 1, not {value}")
         if self.lr is not None and not 0 < self.lr < 1:
             raise EverybertError(f"lr must lie between 0 and 1, not {self.lr}")
         if not 0 <= self.warmup < 1 or not 0 < self.layer_decay <= 1:
             raise EverybertError("warmup lies in [0, 1) and layer_decay in (0, 1]")
-        if self.dtype in ("float16", "fp16", "half"):
-            raise EverybertError("float16 needs loss scaling, which fine-tuning does not have; use bfloat16 or float32")
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise EverybertError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
-        if self.start is not None and self.mode != "lora":
-            raise EverybertError("start is an adapter to continue from, which only mode lora does")
+        if self.dtype is not None and self.dtype not in DTYPES:  # float16 would need loss scaling
+            raise EverybertError(f"fine-tuning has no dtype {self.dtype!r}; it has {', '.join(DTYPES)}")
+        if self.start is not None and (self.mode != "lora" or self.new_pooler):
+            raise EverybertError("start is an adapter to continue from: use mode lora, without new_pooler")
         if self.mode == "lora" and self.reinit:
             raise EverybertError("an adapter has no encoder layers, so mode lora takes no reinit: use full or top:K")
-        if self.start is not None and self.new_pooler:
-            raise EverybertError("the adapter to continue from has its pooler, so mode lora takes no new_pooler here")
 
     @property
     def rounds(self) -> int:
@@ -153,7 +136,8 @@ class FullMode:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.top = int(settings.mode[4:]) if settings.mode.startswith("top:") else None
+        kind, _, top = settings.mode.partition(":")
+        self.top = int(top) if kind == "top" else None
 
     def peak(self, network: Network) -> float:
         """The default learning rate: smaller encoders take larger steps.
@@ -187,14 +171,14 @@ class FullMode:
         for name, parameter in network.named_parameters():
             if rate(name) == 0.0:  # before the half-precision copy is made, so that it computes no gradient either
                 parameter.requires_grad_(False)
-        if network.pooler is not None and (task.head is None or not network.reads_pooler(task.head)):
+        if network.pooler is not None and not reads_pooler(network, task):
             network.pooler.requires_grad_(False)  # nothing reads it
 
     def features(self, network: Network, task: Task, features: Features) -> Features:
         """What is computed once from the sequences of a data set."""
         return features
 
-    def save(self, network: Network, data: Data, task: Task, folder: Path, extras: Mapping[str, Any] = NOTHING) -> None:
+    def save(self, network: Network, data: Data, task: Task, folder: Path, extras: Any = None) -> None:
         """Write what was trained: a model folder."""
         save_network(
             network,
@@ -202,7 +186,7 @@ class FullMode:
             tokenizer=data.tokenizer,
             labels=list(task.labels) if task.labels and str(task.head) in network.heads else None,
             problem_type=task.problem_type,
-            extras={"task": task.state(), **extras},
+            extras={"task": task.state(), **(extras or {})},
             raw_config=read_config(data.folder)[1],
         )
         if vectors := task.sentence_pooling():
@@ -230,16 +214,18 @@ class FrozenMode(FullMode):
     def features(self, network: Network, task: Task, features: Features) -> Features:
         """The features that the head reads, in half precision."""
         head = network.heads[str(task.head)]
-        output, head.output = head.output, nn.Identity()  # the engine then returns the features themselves
+        output, mix = head.output, head.mix
+        head.output = nn.Identity()  # the engine then returns the features themselves
+        head.mix = None  # type: ignore[assignment]
         try:
             found = [x.astype(np.float16) for x in task.run(network, features)]
         finally:
-            head.output = output
+            head.output, head.mix = output, mix
         if task.head in SEQUENCE_HEADS:
             return features.with_targets(features_B=np.stack(found))
         return features.with_targets(features_T=found)
 
-    def save(self, network: Network, data: Data, task: Task, folder: Path, extras: Mapping[str, Any] = NOTHING) -> None:
+    def save(self, network: Network, data: Data, task: Task, folder: Path, extras: Any = None) -> None:
         """A model folder; a head that `transformers` does not have is written to a separate file."""
         name = str(task.head)
         head = network.heads[name]
@@ -291,9 +277,9 @@ class LoraMode(FullMode):
         if shapes[0] != shapes[1]:
             raise EverybertError(f"{start} is an adapter for another task or other labels; start without it")
 
-    def save(self, network: Network, data: Data, task: Task, folder: Path, extras: Mapping[str, Any] = NOTHING) -> None:
+    def save(self, network: Network, data: Data, task: Task, folder: Path, extras: Any = None) -> None:
         """The adapter's folder."""
-        save_adapter(self.adapters, ADAPTER, folder, base=str(data.folder), extras={"task": task.state(), **extras})
+        save_adapter(self.adapters, ADAPTER, folder, base=str(data.folder), extras={"task": task.state()})
 
 
 MODES = {"full": FullMode, "top": FullMode, "frozen": FrozenMode, "lora": LoraMode}
@@ -307,13 +293,14 @@ def reads_pooler(network: Network, task: Task) -> bool:
 def renew(network: Network, task: Task, settings: Settings) -> None:
     """Initialise the layers and the pooler that start from fresh weights."""
     config = network.config
-    if config.layer_groups is not None and (
-        settings.mode.startswith("top:") or settings.reinit or settings.layer_decay != 1.0
-    ):
+    by_layer = settings.mode.startswith("top:") or settings.reinit or settings.layer_decay != 1.0
+    if config.layer_groups is not None and by_layer:
         raise EverybertError("this model's layers share their weights: top:K, reinit and layer_decay do not apply")
     if settings.reinit > config.layers:
         raise EverybertError(f"reinit {settings.reinit} is more than the model's {config.layers} layers")
-    for layer in list(network.encoder.layers)[config.layers - settings.reinit :] if settings.reinit else []:
+    if config.causal is True and settings.mode != "frozen" and task.head in SEQUENCE_HEADS:
+        raise EverybertError("the first token of a left-to-right model sees only itself: use --mode frozen")
+    for layer in list(network.encoder.layers)[config.layers - settings.reinit :]:
         initialise(layer, config)
     pooler = settings.reinit or (settings.new_pooler and reads_pooler(network, task))
     if pooler and network.pooler is not None:
@@ -335,10 +322,9 @@ class Data:
     train_examples: Examples
     dev_examples: Examples
     notes: tuple[str, ...] = ()
-    cache: dict[Any, tuple[Features, Features]] = field(default_factory=dict)
-    """Mode frozen: what the head reads, computed by the first run."""
-    taught: dict[str, Features] = field(default_factory=dict)
-    """By teacher: the training set with its predictions, computed by the first run."""
+    allow_pickle: bool = False
+    cache: dict[Any, list[Features]] = field(default_factory=dict)
+    """Mode frozen: what the head reads in both sets, computed by the first run."""
 
 
 @dataclass
@@ -372,29 +358,21 @@ class Run:
 def tune(
     data: Data, network: Network, settings: Settings, seed: int = 0, fresh_pooler: bool = False, quiet: bool = False
 ) -> Run:
-    """Train one network, which has the task's head.
-
-    Under `torchrun` the ranks share each step's examples, and all end with the best weights of the first rank.
-    """
+    """Train one network, which has the task's head."""
     task, dev = data.task, data.dev_examples
-    world = World.join()
-    if world.size > 1 and task.batch_loss:
-        raise EverybertError(f"{task.name} compares all texts of a batch, which ranks would split: run one process")
-    device = world.device(settings.device)
+    device = World().device(settings.device)
     dtype, mode = settings.torch_dtype(device), MODES[settings.mode.partition(":")[0]](settings)
     network.to(device)
     peak = settings.lr if settings.lr is not None else mode.peak(network)
     renew(network, task, settings)
     mode.prepare(network, task, fresh_pooler)
-    cache = {} if settings.reinit else data.cache  # renewed layers differ from seed to seed
-    key = (settings.mode, settings.features, settings.pool, settings.teacher)
-    if key not in cache:
-        both = [mode.features(network, task, features) for features in (data.train, data.dev)]
-        cache[key] = (both[0], both[1])
-    train_features, dev_features = cache[key]
+    key = (settings.mode, settings.features, settings.pool)
+    if key not in data.cache or settings.reinit:  # renewed layers differ from seed to seed
+        data.cache[key] = [mode.features(network, task, features) for features in (data.train, data.dev)]
+    train_features, dev_features = data.cache[key]
 
-    graphs = device.type == "cuda" and dtype != torch.float32 and not settings.compile
-    compute = Compute(network, _loss(task), device, dtype, settings.compile, graphs)
+    graphs = device.type == "cuda" and dtype != torch.float32
+    compute = Compute(network, _loss(task), device, dtype, graphs=graphs)
     config = OptimizerConfig(eps=1e-8, weight_decay=settings.weight_decay, clip=settings.clip)
     optimizer = Optimizer(compute.master, config, mode.rates(network.config))
     each = math.ceil(len(train_features) / settings.batch_size)
@@ -403,7 +381,7 @@ def tune(
     job = Job(
         compute=compute,
         optimizer=optimizer,
-        steps=lambda at: steps(task, train_features, settings, seed, device, network.config.pad_id, at.step, world),
+        steps=lambda at: steps(task, train_features, settings, seed, device, network.config.pad_id, at.step),
         lr=lambda at: peak * linear(at.step, settings.warmup, each * settings.rounds),
         save=lambda at: None,
         names=("loss",),
@@ -418,20 +396,16 @@ def tune(
         seed=seed,
         memory_hint="lower batch_size, or raise accumulate",
         guard_hint="lower lr, or raise warmup",
-        world=world,
     )
-    history = History(quiet or not world.first)
-    with history:
-        finished = train(job, progress, history)
-    best.restore(world)
+    with Logs(quiet=quiet) as logs:
+        finished = train(job, progress, logs)
+    best.restore()
     task = task.tuned(compute.network, dev_features, dev)
-    scores = task.score(compute.network, dev_features, dev)
-    scores = dict(zip(scores, world.agree(*scores.values())))
     return Run(
         seed=seed,
-        scores=scores,
+        scores=task.score(compute.network, dev_features, dev),
         epoch=best.epoch,
-        history=history.rows,
+        history=logs.rows,
         network=compute.master.eval(),
         task=task,
         mode=mode,
@@ -450,11 +424,8 @@ def steps(
     device: torch.device,
     pad_id: int,
     start: int = 0,
-    world: World = ALONE,
 ) -> Iterator[Step]:
-    """The batches of every step from `start`: `batch_size` examples in the order of the epoch, in `accumulate` parts
-    on each rank.
-    """
+    """The batches of every step from `start`: `batch_size` examples in the epoch's order, in `accumulate` parts."""
     size = settings.batch_size
     each = math.ceil(len(features) / size)
     fill = min(FILL, features.size) if device.type == "cuda" else None
@@ -464,8 +435,7 @@ def steps(
             which = order[first : first + size]
             total = task.share(features, which)
             items = []
-            parts = np.array_split(which, min(settings.accumulate * world.size, len(which)))
-            for number, part in list(enumerate(parts))[world.rank :: world.size]:
+            for number, part in enumerate(np.array_split(which, min(settings.accumulate, len(which)))):
                 share = task.share(features, part) / total if total else 0.0
                 ragged = batch(features, part, fill=fill, pad_id=pad_id, share=share)
                 real = len(ragged.tokens_T) - (ragged.lengths[-1] if fill else 0)
@@ -491,48 +461,48 @@ def linear(step: int, warmup: float, total: int) -> float:
     return max(0.0, (total - step) / max(1, total - warm))
 
 
-class History(Logs):
-    """Logs that are kept in memory."""
-
-    def __init__(self, quiet: bool) -> None:
-        super().__init__(None, quiet=quiet)
-        self.rows: list[dict[str, Any]] = []
-
-    def write(self, step: int, values: dict[str, Any]) -> None:
-        """Keep the row."""
-        self.rows.append({"step": step, **values})
-
-
 class BestWeights:
-    """Scores the dev set every epoch, or more often, and keeps the weights with the best score."""
+    """Scores the dev set every epoch, or more often, and keeps the best weights: of equal scores, the lower loss."""
 
     def __init__(
         self, task: Task, compute: Compute, features: Features, dev: Examples, each: int, patience: int | None
     ) -> None:
         self.task, self.compute, self.features, self.dev, self.each = task, compute, features, dev, each
         self.patience = patience
-        self.best: float | None = None
+        self.best: tuple[float, float] | None = None
         self.epoch = self.step = 0
         self.weights: dict[str, Tensor] = {}
 
-    def evaluate(self, progress: Progress) -> tuple[float, dict[str, float]]:
-        """(−score, scores); ends the run when patience is over."""
+    def evaluate(self, progress: Progress) -> dict[str, float]:
+        """The scores; ends the run when patience is over."""
         scores = self.task.score(self.compute.network, self.features, self.dev)
         score, epoch = scores[self.task.metric], math.ceil(progress.step / self.each)
-        if self.best is None or score > self.best:
-            self.best, self.epoch, self.step = score, epoch, progress.step
-            trained = self.compute.master.named_parameters()
-            self.weights = {name: p.detach().clone() for name, p in trained if p.requires_grad}
+        rose = self.best is None or score > self.best[0]
+        if self.best is None or score >= self.best[0]:
+            found = (score, -self.loss())
+            if self.best is None or found > self.best:
+                self.best, self.epoch = found, epoch
+                trained = self.compute.master.named_parameters()
+                self.weights = {name: p.detach().clone() for name, p in trained if p.requires_grad}
+        if rose:
+            self.step = progress.step
         elif self.patience is not None and progress.step - self.step >= self.patience * self.each:
             progress.total = progress.step
-        return -score, scores
+        return scores
 
     @torch.no_grad()
-    def restore(self, world: World) -> None:
-        """Load the best weights, on every rank; the last ones stay if no epoch was finished."""
+    def loss(self) -> float:
+        """The mean loss on the dev set."""
+        network, total = self.compute.network, 0.0
+        for which in np.array_split(np.arange(len(self.features)), max(1, len(self.features) // 32)):
+            ragged = batch(self.features, which, share=len(which) / len(self.features)).to(self.compute.device)
+            total += float(_loss(self.task)(network, ragged)[0])
+        return total
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Load the best weights; the last ones stay if no epoch was finished."""
         for name, parameter in self.compute.master.named_parameters():
             if name in self.weights:
                 parameter.copy_(self.weights[name])
-        world.share([p for p in self.compute.master.parameters() if p.requires_grad])
-        self.epoch = int(world.agree(self.epoch)[0])
         self.compute.refresh()
