@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from everybert.errors import EverybertError
 from everybert.store.hub import resolve
 from everybert.store.huggingface import read_config
 from everybert.tasks import dataset, task_class
-from everybert.tasks import words as wording
 from everybert.tasks.dataset import Examples, Source
 from everybert.text.tokenizer import Tokenizer
 
@@ -22,7 +22,6 @@ SHOWN = 3
 """Examples of a finding."""
 FEW = 10
 """A label with fewer examples than this is hard to learn."""
-EDGES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 @dataclass(frozen=True)
@@ -39,16 +38,8 @@ class Finding:
     examples: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"{self.severity}: {self.message}"]
-        lines += [f"    {example}" for example in self.examples]
+        lines = [f"{self.severity}: {self.message}", *(f"    {example}" for example in self.examples)]
         return "\n".join([*lines, f"    → {self.remedy}"] if self.remedy else lines)
-
-
-def finding(severity: Severity, kind: str, message: str, remedy: str, examples: Sequence[str]) -> list[Finding]:
-    """A finding about as many rows as there are examples, the first of which are shown; none without examples."""
-    lines = [" ".join(str(e).split()) for e in examples[:SHOWN]]
-    shown = tuple(line if len(line) <= 160 else line[:159] + "…" for line in lines)
-    return [Finding(severity, kind, message, remedy, len(examples), shown)] if examples else []
 
 
 @dataclass(frozen=True)
@@ -61,67 +52,91 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     labels: dict[str, dict[str, int]] = field(default_factory=dict)
     """For each set, how often each label occurs."""
-    lengths: dict[str, list[tuple[int | None, int]]] = field(default_factory=dict)
-    """For each set, (tokens up to, examples): the histogram of lengths; None is more than the last."""
+    lengths: dict[str, dict[str, int]] = field(default_factory=dict)
+    """For each set, the tokens of its inputs: median, 95th percentile, longest."""
     window: int | None = None
 
-    @property
-    def healthy(self) -> bool:
-        """No error and no warning."""
-        return all(f.severity == "note" for f in self.findings)
-
-    def state(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
     def __str__(self) -> str:
-        return "\n".join(map(str, self.findings)) or "nothing is wrong"
+        return "\n".join(map(str, self.findings))
 
 
-def examine(
+@dataclass(frozen=True)
+class View:
+    """How the doctor reads the examples of a task."""
+
+    sequences: Callable[[Any], Sequence[str | tuple[str, str]]] = lambda given: [given]
+    """The texts and pairs that the model reads for an input."""
+    labels: Callable[[Any], Iterable[str]] = lambda target: ()
+    """The labels of a target."""
+    target: Callable[[Any], str] = str
+    """Equal for targets that are the same."""
+    least: int = 1
+    """Words of an input that should not occur twice."""
+    contexts: bool = False
+    """Whether the second text is a context that several inputs share."""
+    cuts: bool = False
+    """Whether long inputs are truncated rather than read in windows."""
+
+    def texts(self, given: Any) -> list[str]:
+        """The different texts of an input."""
+        each = ([s] if isinstance(s, str) else s for s in self.sequences(given))
+        return list(dict.fromkeys(text for texts in each for text in texts))
+
+    def key(self, given: Any) -> tuple[str, ...]:
+        """Equal for inputs that differ in case and white space only; empty for those that may well occur twice."""
+        texts = self.texts(given)
+        return tuple(map(plain, texts)) if sum(len(text.split()) for text in texts) >= self.least else ()
+
+
+def doctor(
     task: str,
-    train: Source,
+    data: Source,
     dev: Source | None = None,
     model: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
-    window: int | None = None,
 ) -> Diagnosis:
     """Check labelled data. With a `model`, lengths and pieces are those of its tokenizer."""
-    task_class(task)
+    kind = task_class(task)
     view = VIEWS[task]
-    sources = {"train": train} if dev is None else {"train": train, "dev": dev}
-    sets = {name: view.read(task, source, columns) for name, source in sources.items()}
-    findings: list[Finding] = []
+    sources = {"train": data} if dev is None else {"train": data, "dev": dev}
+    sets = {name: kind.read(source, columns, skip_bad=True) for name, source in sources.items()}
+    counts = {name: Counter(x for t in e.targets for x in view.labels(t)) for name, e in sets.items()}
+    findings: list[Finding] = check_labels(counts["train"])
     for name, examples in sets.items():
         message = f"{len(examples.bad)} rows of {name} cannot be used"
-        findings += finding("error", "bad rows", message, "fix them, or train with skip_bad", examples.bad)
+        findings += finding("error", "bad rows", message, "fix them, or leave them out (--skip-bad)", examples.bad)
+        findings += [Finding("note", "reading", note) for note in examples.notes]
         findings += check_repeats(name, view, examples)
-        findings += view.check(name, examples)
-    labels = {name: dict(found.most_common()) for name, e in sets.items() if (found := view.labels(e))}
-    if labels:
-        findings += view.check_labels(labels["train"], sets["train"])
-    if "dev" in labels and view.open:
-        findings += check_unseen(labels["train"], labels["dev"])
+    try:  # what training itself refuses
+        kind.fit(sets["train"])
+        if "dev" in sets:
+            dataset.label_ids(sorted(counts["dev"]), sorted(counts["train"]), sets["dev"].where)
+    except EverybertError as error:
+        findings.append(Finding("error", "labels", str(error)))
     if "dev" in sets:
         findings += check_leaks(view, sets["train"], sets["dev"])
-    lengths: dict[str, list[tuple[int | None, int]]] = {}
+    lengths, window = {}, None
     if model is not None:
         folder = resolve(model)
-        tokenizer, most = Tokenizer.load(folder), read_config(folder)[0].max_positions
-        window = min(window or most, most)
+        tokenizer, window = Tokenizer.load(folder), read_config(folder)[0].max_positions
         for name, examples in sets.items():
-            sizes, more = check_tokens(name, view, examples, tokenizer, window)
+            lengths[name], more = check_tokens(name, view, examples, tokenizer, window)
             findings += more
-            lengths[name] = histogram(sizes)
-    order = {"error": 0, "warning": 1, "note": 2}
-    findings.sort(key=lambda f: order[f.severity])
-    rows = {name: len(examples) for name, examples in sets.items()}
-    return Diagnosis(task, rows, tuple(findings), labels, lengths, window)
+    findings.sort(key=lambda f: ("error", "warning", "note").index(f.severity))
+    labels = {name: dict(found.most_common()) for name, found in counts.items() if found}
+    return Diagnosis(task, {n: len(e) for n, e in sets.items()}, tuple(findings), labels, lengths, window)
 
 
-def key_of(view: View, given: Any) -> tuple[str, ...]:
-    """Equal for inputs that differ in case and white space only."""
-    return tuple(" ".join(text.casefold().split()) for text in view.texts(given))
+def plain(text: str) -> str:
+    """Equal for texts that differ in case and white space only."""
+    return " ".join(text.casefold().split())
+
+
+def finding(severity: Severity, kind: str, message: str, remedy: str, examples: Sequence[str]) -> list[Finding]:
+    """A finding about as many rows as there are examples, the first of which are shown; none without examples."""
+    lines = [" ".join(str(e).split()) for e in examples[:SHOWN]]
+    shown = tuple(line if len(line) <= 160 else line[:159] + "…" for line in lines)
+    return [Finding(severity, kind, message, remedy, len(examples), shown)] if examples else []
 
 
 # ── checks of every task ─────────────────────────────────────────────────────────────────────────────────────
@@ -131,8 +146,8 @@ def check_repeats(name: str, view: View, examples: Examples) -> list[Finding]:
     """Inputs that occur more than once, and those of them whose targets differ."""
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for i, given in enumerate(examples.inputs):
-        if not view.trivial(given):
-            groups[key_of(view, given)].append(i)
+        if key := view.key(given):
+            groups[key].append(i)
     extra, same, conflicts = 0, [], []
     for key, rows in groups.items():
         targets = sorted({view.target(examples.targets[i]) for i in rows})
@@ -143,8 +158,7 @@ def check_repeats(name: str, view: View, examples: Examples) -> list[Finding]:
             extra += len(rows) - 1
             same.append(f"{len(rows)} times: {' / '.join(key)}")
     message = f"{len(conflicts)} texts of {name} occur with different labels"
-    remedy = "decide on one label, or remove them"
-    findings = finding("warning", "conflicts", message, remedy, conflicts if view.one_target else [])
+    findings = finding("warning", "conflicts", message, "decide on one label, or remove them", conflicts)
     share = extra / len(examples)
     message = f"{extra} rows of {name} ({share:.1%}) repeat another row"
     severity: Severity = "warning" if share > 0.01 else "note"
@@ -153,255 +167,78 @@ def check_repeats(name: str, view: View, examples: Examples) -> list[Finding]:
 
 def check_leaks(view: View, train: Examples, dev: Examples) -> list[Finding]:
     """Dev inputs that are in the training set; for questions, contexts too."""
-    seen = {key_of(view, given) for given in train.inputs}
-    found = [given for given in dev.inputs if key_of(view, given) in seen and not view.trivial(given)]
+    seen = set(map(view.key, train.inputs)) - {()}
+    found = [" / ".join(view.texts(given)) for given in dev.inputs if view.key(given) in seen]
     share = len(found) / len(dev)
     severity: Severity = "error" if share > 0.01 else "warning"
     message = f"{len(found)} rows of dev ({share:.1%}) are in train too: scores will be too high"
-    shown = [" / ".join(view.texts(given)) for given in found]
-    findings = finding(severity, "leakage", message, "remove them from one of the two", shown)
-    if not view.contexts:
-        return findings
-    contexts = {key[1] for key in seen}
-    shared = sorted({q.context for q in dev.inputs if key_of(view, q)[1] in contexts})
-    message = f"{len(shared)} contexts are in train and dev"
-    return findings + finding("warning", "leakage", message, "split by context, not by question", shared)
+    findings = finding(severity, "leakage", message, "remove them from one of the two", found)
+    if view.contexts:
+        contexts = {key[-1] for key in seen}
+        shared = sorted({q.context for q in dev.inputs if plain(q.context) in contexts})
+        message = f"{len(shared)} contexts are in train and dev"
+        findings += finding("warning", "leakage", message, "split by context, not by question", shared)
+    return findings
 
 
-def check_tokens(
-    name: str, view: View, examples: Examples, tokenizer: Tokenizer, window: int
-) -> tuple[list[int], list[Finding]]:
-    """(tokens of each input, findings): lengths against the window, tokens per word, unknown tokens."""
-    flat = [view.texts(given) for given in examples.inputs]
-    texts = [text for each in flat for text in each]
-    ids = tokenizer.ids_batch(texts, specials=False)
-    left = iter(ids)
-    parts = [[len(next(left)) for _ in each] for each in flat]
-    special = tokenizer.pair_special if view.pairs else tokenizer.single_special
-    sizes = [view.tokens(each) + special for each in parts]
-    over = [f"{size} tokens: {' / '.join(each)}" for size, each in zip(sizes, flat) if size > window]
-    share = f"{len(over) / len(sizes):.1%}"
-    message = f"{len(over)} rows of {name} ({share}) are longer than the window of {window} tokens"
-    remedy = "what does not fit is cut" if view.cuts else "they are read in overlapping windows; nothing is lost"
-    findings = finding("warning" if view.cuts else "note", "length", message, remedy, over)
-    total, words = sum(map(len, ids)), sum(len(text.split()) for text in texts)
-    if total > 3 * words and words > 20:
-        message = f"{name} has {total / words:.1f} pieces per word: the tokenizer was made for other text"
-        first = [text for each in flat[:500] for text in each]
-        findings += finding("warning", "tokenisation", message, "choose a model of this language or domain", first)
-    if (unknown := tokenizer.unk_id) is not None:
-        missing = [text for text, x in zip(texts, ids) if unknown in x]
-        count = sum(x.count(unknown) for x in ids)
-        message = f"{count} pieces of {name} ({count / max(total, 1):.2%}) are unknown to the tokenizer"
-        severity: Severity = "warning" if count > 0.01 * total else "note"
-        remedy = "their letters are not in its vocabulary: choose another model if they matter"
-        findings += finding(severity, "unknown pieces", message, remedy, missing)
-    return sizes, findings
-
-
-def histogram(sizes: Iterable[int]) -> list[tuple[int | None, int]]:
-    """(up to this many tokens, how many): powers of two from 8; None is more than all of them."""
-    at = np.searchsorted(EDGES, np.asarray(list(sizes)))  # a text of 8 tokens counts under 8
-    counts = np.bincount(at, minlength=1).tolist()
-    return list(zip((*EDGES, None), counts))
-
-
-# ── labels ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def check_classes(counts: Mapping[str, int], train: Examples) -> list[Finding]:
-    """Labels of texts: missing, mixed, a single one, too many, rare, unbalanced."""
-    findings = []
-    if "(missing)" in counts:
-        message = f"{counts['(missing)']} rows of train have no label"
-        findings.append(Finding("error", "labels", message, "fill them in, or remove the rows", counts["(missing)"]))
-    if not isinstance(train.targets[0], tuple):
-        kinds = sorted({dataset.label_kind(t) for t in train.targets if dataset.label_name(t)})
-        if len(kinds) > 1:
-            message = f"the labels are of different kinds: {', '.join(kinds)}"
-            findings.append(Finding("error", "labels", message, "make them all one kind"))
-        if len(counts) == 1:
-            message = f"every row has the label {next(iter(counts))!r}"
-            findings.append(Finding("error", "labels", message, "two labels or more are needed"))
-        if len(counts) > max(20, len(train) // 2):
-            message = f"{len(counts)} different labels in {len(train)} rows"
-            return [*findings, Finding("error", "labels", message, "are the columns swapped, or is this regress?")]
-    findings += check_rare(counts, train)
+def check_labels(counts: Mapping[str, int]) -> list[Finding]:
+    """Labels that are rare, or unbalanced."""
+    if len(counts) < 2:
+        return []
+    rare = [f"{label}: {count}" for label, count in counts.items() if count < FEW]
+    message = f"{len(rare)} labels have fewer than {FEW} examples in train"
+    findings = finding("warning", "rare labels", message, "collect more, or merge them", rare)
     most, least = max(counts.values()), min(counts.values())
     if most > 10 * least:
         message = f"the labels are unbalanced: {most} to {least} examples"
-        remedy = "train with class_weights balanced, and judge by f1_macro or matthews rather than accuracy"
+        remedy = "judge by f1_macro rather than accuracy; classify can balance them (--class-weights balanced)"
         findings.append(Finding("warning", "balance", message, remedy, most))
     return findings
 
 
-def check_rare(counts: Mapping[str, int], train: Examples) -> list[Finding]:
-    """Labels with few examples."""
-    rare = [f"{label}: {count}" for label, count in counts.items() if count < FEW] if len(counts) > 1 else []
-    message = f"{len(rare)} labels have fewer than {FEW} examples in train"
-    return finding("warning", "rare labels", message, "collect more, or merge them", rare)
-
-
-def check_positions(counts: Mapping[str, int], train: Examples) -> list[Finding]:
-    """Whether one position is right too often."""
-    most = max(counts.values())
-    if most <= 2 * len(train) / max(len(counts), 2):
-        return []
-    message = f"the right ending is number {next(iter(counts))} in {most} of {len(train)} rows"
-    return [Finding("warning", "balance", message, "shuffle the endings", most)]
-
-
-def check_unseen(train: Mapping[str, int], dev: Mapping[str, int]) -> list[Finding]:
-    """Labels that only one of the sets has."""
-    unseen = [f"{label}: {n} in dev" for label, n in dev.items() if label not in train]
-    absent = [f"{label}: {n} in train" for label, n in train.items() if label not in dev]
-    message = f"dev has {len(unseen)} labels that train has not"
-    findings = finding("error", "labels", message, "add examples to train, or rename them", unseen)
-    message = f"{len(absent)} labels of train are not in dev"
-    return findings + finding("note", "labels", message, "their scores will not be known", absent)
-
-
-# ── checks of one task ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def _check_tags(name: str, examples: Examples) -> list[Finding]:
-    scheme = wording.find_scheme(examples.targets)
-    if scheme == "plain":
-        return []
-    if scheme == "IOB1":
-        return [Finding("note", "scheme", f"{name} is written in IOB1", "IOB1 tags will be rewritten as BIO")]
-    wrong = [
-        f"sentence {i + 1}: {' '.join(f'{w}/{t}' for w, t in zip(words, tags))}"
-        for i, (words, tags) in enumerate(zip(examples.inputs, examples.targets))
-        if wording.convert_tags(tags, scheme) != list(tags)
-    ]
-    message = f"{len(wrong)} sentences of {name} are not well-formed {scheme} (an I- without its B-, and the like)"
-    remedy = "correct them; training reads them as conlleval does"
-    return finding("warning", "tag sequences", message, remedy, wrong)
-
-
-def _check_numbers(name: str, examples: Examples) -> list[Finding]:
-    values = np.asarray(examples.targets, dtype=float)
-    spread = values.std()
-    if spread == 0:
-        return [Finding("error", "targets", f"every target of {name} is {values[0]:g}", "there is nothing to learn")]
-    far = [f"row {i + 1}: {values[i]:g}" for i in np.flatnonzero(np.abs(values - values.mean()) > 5 * spread)]
-    message = f"{len(far)} targets of {name} are more than five standard deviations from the mean"
-    return finding("warning", "outliers", message, "check them: squared error follows them", far)
-
-
-def _check_answers(name: str, examples: Examples) -> list[Finding]:
-    pairs = zip(examples.inputs, examples.targets)
-    long = [f"{q.question} → {golds[0].text}" for q, golds in pairs if golds and len(golds[0].text.split()) > 30]
-    message = f"{len(long)} answers of {name} have more than 30 words: they are not found unless `longest` is raised"
-    return finding("warning", "long answers", message, "raise longest, or shorten the answers", long)
-
-
-def _check_choices(name: str, examples: Examples) -> list[Finding]:
-    same = [
-        f"row {i + 1}: {' | '.join(endings)}"
-        for i, (_, endings) in enumerate(examples.inputs)
-        if len({" ".join(e.casefold().split()) for e in endings}) < len(endings)
-    ]
-    message = f"{len(same)} questions of {name} have the same ending twice"
-    return finding("warning", "endings", message, "give each ending once", same)
-
-
-def _check_pairs(name: str, examples: Examples) -> list[Finding]:
-    keys = [key_of(VIEWS["embed"], texts) for texts in examples.inputs]
-    same = [texts[0] for texts, key in zip(examples.inputs, keys) if key[0] == key[1]]
-    message = f"{len(same)} pairs of {name} are a text and itself"
-    findings = finding("warning", "pairs", message, "they teach nothing: remove them", same)
-    if examples.targets[0] is not None:
-        return findings
-    often = [f"{n} times: {text}" for text, n in Counter(key[1] for key in keys).most_common() if n > 1]
-    message = f"{len(often)} positives of {name} belong to several anchors: in a batch they are false negatives"
-    return findings + finding("note", "pairs", message, "keep one pair of each, or use small batches", often)
-
-
-# ── how the doctor reads each task ───────────────────────────────────────────────────────────────────────────
-
-
-def _classes(examples: Examples) -> Counter[str]:
-    each = ([*t] if isinstance(t, tuple) else [dataset.label_name(t) or "(missing)"] for t in examples.targets)
-    return Counter(name for names in each for name in names)
-
-
-def _entities(examples: Examples) -> Counter[str]:
-    plain = wording.find_scheme(examples.targets) == "plain"
-    return Counter(
-        x for tags in examples.targets for x in (tags if plain else [e.label for e in wording.entities(tags)])
-    )
-
-
-def _read(task: str, source: Source, columns: Mapping[str, str] | None) -> Examples:
-    return task_class(task).read(source, columns, skip_bad=True)
-
-
-def _nothing(*given: Any) -> list[Finding]:
-    return []
-
-
-@dataclass(frozen=True)
-class View:
-    """How the doctor reads the examples of a task."""
-
-    texts: Callable[[Any], list[str]] = lambda given: [given] if isinstance(given, str) else list(given)
-    """The texts of an input."""
-    target: Callable[[Any], str] = str
-    """Equal for targets that are the same."""
-    labels: Callable[[Examples], Counter[str]] = lambda examples: Counter()
-    """How often each label occurs."""
-    tokens: Callable[[list[int]], int] = sum
-    """The longest sequence of an input, from the tokens of its texts."""
-    check: Callable[[str, Examples], list[Finding]] = _nothing
-    """Checks of a set that only this task has."""
-    check_labels: Callable[[Mapping[str, int], Examples], list[Finding]] = _nothing
-    """Checks of the training labels and their counts."""
-    trivial: Callable[[Any], bool] = lambda given: False
-    """Inputs that may well occur twice."""
-    read: Callable[[str, Source, Mapping[str, str] | None], Examples] = _read
-    open: bool = False
-    """Whether dev may have labels that train has not."""
-    one_target: bool = True
-    """Whether an input has one right target."""
-    contexts: bool = False
-    """Whether the second text is a context that several inputs share."""
-    pairs: bool = False
-    """Whether the texts of an input are read as a pair."""
-    cuts: bool = False
-    """Whether long inputs are truncated rather than read in windows."""
+def check_tokens(
+    name: str, view: View, examples: Examples, tokenizer: Tokenizer, window: int
+) -> tuple[dict[str, int], list[Finding]]:
+    """The tokens of the inputs, and findings: lengths against the window, tokens per word, unknown tokens."""
+    each = [view.sequences(given) for given in examples.inputs]
+    ids = tokenizer.ids_batch([sequence for some in each for sequence in some])
+    left = iter(ids)
+    rows = [[next(left) for _ in some] for some in each]
+    sizes = [max(map(len, row)) for row in rows]
+    texts = [" / ".join(view.texts(given)) for given in examples.inputs]
+    over = [f"{size} tokens: {text}" for size, text in zip(sizes, texts) if size > window]
+    message = f"{len(over)} rows of {name} ({len(over) / len(sizes):.1%}) are longer than the window of {window} tokens"
+    remedy = "what does not fit is cut" if view.cuts else "they are read in overlapping windows; nothing is lost"
+    findings = finding("warning" if view.cuts else "note", "length", message, remedy, over)
+    total, words = sum(map(len, ids)), sum(len(text.split()) for text in texts)
+    if total > 4 * words > 80:
+        message = f"{name} has {total / words:.1f} tokens per word: the tokenizer was made for other text"
+        findings += finding("warning", "tokenisation", message, "choose a model of this language or domain", texts)
+    if unknown := sum(token == tokenizer.unk_id for x in ids for token in x):
+        message = f"{unknown} tokens of {name} ({unknown / total:.2%}) are unknown to the tokenizer"
+        severity: Severity = "warning" if unknown > 0.01 * total else "note"
+        remedy = "their letters are not in its vocabulary: choose another model if they matter"
+        missing = [text for text, row in zip(texts, rows) if any(tokenizer.unk_id in x for x in row)]
+        findings += finding(severity, "unknown pieces", message, remedy, missing)
+    median, most = np.percentile(sizes, (50, 95), method="higher").tolist()
+    return {"median": median, "95 %": most, "longest": max(sizes)}, findings
 
 
 VIEWS = {
-    "classify": View(labels=_classes, check_labels=check_classes, open=True),
-    "regress": View(check=_check_numbers, pairs=True),
+    "classify": View(labels=lambda t: t if isinstance(t, tuple) else [t]),
+    "regress": View(),
+    "rank": View(),
     "tag": View(
-        texts=lambda words: [" ".join(words)],
+        sequences=lambda words: [" ".join(words)],
+        labels=lambda tags: (t[2:] if t[1:2] == "-" else t for t in tags if t != "O" and t[:2] not in ("I-", "E-")),
         target=" ".join,
-        labels=_entities,
-        check=_check_tags,
-        check_labels=check_rare,
-        trivial=lambda words: len(words) <= 3,  # "Why ?"
-        read=lambda task, source, columns: dataset.read_raw_tags(source, columns, skip_bad=True),
-        open=True,
+        least=4,  # "Why ?" may well occur twice
     ),
     "answer": View(
-        texts=lambda given: [given.question, given.context],
-        target=lambda golds: str(tuple(sorted({" ".join(g.text.casefold().split()) for g in golds}))),
-        labels=lambda examples: Counter("answer" if golds else "no answer" for golds in examples.targets),
-        check=_check_answers,
+        sequences=lambda given: [(given.question, given.context)],
+        target=lambda golds: str(sorted({plain(gold.text) for gold in golds})),
         contexts=True,
-        pairs=True,
     ),
-    "choose": View(
-        texts=lambda given: [given[0], *given[1]],
-        labels=lambda examples: Counter(str(t) for t in examples.targets),
-        tokens=lambda sizes: sizes[0] + max(sizes[1:]),
-        check=_check_choices,
-        check_labels=check_positions,
-        pairs=True,
-        cuts=True,
-    ),
-    "embed": View(tokens=max, check=_check_pairs, one_target=False, cuts=True),
+    "choose": View(sequences=lambda given: [(given[0], ending) for ending in given[1]], cuts=True),
+    "embed": View(sequences=list, cuts=True),
 }

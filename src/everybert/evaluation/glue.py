@@ -1,29 +1,25 @@
-"""GLUE (Wang et al. 2018): fine-tune and score on whichever of its tasks a folder holds, and write submission files.
+"""GLUE (Wang et al. 2018): fine-tune and score on whichever of its tasks a folder holds.
 
 Files are read in GLUE's own layouts and in those of common copies: tsv, csv, jsonl or parquet; dev or validation.
+For the files that gluebenchmark.com takes, see contrib/glue_submission.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from everybert.errors import EverybertError
 from everybert.evaluation.evaluate import evaluate
-from everybert.files import atomic_file, is_complete, read_json, write_json
-from everybert.inference.model import Model, load
+from everybert.files import is_complete, read_json, write_json
 from everybert.store.hub import resolve
 from everybert.store.huggingface import read_extras
-from everybert.tasks import task_class
-from everybert.tasks.dataset import label_name, read_rows
+from everybert.tasks.dataset import read_classes
 from everybert.training.finetune import finetune
 from everybert.training.tuning import Settings
-
-RTE = ("entailment", "not_entailment")
-MNLI = ("entailment", "neutral", "contradiction")
 
 
 @dataclass(frozen=True)
@@ -32,32 +28,15 @@ class GlueTask:
 
     name: str
     metric: str
-    published: tuple[float | None, ...]
-    """The test scores below, in the order of ROWS."""
-    labels: tuple[tuple[str, ...], ...] = (("0", "1"),)
+    published: list[float | None]
+    """The scores of PUBLISHED's models on the test set."""
+    labels: list[list[str]]
     """The spellings of the labels in different copies, in GLUE's order. Submissions use the first."""
     task: str = "classify"
 
 
-ROWS = ("BERT-tiny", "BERT-mini", "BERT-small", "BERT-medium", "BERT-base")
-# Test-set scores. Tiny to medium: the README of github.com/google-research/bert (March 2020; Turc et al. 2019, the best
-# of batch 8 – 128 and lr 3e-4 – 3e-5, 4 epochs). Base: Devlin et al. 2019, table 1 (WNLI was left out there). MRPC and
-# QQP are F1, STS-B is Spearman, CoLA is Matthews.
-TASKS = {
-    task.name: task
-    for task in (
-        GlueTask("CoLA", "matthews", (0.0, 0.0, 27.8, 38.0, 52.1)),
-        GlueTask("SST-2", "accuracy", (83.2, 85.9, 89.7, 89.6, 93.5), (("0", "1"), ("negative", "positive"))),
-        GlueTask("MRPC", "f1", (81.1, 81.1, 83.4, 86.6, 88.9), (("0", "1"), ("not_equivalent", "equivalent"))),
-        GlueTask("STS-B", "spearman", (73.6, 73.3, 77.0, 78.4, 85.8), (), "regress"),
-        GlueTask("QQP", "f1", (62.2, 66.4, 68.1, 69.6, 71.2), (("0", "1"), ("not_duplicate", "duplicate"))),
-        GlueTask("MNLI", "accuracy", (70.2, 74.8, 77.6, 80.0, 84.6), (MNLI, ("0", "1", "2"))),
-        GlueTask("QNLI", "accuracy", (81.5, 84.1, 86.4, 87.7, 90.5), (RTE, ("0", "1"))),
-        GlueTask("RTE", "accuracy", (57.2, 57.9, 61.8, 62.2, 66.4), (RTE, ("0", "1"))),
-        GlueTask("WNLI", "accuracy", (62.3, 62.3, 62.3, 62.3, None), (("0", "1"), ("not_entailment", "entailment"))),
-    )
-}
-LABEL_COLUMNS = ("label", "gold_label", "Quality", "\ufeffQuality", "is_duplicate")
+PUBLISHED = read_json(Path(__file__).with_name("glue.json"))
+TASKS = {task["name"]: GlueTask(**task) for task in PUBLISHED["tasks"]}
 SPLITS = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
 
 
@@ -110,16 +89,22 @@ def find_file(folder: Path, split: str, kind: str = "") -> Path | None:
     return None
 
 
-def label_order(task: GlueTask, train: Path) -> tuple[str, ...] | None:
+def label_order(task: GlueTask, train: Path) -> list[str] | None:
     """The labels of a file in GLUE's order and in the spelling of this copy; None if they are other labels."""
     if not task.labels:
         return None
-    rows = read_rows(train, ("text", "label"), skip_bad=True).rows
-    column = next((name for name in LABEL_COLUMNS if name in rows[0]), None)
-    if column is None:
-        return None
-    seen = {label_name(row.get(column)) or "" for row in rows[:2000]}
+    seen = set(read_classes(train, skip_bad=True).targets[:2000])
     return next((order for order in task.labels if seen <= set(order)), None)
+
+
+def task_data(name: str, folder: Path) -> tuple[Path, Path, dict[str, Any]]:
+    """The train and dev files of a task in its folder, and its options: GLUE's metric and order of the labels."""
+    train = find_file(folder, "train")
+    dev = find_file(folder, "dev", "matched" if name == "MNLI" else "") or find_file(folder, "dev")
+    if train is None or dev is None:
+        raise EverybertError(f"{folder} has no {'train' if train is None else 'dev'} file; {name} is left out")
+    order = label_order(TASKS[name], train)
+    return train, dev, {"metric": TASKS[name].metric} | ({} if order is None else {"labels": order})
 
 
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -137,12 +122,12 @@ def run_task(
     quiet: bool = False,
     **settings: Any,
 ) -> GlueResult:
-    """Fine-tune on one task, score on dev, and predict test if there is one. A finished run is not repeated.
+    """Fine-tune on one task and score on dev. A finished run is not repeated.
 
     If no setting is given, those that the model's folder suggests for the task are used.
     """
     task = TASKS[name]
-    if not set(settings) - {"device"}:
+    if not set(settings) - {"device", "allow_pickle"}:
         settings = suggested(model, name) | settings
     settings = {"seeds": seeds, "seed": seed, "window": window, **settings}
     asked = {"model": str(model), **settings}
@@ -151,19 +136,15 @@ def run_task(
         before = GlueResult(**read_json(record))
         if before.settings == asked:
             return before
-    train = find_file(folder, "train")
-    dev = find_file(folder, "dev", "matched" if name == "MNLI" else "") or find_file(folder, "dev")
-    if train is None or dev is None:
-        raise EverybertError(f"{folder} has no {'train' if train is None else 'dev'} file; {name} is left out")
-    order = label_order(task, train)
-    options = {"metric": task.metric} | ({} if order is None else {"labels": order})
+    train, dev, options = task_data(name, folder)
     settings |= {"skip_bad": True, "options": options, "quiet": quiet}
-    tuned = finetune(model, task.task, train, dev, out / name, **settings)
+    fixed: dict[str, Any] = {"mode": "full", "new_pooler": False, "overwrite": True}
+    tuned = finetune(model, task.task, train, dev, out / name, **fixed | settings)
     scores = {key: value.mean for key, value in tuned.scores.items()}
-    best = load(out / name)
     if name == "MNLI" and (other := find_file(folder, "dev", "mismatched")):
-        scores["mismatched_accuracy"] = evaluate(best, "classify", other, skip_bad=True).scores["accuracy"]
-    write_submissions(best, task, folder, out, order)
+        pickle = settings.get("allow_pickle", False)
+        more = evaluate("classify", str(out / name), other, skip_bad=True, allow_pickle=pickle)
+        scores["mismatched_accuracy"] = more.scores["accuracy"]
     value = tuned.metric
     half = None if value.half is None else 100 * value.half
     seconds = round(sum(run.seconds for run in tuned.runs), 1)
@@ -203,55 +184,17 @@ def glue(
     return results, skipped
 
 
-def table(results: Sequence[GlueResult]) -> list[list[str]]:
+def table(results: Sequence[GlueResult]) -> list[dict[str, str]]:
     """Our dev scores beside the published test scores, and the mean over these tasks."""
-    names = [r.task for r in results]
-    rows = [["", *(f"{n} ({TASKS[n].metric})" for n in names), "mean"]]
-    ours = [f"{r.score:.1f}" + ("" if r.half is None else f" ± {r.half:.1f}") for r in results]
-    rows.append(["this model, dev", *ours, _mean([r.score for r in results])])
-    for i, row in enumerate(ROWS):
-        values = [TASKS[n].published[i] for n in names]
-        rows.append([f"{row}, test", *("–" if v is None else f"{v:.1f}" for v in values), _mean(values)])
-    return rows
-
-
-def _mean(values: Sequence[float | None]) -> str:
-    known = [v for v in values if v is not None]
-    return f"{sum(known) / len(known):.1f}" if known and len(known) == len(values) else "–"
-
-
-# ── submissions ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def write_submissions(
-    model: Model, task: GlueTask, folder: Path, out: Path, order: Sequence[str] | None = None
-) -> list[Path]:
-    """Write the tsv files that gluebenchmark.com takes (index, prediction): one per test set; MNLI has three."""
-    tests: Mapping[str, Path | None] = {task.name: find_file(folder, "test")}
-    if task.name == "MNLI":
-        tests = {
-            "MNLI-m": find_file(folder, "test", "matched"),
-            "MNLI-mm": find_file(folder, "test", "mismatched"),
-            "AX": next(iter(sorted(folder.rglob("diagnostic*.tsv"))), None),
-        }
-    written = []
-    for name, file in tests.items():
-        if file is not None:
-            path = out / "submission" / f"{name}.tsv"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lines = [f"{i}\t{text}" for i, text in enumerate(predictions(model, task, file, order))]
-            with atomic_file(path) as draft:
-                draft.write_text("\n".join(["index\tprediction", *lines]) + "\n", encoding="utf-8")
-            written.append(path)
-    return written
-
-
-def predictions(model: Model, task: GlueTask, file: Path, order: Sequence[str] | None = None) -> list[str]:
-    """A test file's predictions as GLUE writes them: labels by its names, STS-B within 0 … 5."""
-    rows = read_rows(file, ("text", "label")).rows
-    pick = task_class(task.task).input_reader(rows[0], None, str(file))
-    found = model.predict(task.task, [pick(row) for row in rows])
-    if task.task == "regress":
-        return [f"{min(max(value, 0.0), 5.0):.3f}" for value in found]
-    theirs = dict(zip(order, task.labels[0])) if order else {}
-    return [theirs.get(result.label, result.label) for result in found]
+    names = [result.task for result in results]
+    rows: dict[str, list[Any]] = {"this model, dev": [result.score for result in results]}
+    rows |= {f"{m}, test": [TASKS[name].published[i] for name in names] for i, m in enumerate(PUBLISHED["models"])}
+    titles = ["", *(f"{name} ({TASKS[name].metric})" for name in names), "mean"]
+    shown = []
+    for title, values in rows.items():
+        mean = None if None in values else sum(values) / len(values)
+        cells = ["–" if value is None else f"{value:.1f}" for value in (*values, mean)]
+        shown.append(dict(zip(titles, [title, *cells])))
+    for title, result in zip(titles[1:], results):
+        shown[0][title] += "" if result.half is None else f" ± {result.half:.1f}"
+    return shown

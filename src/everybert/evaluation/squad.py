@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from everybert.errors import EverybertError
 from everybert.files import read_json
 from everybert.inference.model import Model
-from everybert.tasks.answer import AnswerQuestions, best_over
-from everybert.text.readers import read_squad
+from everybert.tasks.answer import best_over
 
 
 @dataclass(frozen=True)
@@ -33,38 +32,24 @@ class SquadScores:
     """Questions that have no prediction."""
 
 
-def read_questions(path: str | Path) -> list[dict[str, Any]]:
-    """The questions of a SQuAD file."""
-    questions = list(read_squad(path))
-    if not questions:
-        raise EverybertError(f"{path} has 0 questions; is it a SQuAD file?")
-    return questions
-
-
 def read_predictions(path: str | Path) -> dict[str, str]:
     """Official predictions: a JSON object from a question's id to its answer."""
     found = read_json(path)
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+    if not all(isinstance(value, str) for value in found.values()):
         raise EverybertError(f'{path} is not a file of predictions; it should be {{"question id": "answer", …}}')
     return found
 
 
 def answer_all(
     model: Model, questions: Sequence[Mapping[str, Any]], progress: Callable[[int], None] = lambda done: None
-) -> tuple[dict[str, str], dict[str, float]]:
-    """By question id: the predictions, and the score of "no answer" minus the score of the best span."""
+) -> dict[str, str]:
+    """The best answer to each question, by its id. `progress` is called with the number done."""
     answers: dict[str, str] = {}
-    gaps: dict[str, float] = {}
-    with model.using(model.adapter_for("answer")):
-        task = cast(AnswerQuestions, model.task("answer"))
-        for start in range(0, len(questions), task.chunk):
-            part = questions[start : start + task.chunk]
-            features = task.encode(model.tokenizer, model.config, [(q["question"], q["context"]) for q in part])
-            for question, found in zip(part, task.candidates(task.run(model.network, features), features)):
-                answers[question["id"]] = task.text(found, question["context"])
-                gaps[question["id"]] = found.gap
-            progress(start + len(part))
-    return answers, gaps
+    found = model.predict("answer", [(q["question"], q["context"]) for q in questions])
+    for question, (best, *_) in zip(questions, found):
+        answers[question["id"]] = best.text
+        progress(len(answers))
+    return answers
 
 
 def score(questions: Sequence[Mapping[str, Any]], answers: Mapping[str, str]) -> SquadScores:
@@ -73,12 +58,11 @@ def score(questions: Sequence[Mapping[str, Any]], answers: Mapping[str, str]) ->
     newer = any(not gold for gold in golds)
     given = [answers.get(q["id"]) for q in questions]
     right = [(0.0, 0.0) if guess is None else best_over(guess, gold, newer) for guess, gold in zip(given, golds)]
-    percent = 100 * np.array(right)
-    has = np.array([bool(gold) for gold in golds])
-    groups = {}
-    for name, which in (("has answer", has), ("no answer", ~has)) if newer else ():
-        if which.any():
-            exact, f1 = percent[which].mean(0).tolist()
-            groups[name] = {"exact": exact, "f1": f1, "total": int(which.sum())}
-    exact, f1 = percent.mean(0).tolist()
-    return SquadScores(exact, f1, len(questions), groups, sum(guess is None for guess in given))
+    percent, has = 100 * np.array(right), np.array([bool(gold) for gold in golds])
+
+    def mean(which: np.ndarray) -> dict[str, Any]:
+        exact, f1 = percent[which].mean(0).tolist()
+        return {"exact": exact, "f1": f1, "total": int(which.sum())}
+
+    groups = {n: mean(which) for n, which in (("has answer", has), ("no answer", ~has)) if newer and which.any()}
+    return SquadScores(**mean(has | ~has), groups=groups, missing=sum(guess is None for guess in given))

@@ -1,4 +1,4 @@
-"""The LoRA adapters of a model: those that came with its folder, and those that were put on its encoder.
+"""The LoRA adapters that came with a model's folder.
 
 The everybert.json of a folder may list adapters: {"adapters": {"sentiment": ["classify"], "nli": ["classify pair"]}}.
 Each name is a folder below `adapters`, with the tasks that it is the default for; it is loaded when it is first used.
@@ -13,21 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from everybert.errors import EverybertError
-from everybert.model.lora import AdapterSet
 from everybert.store.adapters import read_adapter
 from everybert.store.hub import resolve
 
 FOLDER = "adapters"
-TASKS = ("classify", "classify pair", "regress", "tag", "answer", "choose", "embed")
-
-
-@dataclass
-class Adapters:
-    """The adapters on a model's encoder."""
-
-    on: AdapterSet
-    extras: dict[str, dict[str, Any]]
-    """By name, the everybert.json of each."""
+TASKS = ("classify", "classify pair", "regress", "tag", "answer", "choose", "embed", "rank")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -10,70 +12,36 @@ import torch
 
 from everybert.model.config import PRESETS, EncoderConfig
 from everybert.model.heads import HEADS, Network
-from everybert.store.huggingface import SkipInit
+from everybert.model.lora import AdapterSet, LoraConfig
+from everybert.store.hub import resolve
+from everybert.store.huggingface import SkipInit, read_config, read_extras
+from everybert.store.sentence_transformers import encoder_folder, read_pooling
+from everybert.tasks import TASKS, task_class
 
-OBJECTIVES = {
-    "bert": "MLM + next sentence",
-    "megatron-bert": "MLM + sentence order",
-    "roberta": "MLM, dynamic masks",
-    "roberta-prelayernorm": "MLM, dynamic masks",
-    "xlm-roberta": "MLM, 100 languages",
-    "distilbert": "distilled from BERT",
-    "albert": "MLM + sentence order",
-    "longformer": "MLM, from RoBERTa",
-    "modernbert": "MLM at 30 %",
-}
-"""The pre-training objective of each family."""
-PARTS = {
-    "embeddings.token": "token embedding",
-    "embeddings.position": "position embedding",
-    "embeddings.segment": "segment embedding",
-    "embeddings.norm": "embedding norm",
-    "embeddings.projection": "embedding projection",
-    "attention.": "attention",
-    "feed_forward.": "feed-forward",
-    "_norm.": "layer norms",
-    "encoder.norm": "final norm",
-    "pooler": "pooler",
-}
-"""From a substring of a parameter's name to the part of the model; the first match counts."""
-NO_POOLER = ("distilbert", "modernbert")
-"""Families whose base model in transformers has no pooler."""
-COMPARED = (
-    ("bert-base-uncased", "bert-large-uncased"),
-    ("roberta-base", "roberta-large"),
-    ("xlm-roberta-base", "xlm-roberta-large"),
-    ("distilbert-base-uncased", None),
-    ("albert-base-v2", "albert-large-v2"),
-    ("longformer-base-4096", "longformer-large-4096"),
-    ("modernbert-base", "modernbert-large"),
-    ("prenorm-bert-base", "prenorm-bert-large"),
-)
-"""The architectures side by side: base and large."""
+PUBLISHED = ("data", "tokens", "hardware", "chip_days", "glue", "squad", "source", "memory")
+TABLES: dict[str, Any] = tomllib.loads((files("everybert.inference") / "describe.toml").read_text("utf-8"))
 
 
 def parameters(
     config: EncoderConfig, heads: dict[str, int | None] | None = None, pooler: bool | None = None
 ) -> dict[str, int]:
     """Parameters of each part; by default of the encoder and, if the base model in transformers has one, the pooler."""
-    pooler = config.family not in NO_POOLER if pooler is None else pooler
+    pooler = config.family not in TABLES["no_pooler"] if pooler is None else pooler
     with torch.device("meta"), SkipInit():
         network = Network(config, heads, pooler=pooler)
     counts: Counter[str] = Counter()
     for name, value in network.named_parameters():
-        part = f"{name.split('.')[1]} head" if name.startswith("heads.") else _part(name)
+        head = f"{name.split('.')[1]} head" if name.startswith("heads.") else None
+        part = head or next(part for key, part in TABLES["parts"].items() if key in name)
         counts[part] += value.numel()
     return dict(counts)
-
-
-def _part(name: str) -> str:
-    return next(part for key, part in PARTS.items() if key in name)
 
 
 def head_parameters(config: EncoderConfig, labels: int = 2) -> dict[str, int]:
     """Parameters that each head adds to the encoder, with a pooler if the head needs one and the base has none."""
     base = sum(parameters(config).values())
-    return {head: sum(parameters(config, {head: labels}).values()) - base for head in HEADS}
+    heads = [head for head in HEADS if head != "rtd" or config.family == "electra"]
+    return {head: sum(parameters(config, {head: labels}).values()) - base for head in heads}
 
 
 def describe_preset(name: str, config: EncoderConfig) -> dict[str, Any]:
@@ -82,27 +50,26 @@ def describe_preset(name: str, config: EncoderConfig) -> dict[str, Any]:
     return {
         "name": name,
         **_shape(config),
-        "objective": OBJECTIVES[config.family],
+        "objective": TABLES["objectives"][config.family],
         "parameters": counts,
         "total": sum(counts.values()),
         "heads_would_add": head_parameters(config),
     }
 
 
-def describe_folder(folder: Path) -> dict[str, Any]:
+def describe_folder(folder: Path, allow_pickle: bool = False) -> dict[str, Any]:
     """A folder as plain data, from its config.json and the headers of its weights."""
     from everybert.inference.adapters import read_bundle
     from everybert.inference.model import has_tokenizer
-    from everybert.store import layouts
-    from everybert.store.huggingface import read_config, read_extras
-    from everybert.store.sentence_transformers import read_pooling
-    from everybert.store.weights import is_quantised, open_weights
+    from everybert.store import config_json, layouts
+    from everybert.store.weights import INT8, open_weights
     from everybert.text.tokenizer import Tokenizer
 
-    config, raw = read_config(folder)
-    shapes = open_weights(folder).shapes
+    inner = encoder_folder(folder)
+    config, raw = read_config(inner)
+    shapes = open_weights(inner, allow_pickle).shapes
     names = {layouts.canonical(name) for name in shapes}
-    found = layouts.find_heads(config.family, names, raw.get("architectures") or [])
+    found = layouts.find_heads(config.family, names, config_json.classes(raw))
     labels = len(raw.get("id2label") or {}) or 2
     heads: dict[str, int | None] = {head: labels for head in found if head in HEADS}
     counts = parameters(config, heads, pooler=any(name.startswith("pooler.") for name in names))
@@ -115,12 +82,12 @@ def describe_folder(folder: Path) -> dict[str, Any]:
         "heads": list(heads),
         "tensors": len(shapes),
     }
-    if is_quantised(folder):
-        about["weights"] = "int8, a scale a row"
-    if has_tokenizer(folder):
-        tokenizer = Tokenizer.load(folder)
+    if (folder / INT8).exists():
+        about["weights"] = "int8, one scale per row"
+    if has_tokenizer(inner):
+        tokenizer = Tokenizer.load(inner)
         about["tokenizer"] = {"kind": tokenizer.kind, "size": tokenizer.size, "lowercase": tokenizer.lowercase}
-    pooling = read_pooling(folder)
+    pooling = read_pooling(folder, config.hidden_size)
     if pooling.published:
         about["embedding"] = {
             "pooling": "+".join(pooling.modes),
@@ -149,10 +116,30 @@ def _shape(config: EncoderConfig) -> dict[str, Any]:
 
 
 def compare() -> list[dict[str, Any]]:
-    """The families side by side, one row per published size."""
-    rows = []
-    for name in [name for pair in COMPARED for name in pair if name is not None]:
+    """The families side by side, one row per published size, with published figures (describe.toml)."""
+    rows: list[dict[str, Any]] = []
+    for name in TABLES["compared"]:
         config = PRESETS[name]
         total = sum(parameters(config).values())
-        rows.append({"name": name, "total": total, **_shape(config), "objective": OBJECTIVES[config.family]})
+        share = total / rows[0]["total"] if rows else 1.0  # of BERT-base, the first
+        row = {"name": name, "total": total, "share": share, **_shape(config)}
+        row["objective"] = TABLES["objectives"][config.family]
+        rows.append(row | dict.fromkeys(PUBLISHED) | TABLES["published"].get(name, {}))
+    return rows
+
+
+def new_parameters(model: str, task: str | None = None, labels: int = 2) -> list[dict[str, Any]]:
+    """What fine-tuning adds for one task or all: the head (with a pooler if the base has none), and with an adapter."""
+    chosen = {task: task_class(task)} if task else TASKS
+    config, lora = PRESETS.get(model) or read_config(encoder_folder(resolve(model)))[0], LoraConfig()
+    with torch.device("meta"), SkipInit():
+        network = Network(config)
+        AdapterSet(network).add("new", lora)
+    adapter = sum(value.numel() for name, value in network.named_parameters() if ".lora." in name)
+    total, rows = sum(parameters(config).values()), []
+    for name, kind in chosen.items():
+        size = labels if kind.labelled else None
+        head = head_parameters(config, size or 1)[kind.head] if kind.head else 0
+        row = {"task": name, "labels": size, "new": head, "share": head / total}
+        rows.append(row | {f"lora_rank_{lora.rank}": head + adapter})
     return rows

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from everybert.model.engine import BUDGET_GPU, Inputs, ahead, device_of, encode, fetched, in_order
+from everybert.errors import EverybertError
+from everybert.model.engine import BUDGET_GPU, Inputs, ahead, device_of, encode, encode_layers, fetched, in_order
 from everybert.model.heads import Network
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
@@ -42,7 +43,7 @@ class Embedded:
 
 @torch.inference_mode()
 def embed(
-    network: Network, tokenizer: Tokenizer, texts: Sequence[str], pooling: Pooling, size: int, long: str
+    network: Network, tokenizer: Tokenizer, texts: Sequence[str], pooling: Pooling, size: int, long: str, prompt: str
 ) -> Embedded:
     """One vector per text. A text of more than `size` tokens is read in windows, or cut if `long` is "cut"."""
     lead, tail = _specials(tokenizer)
@@ -50,11 +51,18 @@ def embed(
     cut: list[int] = []
 
     def tokenize(some: Sequence[str]) -> list[list[int]]:
-        if pooling.prompt:
-            some = [pooling.prompt + text for text in some]
+        if prompt:
+            some = [prompt + text for text in some]
         if pooling.lowercase and not tokenizer.lowercase:
             some = [text.lower() for text in some]
         return tokenizer.ids_batch(some)
+
+    skip = 0
+    if prompt and not pooling.include_prompt:
+        (ids,) = tokenize([""])
+        skip = len(ids) - (ids[-1] in tokenizer.special_ids)
+        if skip >= size:
+            raise EverybertError(f"the prompt has {skip} tokens, the model reads {size} at once; use a shorter one")
 
     def sequences() -> Iterator[list[list[int]]]:
         for ids in ahead(tokenize, _runs(texts, CHARACTERS[on_cpu(network)])):
@@ -66,9 +74,19 @@ def embed(
                 cut.append(lost)
             yield ids
 
-    pooled = pooled_runs(network, sequences(), pooling.modes, lead, tail, size)
+    def split(ids: list[int]) -> list[Piece]:
+        pieces = cover(ids, lead, tail, size)
+        return [_without(piece, skip) for piece in pieces if piece.at + piece.count > skip] if skip else pieces
+
+    pooled = pooled_runs(network, (list(map(split, run)) for run in sequences()), pooling)
     found = [pooling.finish(torch.from_numpy(x)).numpy() for x in pooled]
     return Embedded(np.concatenate(found), read, cut)
+
+
+def _without(piece: Piece, skip: int) -> Piece:
+    """A window that does not own the first `skip` tokens of its text."""
+    less = max(0, skip - piece.at)
+    return replace(piece, start=piece.start + less, at=piece.at + less)
 
 
 def _specials(tokenizer: Tokenizer) -> tuple[int, int]:
@@ -98,15 +116,8 @@ def on_cpu(network: Network) -> bool:
 # ── sequences to pooled vectors ──────────────────────────────────────────────────────────────────────────────
 
 
-def pooled_runs(
-    network: Network,
-    sequences: Iterable[list[list[int]]],
-    modes: tuple[str, ...],
-    lead: int,
-    tail: int,
-    size: int,
-) -> Iterator[np.ndarray]:
-    """(texts, modes·H) of one run of sequences after another.
+def pooled_runs(network: Network, runs: Iterable[list[list[Piece]]], pooling: Pooling) -> Iterator[np.ndarray]:
+    """(texts, modes·H) of one run of texts, each given as its windows, after another.
 
     On an accelerator a run's last batch waits for the next run, so that batches are full; and the vectors of a run are
     fetched once the next run has been started, so that the device never waits for the host.
@@ -116,11 +127,11 @@ def pooled_runs(
 
     def start(count: int) -> None:
         if count:
-            started.append(_start(network, waiting[:count], modes))
+            started.append(_start(network, waiting[:count], pooling))
             del waiting[:count]
 
-    for run in sequences:
-        waiting += [cover(ids, lead, tail, size) for ids in run]
+    for run in runs:
+        waiting += run
         start(len(waiting) if on_cpu(network) else _in_full_batches(waiting))
         while len(started) > 1:
             yield started.popleft()()
@@ -136,11 +147,11 @@ def _in_full_batches(texts: list[list[Piece]]) -> int:
     return owners[in_order(lengths, BUDGET_GPU)[-1][0]]
 
 
-def _start(network: Network, texts: list[list[Piece]], modes: tuple[str, ...]) -> Callable[[], np.ndarray]:
+def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Callable[[], np.ndarray]:
     """Start to compute some texts; the function returned waits for their vectors (texts, modes·H)."""
     pieces = [piece for text in texts for piece in text]
     owners = [i for i, text in enumerate(texts) for _ in text]
-    size = (len(pieces), len(modes), network.config.hidden_size)
+    size = (len(pieces), len(pooling.modes), network.config.hidden_size)
     out_PMH = torch.empty(size, dtype=torch.float32, device=device_of(network.encoder))
 
     def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
@@ -148,18 +159,36 @@ def _start(network: Network, texts: list[list[Piece]], modes: tuple[str, ...]) -
         owned, owned_TH = batch, x_TH
         if any(piece.count < len(piece.ids) for piece in own):  # of a window, only the tokens that it owns
             owned = Ragged.flat(_owned(batch.tokens_T, batch, own), [piece.count for piece in own])
+            at_T = np.concatenate([np.arange(piece.at, piece.at + piece.count) for piece in own])
+            owned = replace(owned, positions_T=torch.from_numpy(at_T).to(batch.device))
             owned_TH = _owned(x_TH, batch, own)
         in_order = which[-1] - which[0] == len(which) - 1 and which == sorted(which)
         rows = slice(which[0], which[-1] + 1) if in_order else which
-        for m, mode in enumerate(modes):
-            if mode == "cls":
+        skips = any(texts[owners[i]][0].at for i in which)
+        for m, mode in enumerate(pooling.modes):
+            if mode == "cls" and not skips:
                 out_PMH[rows, m] = pool(x_TH, batch, "cls").float()
             else:
-                out_PMH[rows, m] = pool(owned_TH.float(), owned, "max" if mode == "max" else "mean")
+                mode = "mean" if mode == "mean_sqrt_len_tokens" else mode
+                out_PMH[rows, m] = pool(owned_TH.float(), owned, mode)
 
-    encode(network, Inputs([piece.ids for piece in pieces]), read)
+    inputs = Inputs([piece.ids for piece in pieces])
+    if pooling.layers:
+        encode_layers(network, inputs, lambda w, batch, x: read(w, batch, token_vectors(x[-1], x, pooling)))
+    else:
+        encode(network, inputs, read)
     pooled = fetched(out_PMH)
-    return lambda: _combined(pooled(), pieces, owners, modes, len(texts))
+    return lambda: _combined(pooled(), pieces, owners, pooling.modes, len(texts))
+
+
+def token_vectors(x_TH: Tensor, states: list[Tensor], pooling: Pooling) -> Tensor:
+    """The vectors that are pooled: those of the last layer, or the weighted mean of the L + 1 hidden states."""
+    if not pooling.layers:
+        return x_TH
+    if len(pooling.layers) != len(states):
+        raise EverybertError(f"the folder weighs {len(pooling.layers)} hidden states, the model has {len(states)}")
+    weights = torch.tensor(pooling.layers, device=x_TH.device) / sum(pooling.layers)
+    return torch.einsum("l,lth->th", weights, torch.stack(states).float()).to(x_TH.dtype)
 
 
 def _owned(x: Tensor, batch: Ragged, pieces: list[Piece]) -> Tensor:
@@ -170,20 +199,25 @@ def _owned(x: Tensor, batch: Ragged, pieces: list[Piece]) -> Tensor:
 def _combined(
     pooled_PMH: np.ndarray, pieces: list[Piece], owners: list[int], modes: tuple[str, ...], texts: int
 ) -> np.ndarray:
-    """(texts, modes·H): the mean over the pieces of a text, each weighted by the tokens it owns; max: the maximum."""
+    """(texts, modes·H): the mean over the windows of a text, each with the weight of the tokens that it owns.
+
+    max: the maximum; lasttoken: that of the last window.
+    """
     count_P = np.array([piece.count for piece in pieces], dtype=np.float64)
-    total_N = np.bincount(owners, count_P, minlength=texts)
-    out_NMH = np.zeros((texts, *pooled_PMH.shape[1:]), dtype=np.float32)
-    if len(pieces) == texts:
-        out_NMH[:] = pooled_PMH
-    else:
-        share_P = count_P / total_N[owners]
-        for p, i in enumerate(owners):
-            out_NMH[i] += pooled_PMH[p] * share_P[p]
+    out_NMH = pooled_PMH if len(pieces) == texts else np.zeros((texts, *pooled_PMH.shape[1:]), dtype=np.float32)
     for m, mode in enumerate(modes):
         if mode == "max" and len(pieces) > texts:
             out_NMH[:, m] = -np.inf
             np.maximum.at(out_NMH[:, m], owners, pooled_PMH[:, m])
-        elif mode == "mean_sqrt_len_tokens":
-            out_NMH[:, m] *= np.sqrt(total_N)[:, None]
+        elif len(pieces) > texts:
+            share_P = count_P
+            if mode == "weightedmean":
+                share_P = count_P * (np.array([piece.at for piece in pieces]) + (count_P + 1) / 2)
+            elif mode == "lasttoken":
+                share_P = np.diff(owners, append=texts).astype(np.float64)
+            share_P = share_P / np.bincount(owners, share_P, minlength=texts)[owners]
+            for p, i in enumerate(owners):
+                out_NMH[i, m] += pooled_PMH[p, m] * share_P[p]
+        if mode == "mean_sqrt_len_tokens":
+            out_NMH[:, m] *= np.sqrt(np.bincount(owners, count_P, minlength=texts))[:, None]
     return out_NMH.reshape(texts, -1)

@@ -1,32 +1,83 @@
-"""Predictions over files: rows in, the same rows with predictions out.
+"""Predictions over files: rows in, the same rows with predictions appended out, in parts.
 
-Rows are read, predicted and written in chunks, so memory stays constant. An interrupted run resumes after the last row
-of its output, once it has checked that the output was made from this input.
+The rows of all files are cut into parts, which are predicted on this machine or by the workers of a Ray cluster. Each
+is written to the folder OUT.building; when all are there, they become OUT: a csv, tsv or jsonl file, or a folder of
+parquet files. A run that is given again after an interruption computes only the parts that are missing.
 """
 
 from __future__ import annotations
 
 import csv
-import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from everybert.cluster import RayPool, check_engine
 from everybert.errors import EverybertError
+from everybert.files import (
+    atomic_file,
+    disk_errors,
+    read_json,
+    replace_folder,
+    sha256_folder,
+    size_and_hash,
+    write_json,
+)
+from everybert.store.hub import resolve
 from everybert.tasks import TASKS
-from everybert.text.readers import RECORD_KINDS, ReadReport, kind, lines, read_records
+from everybert.tasks.dataset import RowError, Table
+from everybert.text.readers import TEXT_KINDS, ReadReport, expand, kind, lines, read_records
 
 if TYPE_CHECKING:
     from everybert.inference.model import Model
 
-CHUNK = 512
-"""Rows that are read, predicted and written at a time."""
 WRITTEN = (".csv", ".tsv", ".jsonl", ".ndjson")
+LIST = "_everybert.json"
+"""What was asked for and, in a finished folder, the hash of each part. Readers of parquet folders ignore the file."""
 Row = dict[str, Any]
+Part = tuple[tuple[Row, Any], ...]
+"""Rows with the inputs that the task reads from them."""
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """How the rows of files are predicted, and where."""
+
+    part_rows: int = 1024
+    """Rows per part: an interruption loses at most the part in progress. A parquet folder has one file per part."""
+    engine: Literal["local", "ray"] = "local"
+    """Compute on this machine, or on a Ray cluster."""
+    address: str | None = None
+    """The Ray cluster; auto finds it. If not given, one is started here."""
+    workers: int | None = None
+    """Processes on the cluster. If not given: one per core, or per GPU."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The columns to read (text, pair; question, context; prompt); guessed if not given."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of Model.embed (pooling, normalize, long …); or `scores`, the probability of every label."""
+    adapter: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    allow_pickle: bool = False
+    """Read .bin weights (see `load`)."""
+    skip_bad: bool = False
+    """Leave out rows that cannot be read, or have no text."""
+    fresh: bool = False
+    """Start again, and replace an output that exists."""
+
+    def __post_init__(self) -> None:
+        check_engine(self.engine, self.address)
+        if self.workers is not None and self.engine == "local":
+            raise EverybertError("--workers are processes of a cluster: add --engine ray")
+        if self.part_rows < 1 or (self.workers is not None and self.workers < 1):
+            raise EverybertError("part_rows and workers must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -36,166 +87,246 @@ class Scored:
     rows: int
     """Rows in the output."""
     before: int
-    """Rows that an earlier run had written."""
+    """Rows that an earlier run had predicted."""
     bad: tuple[str, ...] = ()
-    """Lines of the input that could not be read and were left out."""
+    """Rows of the input that could not be read and were left out."""
     stopped: bool = False
     """Whether the run was interrupted. Run again to resume."""
 
 
-def predict_file(
-    model: Model,
+def predict_files(
     task: str,
-    source: str | Path,
+    model: str | Path,
+    files: Sequence[str | Path] | str | Path,
     out: str | Path,
     *,
-    columns: Mapping[str, str] | None = None,
-    scores: bool = False,
-    skip_bad: bool = False,
-    fresh: bool = False,
     progress: Callable[[int], None] = lambda rows: None,
+    **options: Any,
 ) -> Scored:
-    """Predict every row of a csv, tsv, jsonl, json, parquet or text file (one text per line) into csv, tsv or jsonl.
+    """Predict every row of csv, tsv, jsonl, json, parquet or text files (one text per line).
 
-    `columns` names the columns to read (text, pair; question, context; prompt); they are guessed if not given.
-    `scores` adds the probability of every label. `progress` receives the rows done. Ctrl-C keeps what is written.
+    `options` are the fields of FileOptions. `out` is a .csv, .tsv or .jsonl file, or a folder for parquet files.
+    `progress` receives the number of rows that are done.
     """
-    source, out = Path(source), Path(out)
-    if kind(out) not in WRITTEN:
-        raise EverybertError(f"{out}: predictions are written as {', '.join(WRITTEN)}; give --out such a name")
-    if out.exists() and out.resolve() == source.resolve():
-        raise EverybertError(f"{out} is the input too; write to another file")
+    how = FileOptions(**options)
+    out, sources = Path(out).absolute(), [path.absolute() for path in expand(files)]
+    _check_out(out, sources, how.fresh)
+    folder, adapter = resolve(model, allow_pickle=how.allow_pickle).absolute(), how.adapter
+    if adapter is not None and Path(adapter).is_dir():
+        how = replace(how, adapter=str(Path(adapter).absolute()))
+        adapter = sha256_folder(Path(adapter))
+    settings = {"columns": dict(how.columns), "skip_bad": how.skip_bad, "part_rows": how.part_rows, "dtype": how.dtype}
+    plan = {
+        "task": task,
+        "model": [sha256_folder(folder), adapter],
+        "inputs": [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in sources],
+        "options": settings | dict(how.options),
+    }
+    building = out.with_name(out.name + ".building")
     report = ReadReport()
-    rows = read_rows(source, skip_bad, report)
-    first = next(rows)
-    pick = TASKS[task].input_reader(first, columns, str(source))
-    as_columns = model.task(task).as_columns
-    if fresh:
-        out.unlink(missing_ok=True)
-    done, stopped = 0, False
-    rows = chain([first], rows)
-    with closing(Writer(out)) as writer:
-        before = writer.rows
-        try:
-            while chunk := list(islice(rows, CHUNK)):
-                skip = min(max(before - done, 0), len(chunk))
-                if skip:
-                    writer.check(chunk[skip - 1], done + skip, source)
-                todo = chunk[skip:]
-                found = model.predict(task, [pick(row) for row in todo])
-                writer.write([_joined(row, as_columns(r, scores), source) for row, r in zip(todo, found)])
-                done += len(chunk)
+    rows = read_inputs(task, sources, how, report, even=out.suffix not in (".jsonl", ".ndjson"))
+    rows = chain([next(rows)], rows)  # an error in the first row comes before anything is written
+    _start(building, plan, how.fresh)
+    predictor = Predictor(task, folder, building, out.suffix.lower(), sources[0], how)
+    done = before = 0
+    try:
+        with closing(_run(predictor, iter(lambda: tuple(islice(rows, how.part_rows)), ()))) as results:
+            for count, there in results:
+                done, before = done + count, before + count * there
                 progress(done)
-            if before > done:
-                raise EverybertError(f"{out} has {before} rows, {source} only {done}; give another --out, or --fresh")
-        except KeyboardInterrupt:
-            stopped = True
-        return Scored(writer.rows, before, tuple(report.bad), stopped)
+    except KeyboardInterrupt:
+        return Scored(done, before, tuple(report.bad), stopped=True)
+    with disk_errors(out, "finished parts are kept; run again to resume"):
+        _finish(out, building, plan | {"rows": done})
+    return Scored(done, before, tuple(report.bad))
 
 
-def read_rows(path: Path, skip_bad: bool, report: ReadReport) -> Iterator[Row]:
-    """The rows of a file. A text file has one text per line."""
-    if kind(path) in RECORD_KINDS:
-        yield from read_records(path, skip_bad=skip_bad, report=report)
+def _run(predictor: Predictor, parts: Iterable[Part]) -> Generator[tuple[int, bool]]:
+    """Write the parts. Yields the rows of each in order, and whether an earlier run had written it."""
+    how = predictor.how
+    if how.engine == "local":
+        yield from map(predictor.write, enumerate(parts))
         return
-    if not path.is_file():
-        raise EverybertError(f"{path} is not a file: check the path")
-    found = False
-    for _, line in lines(path, report=report):
-        found = True
-        yield {"text": line}
+    waiting: deque[Callable[[], Any]] = deque()
+    with RayPool(Predictor.write, predictor, how.workers, how.address, how.device) as pool:
+        for part in enumerate(parts):
+            waiting.append(pool.submit(part))
+            if len(waiting) > pool.depth:
+                yield waiting.popleft()()
+        yield from (wait() for wait in waiting)
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_inputs(
+    task: str, sources: Sequence[Path], how: FileOptions, report: ReadReport, even: bool = False
+) -> Iterator[tuple[Row, Any]]:
+    """Every row with the input that the task reads from it. With `even`, all must have the columns of the first."""
+    names: list[str] = []
+    found = 0
+    for path in sources:
+        for number, row in enumerate(_read(path, how.skip_bad, report), 1):
+            if not names:
+                table = Table([row], str(path), how.columns)
+                names, pick = list(row), TASKS[task].input_reader(table)
+                if task == "embed" and len(both := table.texts()) == 2:
+                    raise EverybertError(f"{path}: embed {' or '.join(both)}? Name the column with --text-column")
+            try:
+                if even and list(row) != names:
+                    raise RowError(f"it has the columns {', '.join(row)}, not {', '.join(names)}")
+                yield row, pick(row)
+                found += 1
+            except RowError as error:
+                if not how.skip_bad:
+                    raise EverybertError(f"{path}, row {number}: {error}; --skip-bad leaves it out") from None
+                report.bad.append(f"{path}, row {number}: {error}")
     if not found:
-        raise EverybertError(f"{path} has no lines; give a file with one text per line")
+        raise EverybertError(f"{sources[0]} has no row that can be read: check the file")
 
 
-def _joined(row: Row, more: Row, source: Path) -> Row:
-    if clash := set(row) & set(more):
-        raise EverybertError(f"{source} has a column {sorted(clash)[0]!r} already; rename it, or leave it out")
-    return row | more
+def _read(path: Path, skip_bad: bool, report: ReadReport) -> Iterator[Row]:
+    """The rows of a file. A text file has one text per line."""
+    if kind(path) not in TEXT_KINDS:
+        return read_records(path, skip_bad=skip_bad, report=report)
+    return ({"text": line} for _, line in lines(path, report=report))
+
+
+# ── one part ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Predictor:
+    """Predicts parts and writes them. The workers of a cluster receive a copy, and load the model themselves."""
+
+    task: str
+    folder: Path
+    """The model's."""
+    building: Path
+    kind: str
+    """The suffix of the output; "" is a folder of parquet files."""
+    source: Path
+    """The first file."""
+    how: FileOptions
+
+    @cached_property
+    def model(self) -> Model:
+        """The model with the head of the task."""
+        from everybert.inference.model import load
+
+        if not self.folder.is_dir():
+            raise EverybertError(f"{self.folder} is not on a worker's machine; put it on a disk that all share")
+        how = self.how
+        model = load(self.folder, how.device, how.dtype, allow_pickle=how.allow_pickle)
+        if how.adapter is not None:
+            model.use(how.adapter)
+        return model
+
+    def write(self, part: tuple[int, Part]) -> tuple[int, bool]:
+        """Predict and write a part, given as its number and its rows with their inputs, unless it is there."""
+        number, rows = part
+        path = self.building / f"part-{number:06d}{self.kind or '.parquet'}"
+        if path.exists():
+            return len(rows), True
+        found = self._predict([given for _, given in rows])
+        if clash := rows[0][0].keys() & found[0].keys():
+            raise EverybertError(f"{self.source} has a column {min(clash)!r} already; rename it, or leave it out")
+        with atomic_file(path) as draft:
+            if self.kind:
+                self._write_text(draft, [row | more for (row, _), more in zip(rows, found)], header=number == 0)
+            else:
+                self._write_parquet(draft, [row for row, _ in rows], found)
+        return len(rows), False
+
+    def _write_text(self, draft: Path, rows: list[Row], header: bool) -> None:
+        with draft.open("w", encoding="utf-8", errors="replace", newline="") as file:
+            if self.kind in (".jsonl", ".ndjson"):
+                file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+                return
+            tabs: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+            table = csv.writer(file, lineterminator="\n", **(tabs if self.kind == ".tsv" else {}))
+            table.writerows([list(rows[0])] if header else [])
+            table.writerows([self._cell(value) for value in row.values()] for row in rows)
+
+    def _cell(self, value: Any) -> str:
+        """A value as a csv or tsv file has it."""
+        text = json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
+        return "" if value is None else " ".join(text.split()) if self.kind == ".tsv" else text
+
+    def _predict(self, inputs: list[Any]) -> list[Row]:
+        """The new columns of some rows."""
+        model, options = self.model, self.how.options
+        if self.task == "embed":
+            found = model.embedded(inputs, **options)
+            cut = [{"cut": n} for n in found.cut] if options.get("long") == "cut" else [{} for _ in inputs]
+            return [{"vector": vector.tolist(), **more} for vector, more in zip(found.vectors, cut)]
+        zero = {name: value for name, value in options.items() if name != "scores"}  # labels and their template
+        with model.using(model.adapter_for(self.task, bool(zero) or isinstance(inputs[0], tuple))):
+            task, done = model.task(self.task), model.predict(self.task, inputs, **zero)
+            return [task.as_columns(one, bool(options.get("scores"))) for one in done]
+
+    def _write_parquet(self, draft: Path, rows: list[Row], found: list[Row]) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        plain = {str: pa.string(), float: pa.float64(), int: pa.int64()}
+        try:
+            table = pa.Table.from_pylist(rows, parquet.read_schema(self.source))
+            for name, value in found[0].items():
+                many = pa.list_(pa.float32(), len(value)) if name == "vector" else pa.list_(pa.string())
+                column = pa.array([row[name] for row in found], plain.get(type(value), many))
+                table = table.append_column(name, column)
+        except pa.ArrowException as error:
+            raise EverybertError(f"{error}: write .jsonl instead, or give files with the same columns") from None
+        parquet.write_table(table, draft)
 
 
 # ── the output ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Writer:
-    """Appends rows to a csv, tsv or jsonl file, after the complete rows that it has; a partial last row is removed."""
+def _check_out(out: Path, sources: list[Path], fresh: bool) -> None:
+    if out.suffix and out.suffix.lower() not in WRITTEN:
+        raise EverybertError(f"{out}: predictions are written as {', '.join(WRITTEN)}; give --out such a name")
+    if not out.suffix and (other := [path for path in sources if kind(path) != ".parquet"]):
+        raise EverybertError(
+            f"{out}: a folder is for rows of parquet files, not of {other[0].name}; give --out F.jsonl"
+        )
+    if out.resolve() in [path.resolve() for path in sources]:
+        raise EverybertError(f"{out} is the input too; write to another file")
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not fresh:
+        raise EverybertError(f"{out} exists already; give another --out, or replace it with --fresh")
+    if out.is_dir() and not (out / LIST).is_file():
+        raise EverybertError(f"{out} exists and is no folder of predictions; give another --out")
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.kind = path, kind(path)
-        self.header = self.kind in (".csv", ".tsv")
-        self.names: list[str] | None = None
-        self.last = b""
-        self.rows = 0
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = path.open("r+b" if path.exists() else "w+b")
-        except OSError as error:
-            raise EverybertError(f"{path} could not be written ({error.strerror}); give another --out") from None
-        self.file.truncate(self._count())
-        self.file.seek(0, io.SEEK_END)
 
-    def _count(self) -> int:
-        """Count the complete rows; returns where they end."""
-        end, record = 0, b""
-        for line in self.file:
-            record += line
-            if not line.endswith(b"\n") or (self.kind == ".csv" and record.count(b'"') % 2):
-                continue  # partial, or a line break within quotes
-            if self.header and self.names is None:
-                self.names = self._cells(record)
-            else:
-                self.rows, self.last = self.rows + 1, record
-            end, record = end + len(record), b""
-        return end
+def _start(building: Path, plan: dict[str, Any], fresh: bool) -> None:
+    """Make the folder of unfinished parts, or check that the one there is of the same plan."""
+    if fresh:
+        shutil.rmtree(building, ignore_errors=True)
+    with disk_errors(building):
+        building.mkdir(parents=True, exist_ok=True)
+    if not any(building.glob("part-*")):
+        write_json(building / LIST, plan)
+    there = read_json(building / LIST)
+    if changed := ", ".join(key for key, value in plan.items() if there.get(key) != value):
+        raise EverybertError(
+            f"the unfinished {building} has other {changed}; resume with the same, or start again with --fresh"
+        )
 
-    def _cells(self, record: bytes) -> list[str]:
-        text = record.decode("utf-8").rstrip("\r\n")
-        return text.split("\t") if self.kind == ".tsv" else next(csv.reader(io.StringIO(text)))
 
-    def _cell(self, value: Any) -> Any:
-        """A value as the file holds it."""
-        if not self.header:
-            return json.loads(json.dumps(value))
-        text = json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
-        return "" if value is None else " ".join(text.split()) if self.kind == ".tsv" else text
-
-    def check(self, row: Row, number: int, source: Path) -> None:
-        """Raise an error where the last row of the output was not made from this row of the input."""
-        if number < self.rows:
-            return
-        there = dict(zip(self.names or [], self._cells(self.last))) if self.header else json.loads(self.last)
-        if any(there.get(name) != self._cell(value) for name, value in row.items()):
-            raise EverybertError(
-                f"{self.path} was not made from {source} (row {number} differs); give another --out, or --fresh"
-            )
-
-    def write(self, rows: list[Row]) -> None:
-        """Append rows, and flush them."""
-        if not rows:
-            return
-        text = self._table(rows) if self.header else "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
-        try:
-            self.file.write(text.encode("utf-8", "replace"))
-            self.file.flush()
-        except OSError as error:
-            raise EverybertError(
-                f"{self.path} could not be written ({error.strerror}); {self.rows} rows are there: run again to resume"
-            ) from None
-        self.rows += len(rows)
-
-    def _table(self, rows: list[Row]) -> str:
-        records = [[self._cell(value) for value in row.values()] for row in rows]
-        if self.names is None:
-            self.names = [str(name) for name in rows[0]]
-            records.insert(0, self.names)
-        if any([str(name) for name in row] != self.names for row in rows):
-            raise EverybertError(f"{self.path} has the columns {', '.join(self.names)}; give another --out")
-        if self.kind == ".tsv":
-            return "".join("\t".join(cells) + "\n" for cells in records)
-        buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="\n").writerows(records)
-        return buffer.getvalue()
-
-    def close(self) -> None:
-        """Close the file."""
-        self.file.close()
+def _finish(out: Path, building: Path, plan: dict[str, Any]) -> None:
+    """Join the parts to a file, or list them and rename their folder."""
+    parts = sorted(building.glob("part-*"))
+    if out.suffix:
+        with atomic_file(out) as draft, draft.open("wb") as whole:
+            for part in parts:
+                with part.open("rb") as file:
+                    shutil.copyfileobj(file, whole)
+        shutil.rmtree(building)
+        return
+    for left in building.glob(".part-*"):  # of workers that were killed
+        left.unlink(missing_ok=True)
+    write_json(building / LIST, plan | {"files": {part.name: size_and_hash(part) for part in parts}})
+    replace_folder(building, out)

@@ -6,11 +6,10 @@ Legend: L layers, A heads, H hidden, n tokens of one sequence, M masked position
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
+from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,17 +20,18 @@ from torch import Tensor
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder
 from everybert.inference import embedding
-from everybert.inference.adapters import Adapters, Bundle, base_of, read_bundle
+from everybert.inference.adapters import Bundle, base_of, read_bundle
 from everybert.inside import attribution as attributing
 from everybert.inside.attention import Attention
 from everybert.inside.attention import attention as read_attention
 from everybert.inside.attribution import Attribution
+from everybert.inside.masked import Candidate, best, check_sides, continued, mask_id, pieces_of, pseudo_likelihoods
 from everybert.inside.neighbours import Neighbours
 from everybert.inside.neighbours import neighbours as find_neighbours
 from everybert.inside.trace import Trace
 from everybert.inside.trace import trace as read_trace
 from everybert.model.config import EncoderConfig
-from everybert.model.engine import Inputs, encode, masked_logits, pick_device, run_head, token_log_probs
+from everybert.model.engine import Inputs, encode, masked_logits, pick_device, run_head
 from everybert.model.heads import FeatureHead, Network
 from everybert.model.int8 import to_int8
 from everybert.model.lora import AdapterSet
@@ -47,15 +47,23 @@ from everybert.store.adapters import (
 )
 from everybert.store.hub import resolve
 from everybert.store.huggingface import Report, load_network, save_network
-from everybert.store.sentence_transformers import Pooling, read_pooling, write_pooling
+from everybert.store.sentence_transformers import (
+    Pooling,
+    encoder_folder,
+    read_activation,
+    read_pooling,
+    write_pooling,
+)
 from everybert.tasks import load_task
 from everybert.tasks.answer import Answer
 from everybert.tasks.choose import Choice
-from everybert.tasks.classify import Prediction, Text
+from everybert.tasks.classify import TEMPLATE, Prediction, Text
+from everybert.tasks.dataset import as_texts
+from everybert.tasks.rank import Ranked, relevance
 from everybert.tasks.tag import Span, Words
 from everybert.tasks.task import Task
 from everybert.text.tokenizer import Encoding, Tokenizer
-from everybert.text.windows import Piece, cover
+from everybert.text.windows import Piece
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -64,18 +72,6 @@ MOST_SCORED = 4096
 
 
 # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A token for a masked position."""
-
-    token: str
-    """As text; a token that continues a word keeps WordPiece's ##."""
-    score: float
-    """Its probability, among the whole vocabulary."""
-    id: int = -1
-    """Its id in the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +91,6 @@ class TokenVectors:
     layer: int
     """The layer whose output the vectors are; 0 is the embeddings."""
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
 
 @dataclass(frozen=True)
 class TokenScore:
@@ -105,7 +98,7 @@ class TokenScore:
 
     token: str
     score: float
-    """ln P(token | all other tokens)."""
+    """ln P(token | all other tokens), in a causal model | those before it (reverse: after it)."""
     start: int
     end: int
     """Where the token is in the text, in characters."""
@@ -117,22 +110,6 @@ class Score:
 
     total: float
     tokens: list[TokenScore]
-
-    @property
-    def perplexity(self) -> float:
-        """exp(−total / n): how many equally likely tokens the model hesitates between."""
-        return float(np.exp(-self.total / max(len(self.tokens), 1)))
-
-
-@dataclass(frozen=True)
-class AnswerTokens:
-    """The tokens of a context, with the probability that an answer begins or ends at each."""
-
-    tokens: list[str]
-    offsets: list[tuple[int, int]]
-    start: np.ndarray
-    end: np.ndarray
-    """float (n) each; what is missing to a sum of 1 is the probability that there is no answer."""
 
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -150,6 +127,7 @@ def load(
 
     `device` None takes a GPU if there is one. `dtype` None keeps the file's (on the CPU always float32); "int8"
     computes in int8, on the CPU. The folder of an adapter loads the model it was trained on and switches to it.
+    Pickled weights (.bin) can hide code: they are read with `allow_pickle` only, by torch's restricted reader.
     """
     folder = resolve(name, revision, allow_pickle)
     if is_adapter(folder):
@@ -160,30 +138,35 @@ def load(
     if int8 and device is not None and not str(device).startswith("cpu"):
         raise EverybertError(f"int8 is computed on the CPU, not on {device}; give device=cpu, or another dtype")
     dtype = torch.float32 if int8 else pick_dtype(dtype)
-    found = load_network(folder, device=pick_device(device, gpu=not int8), dtype=dtype, allow_pickle=allow_pickle)
+    inner = encoder_folder(folder)
+    found = load_network(inner, device=pick_device(device, gpu=not int8), dtype=dtype, allow_pickle=allow_pickle)
     if int8:
         found.network.digest = encoder_digest(found.network)
         to_int8(found.network.encoder)
     model = Model(
         found.network,
-        Tokenizer.load(folder) if has_tokenizer(folder) else None,
+        Tokenizer.load(inner) if has_tokenizer(inner) else None,
         labels=found.labels,
         problem_type=found.problem_type,
         raw_config=found.raw_config,
         extras=found.extras,
         report=found.report,
         folder=folder,
+        pooling=read_pooling(folder, found.config.hidden_size, allow_pickle),
     )
-    if isinstance(head := model.extras.get("feature_head"), Mapping):
-        load_feature_head(model.network, head["name"], folder, dict(head))
+    if (activation := read_activation(folder)) is not None:
+        model.raw_config = found.raw_config | {"sentence_transformers": {"activation_fn": activation}}
+    if (head := model.extras.get("feature_head")) is not None:
+        load_feature_head(model.network, str(head.get("name")), folder, head)
     return model
 
 
 def pick_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """A torch type by name."""
-    if isinstance(dtype, str) and dtype not in DTYPES:
-        raise EverybertError(f"there is no dtype {dtype!r} here; choose one of {', '.join(DTYPES)}, int8")
-    return DTYPES[dtype] if isinstance(dtype, str) else dtype
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and found not in DTYPES.values():
+        raise EverybertError(f"there is no dtype {str(dtype)!r} here; choose one of {', '.join(DTYPES)}, int8")
+    return found
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -208,6 +191,7 @@ class Model:
         extras: dict[str, Any] | None = None,
         report: Report | None = None,
         folder: Path | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
         self.network = network.eval()
         self.labels = labels
@@ -219,7 +203,14 @@ class Model:
         """Weights that the folder did not have, and those that were not used."""
         self.folder = folder
         self.bundle = read_bundle(folder, self.extras) if folder is not None else Bundle()
-        self.adapters: Adapters | None = None
+        self.pooling = pooling or Pooling()
+        """How `embed` makes vectors by default: as sentence-transformers files say, else everybert.json."""
+        own = self.extras.get("embedding", {})
+        if own.keys() - {"normalize"} or not isinstance(own.get("normalize", False), bool):
+            raise EverybertError(f'{folder}: "embedding" in everybert.json is not understood; restore it')
+        if not self.pooling.published:
+            self.pooling = replace(self.pooling, normalize=own.get("normalize", False))
+        self.adapters: AdapterSet | None = None
         self._tokenizer = tokenizer
 
     def __repr__(self) -> str:
@@ -253,7 +244,7 @@ class Model:
     # ── masked tokens ────────────────────────────────────────────────────────────────────────────────────────
 
     def fill(self, text: str, top: int = 5, pair: str | None = None) -> list[list[Candidate]]:
-        """For each [MASK] of a text or pair, its `top` most probable tokens."""
+        """For each [MASK] of a text or pair, its `top` most probable tokens; with a causal model it ends the text."""
         return self.fill_batch([text if pair is None else (text, pair)], top)[0]
 
     def fill_batch(self, texts: Sequence[Text], top: int = 5) -> list[list[list[Candidate]]]:
@@ -272,6 +263,7 @@ class Model:
             if not masks:
                 which = f"text {t}" if len(texts) > 1 else "the text"
                 raise EverybertError(f"{which} has no [MASK]; put [MASK] where a word is missing")
+            check_sides(self.config.causal, encoding, masks)
             found.append([[] for _ in masks])
             for piece in self._pieces(encoding, paired=not isinstance(text, str)):
                 own = [(t, k, piece.index(i)) for k, i in enumerate(masks) if piece.owns(i)]
@@ -281,19 +273,23 @@ class Model:
                     owners.append(own)
 
         def read(which: list[int], logits_MV: Tensor) -> None:
-            known_MV = logits_MV.softmax(-1)[:, : tokenizer.size]
-            scores, ids = known_MV.topk(min(top, known_MV.shape[1]))
             at = [owner for p in which for owner in owners[p]]
-            for (t, k, _), row_scores, row_ids in zip(at, scores.tolist(), ids.tolist()):
-                found[t][k] = [Candidate(tokenizer.text(i), s, i) for i, s in zip(row_ids, row_scores)]
+            for (t, k, _), candidates in zip(at, best(tokenizer, logits_MV.softmax(-1), top)):
+                found[t][k] = candidates
 
         paired = any(not isinstance(text, str) for text in texts)
         inputs = Inputs([p.ids for p, _ in pieces], [segments for _, segments in pieces] if paired else None)
         masked_logits(self.network, inputs, [[place for *_, place in own] for own in owners], read)
         return found
 
+    def generate(self, text: str, words: int = 8, seed: int | None = None) -> str:
+        """The text with up to `words` more words, by a causal model: the most probable or, with a seed, sampled."""
+        if not self.config.causal:
+            raise EverybertError("only a causal model ([model] causal = true) continues a text; use fill with [MASK]")
+        return continued(self.network, self.tokenizer, self.one_window(text), words, seed, self.window)
+
     def score(self, text: str) -> Score:
-        """The pseudo-log-probability of a text: each token is masked in turn and predicted from the others."""
+        """The pseudo-log-probability of a text: each token is masked in turn; with a causal model the true one."""
         encoding = self.tokenizer.encode(text)
         scored = [i for i, special in enumerate(encoding.special) if not special]
         if len(scored) > MOST_SCORED:
@@ -313,15 +309,20 @@ class Model:
         pooling: str | None = None,
         normalize: bool | None = None,
         long: Literal["window", "cut"] = "window",
+        *,
+        prompt: str | None = None,
+        dimensions: int | None = None,
     ) -> np.ndarray:
         """float32 (N, H): one vector per text.
 
-        pooling: mean, cls, max or mean_sqrt_len_tokens; None follows the folder's sentence-transformers files, or
-        is the mean. A text longer than the window is read in overlapping windows; long="cut" truncates it instead,
-        as sentence-transformers does, and warns.
+        pooling: cls, max, mean, mean_sqrt_len_tokens, weightedmean or lasttoken; None follows the folder's
+        sentence-transformers files, or is the mean. A text longer than the window is read in overlapping windows;
+        long="cut" truncates it instead, as sentence-transformers does, and warns. `prompt` is the name of one of the
+        folder's prompts, `model.pooling.prompts`; it is put before each text. `dimensions` keeps the first numbers of
+        each vector (Matryoshka embeddings).
         """
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        found = self.embedded(texts, pooling, normalize, long)
+        texts = as_texts(texts, pairs=False)
+        found = self.embedded(texts, pooling, normalize, long, prompt=prompt, dimensions=dimensions)
         if lost := [n for n in found.cut if n]:
             warnings.warn(f"{len(lost)} of {len(texts)} texts were cut: {sum(lost)} tokens were left out", stacklevel=2)
         return found.vectors
@@ -332,33 +333,33 @@ class Model:
         pooling: str | None = None,
         normalize: bool | None = None,
         long: Literal["window", "cut"] = "window",
+        *,
+        prompt: str | None = None,
+        dimensions: int | None = None,
     ) -> embedding.Embedded:
         """As `embed`, with the number of tokens of each text that were read, and cut."""
         if long not in ("window", "cut"):
             raise EverybertError(f"long texts are read by window or cut, not {long!r}")
-        how = self.pooling if pooling is None else replace(self.known_pooling, modes=(pooling,), dense=())
+        how = self.pooling
+        if pooling is not None:
+            how = replace(how, modes=(pooling,), modules=(), outer=None, truncate=None)
         for mode in how.modes:
             check_mode(mode, "embed")
         if normalize is not None:
             how = replace(how, normalize=normalize)
+        width, before = how.width(self.config.hidden_size), how.prompt(prompt)
+        if dimensions is not None and not 1 <= dimensions <= width:
+            raise EverybertError(f"dimensions is {dimensions}; this model's vectors have {width}, choose 1 to that")
+        if shorter := dimensions not in (None, width):
+            how = replace(how, truncate=dimensions)
         if not texts:
-            return embedding.Embedded(np.empty((0, how.width(self.config.hidden_size)), dtype=np.float32), [], [])
+            return embedding.Embedded(np.empty((0, dimensions or width), dtype=np.float32), [], [])
         size = min(how.size or self.window, self.window)
         with self.using(self.adapter_for("embed")):
-            return embedding.embed(self.network, self.tokenizer, texts, how, size, long)
-
-    @cached_property
-    def pooling(self) -> Pooling:
-        """How `embed` makes vectors by default."""
-        return read_pooling(self.folder) if self.folder is not None else Pooling()
-
-    @property
-    def known_pooling(self) -> Pooling:
-        """The folder's settings, or the defaults if it has modules that everybert does not know."""
-        try:
-            return self.pooling
-        except EverybertError:
-            return Pooling()
+            found = embedding.embed(self.network, self.tokenizer, texts, how, size, long, before)
+        if (normalize and how.truncate) or (how.normalize and shorter):  # of length 1 again
+            found.vectors[:] /= np.maximum(np.linalg.norm(found.vectors, axis=1, keepdims=True), 1e-12)
+        return found
 
     def tokens(self, text: str, layer: int | None = None, pair: str | None = None) -> TokenVectors:
         """The text's tokens and their vectors after a layer (None the last, 0 the embeddings, −1 counts back)."""
@@ -386,6 +387,12 @@ class Model:
         global_tokens: Sequence[Sequence[int]] | None = None,
     ) -> list[Tensor]:
         """Raw ids to final hidden states, one (n, H) tensor per sequence; `global_tokens` are Longformer's."""
+        if not (_are_ids(sequences) and _are_ids(segments or [])):
+            raise EverybertError("hidden takes lists of token ids, as [[2, 57, 3]]; for a text, use tokens(text)")
+        if global_tokens is not None and not self.config.global_attention:
+            raise EverybertError(f"a {self.config.family} model has no global attention; leave global_tokens out")
+        if self.config.segments < 2 and any(any(row) for row in segments or []):
+            raise EverybertError(f"a {self.config.family} model has no second segment; leave segments out")
         out: dict[int, Tensor] = {}
 
         def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
@@ -398,23 +405,44 @@ class Model:
 
     def next_sentence(self, first: str, second: str) -> float:
         """P(the second text follows the first)."""
+        if not isinstance(second, str):
+            raise EverybertError(f"the second text is a {type(second).__name__}; give two strings")
         encoding = self.one_window(first, second)
         (logits,) = run_head(self.network, Inputs([encoding.ids], [encoding.segments]), "nsp")
         return float(torch.from_numpy(logits).softmax(-1)[0])
 
-    def classify(self, texts: Text | Sequence[Text], adapter: str | None = None) -> list[Prediction]:
-        """A label, and the probability of each label, for every text or (text, text) pair of any length."""
-        return list(self.predict("classify", _texts(texts), adapter))
+    def classify(
+        self,
+        texts: Text | Sequence[Text],
+        adapter: str | None = None,
+        *,
+        labels: Sequence[str] | None = None,
+        template: str = TEMPLATE,
+        multi: bool = False,
+    ) -> list[Prediction]:
+        """A label, and the probability of each label, for every text or (text, text) pair of any length.
+
+        `labels` are any names, for which an entailment model reads each text with `template`; they may be `multi`.
+        """
+        if labels is None:
+            return list(self.predict("classify", as_texts(texts), adapter))
+        zero: dict[str, Any] = {"labels": labels, "template": template, "multi": multi}
+        return list(self.predict("classify", as_texts(texts, False), adapter, **zero))
 
     def regress(self, texts: Text | Sequence[Text], adapter: str | None = None) -> list[float]:
         """A number for every text or pair."""
-        return list(self.predict("regress", _texts(texts), adapter))
+        return list(self.predict("regress", as_texts(texts), adapter))
 
     def tag(self, texts: str | Sequence[Words], adapter: str | None = None) -> list[Span] | list[list[Span]]:
         """The labelled spans of a text. For several texts (or lists of words): a list of such lists."""
-        one = isinstance(texts, str)
-        found: list[list[Span]] = list(self.predict("tag", [texts] if one else list(texts), adapter))
-        return found[0] if one else found
+        given = list(texts) if isinstance(texts, list | tuple) else as_texts(texts, False)
+        for i, one in enumerate(given):
+            if not isinstance(one, str) and not (
+                isinstance(one, list | tuple) and all(isinstance(w, str) for w in one)
+            ):
+                raise EverybertError(f"text {i + 1} is a {type(one).__name__} ({str(one)[:40]}); give strings or words")
+        found: list[list[Span]] = list(self.predict("tag", given, adapter))
+        return found[0] if isinstance(texts, str) else found
 
     def answer(
         self, question: str | Sequence[str], context: str | Sequence[str], top: int = 1, adapter: str | None = None
@@ -423,8 +451,8 @@ class Model:
         if top < 1:
             raise EverybertError(f"top is the number of answers and at least 1, not {top}")
         one = isinstance(question, str)
-        questions = [question] if one else list(question)
-        contexts = [context] * len(questions) if isinstance(context, str) else list(context)
+        questions, contexts = as_texts(question, False), as_texts(context, False)
+        contexts = contexts * len(questions) if isinstance(context, str) else contexts
         if len(contexts) != len(questions):
             raise EverybertError(
                 f"{len(questions)} questions but {len(contexts)} contexts; give one for each, or one for all"
@@ -434,12 +462,27 @@ class Model:
 
     def choose(self, prompt: str, endings: Sequence[str], adapter: str | None = None) -> Choice:
         """The ending that fits the prompt best."""
-        (choice,) = self.predict("choose", [(prompt, list(endings))], adapter)
+        (choice,) = self.predict("choose", [(prompt, as_texts(endings, False))], adapter)
         return choice
+
+    def rank(
+        self, query: str, texts: Sequence[str], top: int | None = None, adapter: str | None = None
+    ) -> list[Ranked]:
+        """The texts by relevance to a query, best first (the `top` best), as a cross-encoder scores them."""
+        texts = as_texts(texts, False)
+        if not isinstance(query, str) or not query.strip():
+            raise EverybertError("the query is empty; give the text that the others are compared with")
+        if not texts or (top is not None and top < 1):
+            raise EverybertError("there is nothing to rank; give one text or more, and top at least 1")
+        logits = np.fromiter(self.predict("rank", [(query, text) for text in texts], adapter), float, len(texts))
+        scores = relevance(logits, None if adapter or self.adapter else self.raw_config)
+        order = np.argsort(-logits, kind="stable")[:top].tolist()
+        return [Ranked(i, float(scores[i])) for i in order]
 
     def predict(self, name: str, inputs: Sequence[Any], adapter: str | None = None, **options: Any) -> Iterator[Any]:
         """The predictions of a task for any number of inputs, in order, as they are computed."""
         kinds = [isinstance(x, tuple | list) for x in inputs] if name == "classify" and adapter is None else [False]
+        kinds = [True] if options.get("labels") is not None else kinds  # each text is read as a pair with each label
         defaults = {kind: self.adapter_for(name, kind) for kind in set(kinds)}
         if len(set(defaults.values())) > 1:  # texts and pairs in one list, each with an adapter of its own
             parts = {kind: [x for x, k in zip(inputs, kinds) if k == kind] for kind in defaults}
@@ -452,12 +495,15 @@ class Model:
 
     def task(self, name: str) -> Task:
         """The settings of one of the model's tasks, under the adapter in use."""
-        extras = self._extras
+        extras = self.active_extras
         own = extras is self.extras
         return load_task(name, self.network, self.labels if own else None, self.problem_type if own else None, extras)
 
-    def answer_tokens(self, question: str, context: str) -> AnswerTokens:
-        """Where an answer may begin and end: each token by the window that owns it, one softmax over all."""
+    def answer_tokens(self, question: str, context: str) -> tuple[Encoding, np.ndarray]:
+        """The tokens of a context and (n, 2): the probabilities that an answer begins and ends at each.
+
+        Each token is read in the window that owns it. What is missing to a sum of 1 means that there is no answer.
+        """
         task = self.task("answer")
         features = task.encode(self.tokenizer, self.config, [(question, context)])
         logits = task.run(self.network, features)
@@ -467,8 +513,7 @@ class Model:
         )
         none = np.min([logits[s][0] for s, _, _ in passage.places], axis=0)  # [CLS], in the window where it is lowest
         p_n2 = torch.from_numpy(np.concatenate((none[None], own))).softmax(0).numpy()[1:]
-        encoding = self.tokenizer.encode(context, specials=False)
-        return AnswerTokens(encoding.tokens, encoding.offsets, p_n2[:, 0], p_n2[:, 1])
+        return self.tokenizer.encode(context, specials=False), p_n2
 
     # ── the inside ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -485,8 +530,7 @@ class Model:
 
     def neighbours(self, word: str, texts: Sequence[str], top: int = 5) -> Neighbours:
         """A word in several texts: its vectors compared at every layer, and the words nearest to them."""
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        return find_neighbours(self.network, self.tokenizer, word, texts, top, self.window)
+        return find_neighbours(self.network, self.tokenizer, word, as_texts(texts, False), top, self.window)
 
     def attribution(
         self,
@@ -495,10 +539,9 @@ class Model:
         *,
         label: str | None = None,
         task: str | None = None,
-        method: Literal["integrated", "gradient"] = "integrated",
         adapter: str | None = None,
     ) -> Attribution:
-        """Which tokens a prediction rests on, by integrated gradients or gradient × input."""
+        """Which tokens a prediction rests on, by integrated gradients."""
         adapter = adapter or self.adapter_for(task or "classify", pair is not None)
         with self.using(adapter):
             name = task or self._head_task()
@@ -516,7 +559,6 @@ class Model:
                 described,
                 text=text,
                 pair=pair,
-                method=method,
                 global_tokens=self._global_tokens(encoding, name),
             )
 
@@ -524,7 +566,7 @@ class Model:
         """The task that the model's heads are for."""
         if "answer" in self.network.heads and "classify" not in self.network.heads:
             return "answer"
-        task = (self._extras.get("task") or {}).get("task")
+        task = (self.active_extras.get("task") or {}).get("task")
         return "regress" if task == "regress" or self.problem_type == "regression" else "classify"
 
     def _label_target(
@@ -566,6 +608,11 @@ class Model:
 
     # ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def adapter(self) -> str | None:
+        """The adapter in use."""
+        return self.adapters.active if self.adapters is not None else None
+
     def add_adapter(self, folder: str | Path, name: str | None = None, verify: bool = True) -> str:
         """Put a LoRA adapter on the encoder beside others; returns its name, for `adapter=` and `use`.
 
@@ -574,25 +621,29 @@ class Model:
         path = resolve(folder)
         name = name or path.name.replace(".", "-")
         file = read_adapter(path)
-        if self.adapters is None:
-            self.adapters = Adapters(AdapterSet(self.network), {})
-        load_adapter(self.adapters.on, name, file, verify)
-        self.adapters.extras[name] = file.extras
+        self.adapters = self.adapters or AdapterSet(self.network)
+        load_adapter(self.adapters, name, file, verify)
         self.network.eval()
         return name
 
     def use(self, adapter: str | None) -> None:
-        """Switch to an adapter and its head; None is the model without adapters."""
-        folder = self.bundle.folders.get(adapter or "")
-        if folder is not None and (self.adapters is None or adapter not in self.adapters.extras):
-            self.add_adapter(folder, adapter, verify=False)  # it is part of the model's own folder
-        if adapter is not None or self.adapters is not None:
-            self._adapters.on.use(adapter)
+        """Switch to an adapter and its head: one of the model's, or a folder; None is the model without adapters."""
+        added = self.adapters.entries if self.adapters is not None else {}
+        if adapter is not None and adapter not in added:
+            if adapter in self.bundle.folders:  # part of the model's own folder, so it fits
+                self.add_adapter(self.bundle.folders[adapter], adapter, verify=False)
+            elif "/" in adapter or Path(adapter).is_dir():
+                adapter = self.add_adapter(adapter)
+            else:
+                has = ", ".join({**self.bundle.folders, **added}) or "none"
+                raise EverybertError(f"this model has no adapter {adapter!r} (it has {has}); give a name, or a folder")
+        if self.adapters is not None:
+            self.adapters.use(adapter)
 
     @contextmanager
     def using(self, adapter: str | None) -> Iterator[None]:
         """Switch to an adapter for a while; None leaves the one in use."""
-        before = self.adapters.on.active if self.adapters is not None else None
+        before = self.adapter
         if adapter is None or adapter == before:
             yield
             return
@@ -604,36 +655,29 @@ class Model:
 
     def adapter_for(self, task: str, pair: bool = False) -> str | None:
         """The adapter to switch to for a task by default; None if one is in use or the model has the head itself."""
-        active = self.adapters is not None and self.adapters.on.active is not None
-        own = {"regress": "classify"}.get(task, task) in self.network.heads  # no head is called embed
-        return None if active or own else self.bundle.default(task, pair)
+        own = {"regress": "classify", "rank": "classify"}.get(task, task) in self.network.heads  # embed has no head
+        return None if self.adapter is not None or own else self.bundle.default(task, pair)
 
     def merge(self, adapter: str | None = None) -> None:
         """Add an adapter (by default the one in use) to the weights, for `save`; the others are removed."""
-        adapters = self._adapters
         if adapter is not None:
-            adapters.on.use(adapter)
-        if adapters.on.active is None:
+            self.use(adapter)
+        if self.adapters is None or self.adapter is None:
             raise EverybertError("no adapter is in use; name the one to merge")
-        task = self._extras.get("task") or {}
+        task = self.active_extras.get("task") or {}
         self.extras = {**self.extras, "task": task}
         self.labels = task.get("labels")
         multi = "multi_label_classification" if task.get("multi") else "single_label_classification"
         self.problem_type = {"regress": "regression", "classify": multi}.get(task.get("task", ""))
-        adapters.on.merge()
+        self.adapters.merge()
         self.adapters, self.bundle = None, Bundle()
 
     @property
-    def _adapters(self) -> Adapters:
-        if self.adapters is None:
-            raise EverybertError("this model has no adapters; put one on with add_adapter(folder)")
-        return self.adapters
-
-    @property
-    def _extras(self) -> dict[str, Any]:
+    def active_extras(self) -> dict[str, Any]:
         """The everybert.json of the adapter in use, or of the model."""
-        active = self.adapters.on.active if self.adapters is not None else None
-        return self.adapters.extras[active] if self.adapters is not None and active is not None else self.extras
+        if self.adapters is None or self.adapters.active is None:
+            return self.extras
+        return self.adapters.entries[self.adapters.active].extras
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -647,9 +691,8 @@ class Model:
 
     def write(self, folder: Path, int8: bool = False) -> None:
         """Write the files of `save` into an existing folder. Feature-based heads have a file of their own."""
-        if self.adapters is not None and self.adapters.on.active is not None:
+        if self.adapter is not None:
             raise EverybertError("an adapter is in use: merge() it first, or keep its folder beside the model's")
-        pooling = self.known_pooling
         heads = {name: head for name, head in self.network.heads.items() if isinstance(head, FeatureHead)}
         extras = {key: value for key, value in self.extras.items() if key != "adapters"}  # they keep their own folder
         for name, head in heads.items():
@@ -668,8 +711,8 @@ class Model:
             )
         finally:
             self.network.heads.update(heads)
-        if pooling.published:
-            write_pooling(folder, pooling, self.config.hidden_size)
+        if self.pooling.published:
+            write_pooling(folder, self.pooling, self.config.hidden_size)
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -694,61 +737,9 @@ class Model:
         return pieces_of(encoding, self.window)
 
 
-def _texts(texts: Text | Sequence[Text]) -> list[Text]:
-    """One text or pair, or a sequence of them, as a list."""
-    if isinstance(texts, str) or (
-        isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(t, str) for t in texts)
-    ):
-        return [texts]  # type: ignore[list-item]
-    out = list(texts)
-    for i, text in enumerate(out):
-        pair = isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(t, str) for t in text)
-        if not isinstance(text, str) and not pair:
-            raise EverybertError(f"text {i + 1} is a {type(text).__name__}: give strings, or pairs of strings")
-    return out  # type: ignore[return-value]
-
-
-# ── masked tokens of many texts ──────────────────────────────────────────────────────────────────────────────
-
-
-def pseudo_likelihoods(
-    network: Network, tokenizer: Tokenizer, encodings: Sequence[Encoding], window: int, whole_words: bool = False
-) -> list[np.ndarray]:
-    """Per text, ln P(token | the others) of each token that is not special: float64 (n), in order.
-
-    PLL(w) = Σ ln P(wᵢ | the others) (Salazar et al. 2020, eq. 1). A word of several tokens is easy to guess if only one
-    of them is masked; `whole_words` masks also those of the same word to its right (PLL-word-l2r, Kauf and Ivanova
-    2023). The tokens of a long text are masked in the window that owns them.
-    """
-    mask = mask_id(tokenizer)
-    pieces: list[Piece] = []
-    positions: list[list[int]] = []
-    ends: list[list[int]] = []
-    counts = []
-    for encoding in encodings:
-        words = encoding.words
-        for piece in pieces_of(encoding, window):
-            stop = piece.at + piece.count
-            own = [i for i in range(piece.at, stop) if not encoding.special[i]]
-            last = [next((j for j in range(i, stop) if words[j] != words[i]), stop) for i in own]
-            pieces.append(piece)
-            positions.append([piece.index(i) for i in own])
-            ends.append([piece.index(j) for j in last] if whole_words else [i + 1 for i in positions[-1]])
-        counts.append(len(pieces))
-    values = token_log_probs(network, [piece.ids for piece in pieces], positions, mask, ends)
-    return [np.concatenate(values[a:b]) for a, b in pairwise([0, *counts])]
-
-
-def pieces_of(encoding: Encoding, size: int) -> list[Piece]:
-    """A text in windows of at most `size` tokens; see `cover`."""
-    special = encoding.special
-    lead = special.index(False) if False in special else len(special)
-    tail = special[::-1].index(False) if False in special else 0
-    return cover(encoding.ids, lead, tail, size)
-
-
-def mask_id(tokenizer: Tokenizer) -> int:
-    """The id of the mask token; an error if the vocabulary has none."""
-    if tokenizer.mask_id is None:
-        raise EverybertError("this model's vocabulary has no mask token; use a model that was trained with one")
-    return tokenizer.mask_id
+def _are_ids(rows: Any) -> bool:
+    """Whether these are sequences of whole numbers. Only the first number of each is looked at."""
+    try:
+        return not isinstance(rows, str) and all(index(row[0]) is not None for row in rows if len(row))
+    except TypeError:
+        return False

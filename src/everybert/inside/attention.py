@@ -25,10 +25,8 @@ from everybert.text.tokenizer import Encoding
 
 LIMIT = 1 << 30
 """Largest size in bytes of the attention weights. L·A·n² floats grow fast (BERT-base at 4,096 tokens: 9.7 GB)."""
-PAGE_WEIGHTS = 48 << 20
-"""Most weights that a page holds (BERT-base: 591 tokens)."""
-FINE_WEIGHTS = 4 << 20
-"""Most weights that a page holds with sixteen bits each; above, with eight."""
+PAGE_WEIGHTS = 24 << 20
+"""Most weights that a page holds, with sixteen bits each (BERT-base: 418 tokens)."""
 THUMBNAIL = 32
 """Largest number of rows and columns of a head's thumbnail."""
 
@@ -55,8 +53,6 @@ class Attention:
                 f"{n} tokens in {layers} layers of {heads} heads have {self.weights.size:,} weights, too many for a "
                 "page; give a shorter text, or look at .weights"
             )
-        fine = self.weights.size <= FINE_WEIGHTS
-        values = quantised(self.weights) if fine else np.rint(self.weights * 255).astype(np.uint8)
         small = self.thumbnails()
         data = {
             "tokens": self.labels or self.tokens,
@@ -64,9 +60,8 @@ class Attention:
             "layers": layers,
             "heads": heads,
             "size": small.shape[-1],
-            "bits": 16 if fine else 8,
             "thumbnails": base64.b64encode(small.tobytes()).decode(),
-            "weights": base64.b64encode(zlib.compress(values.tobytes())).decode(),
+            "weights": base64.b64encode(zlib.compress(quantised(self.weights).tobytes())).decode(),
         }
         parts = {
             "__TITLE__": escape(title),

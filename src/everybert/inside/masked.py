@@ -1,4 +1,4 @@
-"""Masked tokens predicted from their left context, from their right context, and from both.
+"""Masked tokens: predicted from their left context, their right context or both; and pseudo-likelihoods of texts.
 
 Legend: M masked tokens, V vocabulary.
 """
@@ -7,23 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.model.engine import Inputs, masked_logits
+from everybert.model.engine import Inputs, masked_logits, token_log_probs
 from everybert.model.heads import Network
 from everybert.text.tokenizer import Encoding, Tokenizer
+from everybert.text.windows import Piece, cover
 
 
 @dataclass(frozen=True)
-class Guess:
-    """A candidate for a masked token."""
+class Candidate:
+    """A token for a masked position."""
 
     token: str
+    """As text; a token that continues a word keeps WordPiece's ##."""
     score: float
-    id: int
+    """Its probability, among the whole vocabulary."""
+    id: int = -1
+    """Its id in the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +48,10 @@ class Original:
 class MaskedToken:
     """The candidates for one masked token."""
 
-    both: list[Guess]
-    left: list[Guess]
+    both: list[Candidate]
+    left: list[Candidate]
     """From the text before it alone."""
-    right: list[Guess]
+    right: list[Candidate]
     """From the text after it alone."""
     original: Original | None = None
 
@@ -60,25 +66,26 @@ def fill_sides(
     size: int | None = None,
 ) -> list[MaskedToken]:
     """The candidates for each [MASK] of a text or pair. `originals` are the words that the masks replaced, if known."""
-    if tokenizer.mask_id is None:
-        raise EverybertError("this model's vocabulary has no mask token; use a model that was trained with one")
+    mask = mask_id(tokenizer)
+    if network.config.causal:
+        raise EverybertError("a causal model reads one side of a mask only: use fill")
     encoding = tokenizer.encode(text, pair)
     size = size or network.config.max_positions
     if len(encoding) > size:
         raise EverybertError(f"the text has {len(encoding)} tokens, the model reads {size} at once; give a shorter one")
-    at = [i for i, token in enumerate(encoding.ids) if token == tokenizer.mask_id]
+    at = [i for i, token in enumerate(encoding.ids) if token == mask]
     if not at:
         raise EverybertError("the text has no [MASK]; put [MASK] where a word is missing, or click a word")
     views = [(encoding, i) for i in at]
     for i in at:
         for before in (True, False):
             half = tokenizer.encode(*_half(encoding, i, text, pair, before))
-            places = [k for k, token in enumerate(half.ids) if token == tokenizer.mask_id]
+            places = [k for k, token in enumerate(half.ids) if token == mask]
             views.append((half, places[-1 if before else 0]))
     p_MV = _probabilities(network, views)[:, : tokenizer.size]
-    found = []
+    guesses, found = best(tokenizer, p_MV, top), []
     for m, i in enumerate(at):
-        both, left, right = (_best(tokenizer, p_MV[row], top) for row in (m, len(at) + 2 * m, len(at) + 2 * m + 1))
+        both, left, right = (guesses[row] for row in (m, len(at) + 2 * m, len(at) + 2 * m + 1))
         word = originals[m] if m < len(originals) else None
         original = _original(tokenizer, word, p_MV[m], encoding.offsets[i][0] > 0) if word else None
         found.append(MaskedToken(both, left, right, original))
@@ -106,9 +113,48 @@ def _probabilities(network: Network, views: Sequence[tuple[Encoding, int]]) -> T
     return torch.stack([rows[k] for k in range(len(views))])
 
 
-def _best(tokenizer: Tokenizer, p_V: Tensor, top: int) -> list[Guess]:
-    scores, ids = p_V.topk(min(top, len(p_V)))
-    return [Guess(tokenizer.text(i), s, i) for s, i in zip(scores.tolist(), ids.tolist())]
+def check_sides(causal: bool | str, encoding: Encoding, masks: Sequence[int]) -> None:
+    """Refuse, for a causal model, a mask with text on the side that the model does not read."""
+    reverse = causal == "reverse"
+    unread = encoding.special[: masks[0]] if reverse else encoding.special[masks[0] + 1 :]
+    if causal and (len(masks) > 1 or not all(unread)):
+        way, verb, side = ("right to left", "begin", "before") if reverse else ("left to right", "end", "after")
+        raise EverybertError(f"this model reads {way}: one [MASK] must {verb} the text; leave out what comes {side} it")
+
+
+def continued(
+    network: Network, tokenizer: Tokenizer, encoding: Encoding, words: int, seed: int | None, window: int
+) -> str:
+    """A text with up to `words` more words, token by token; see `Model.generate`."""
+    if words < 1:
+        raise EverybertError(f"words is the number of words to add and at least 1, not {words}")
+    reverse = network.config.causal == "reverse"
+    inner = [i for i, special in enumerate(encoding.special) if not special] or [len(encoding) - 1 if reverse else 0]
+    ids = encoding.ids[inner[0] :] if reverse else encoding.ids[: inner[-1] + 1]
+    begun, chance = 0, torch.Generator().manual_seed(seed or 0)
+    continues, end = tokenizer.continues_word(), tokenizer.cls_id if reverse else tokenizer.sep_id
+    never = [i for i in tokenizer.special_ids if i != end]
+    found: list[Tensor] = []
+    while len(ids) < window:
+        place = -1 if reverse else len(ids)
+        masked_logits(network, Inputs([ids]), [[place]], lambda _, logits_MV: found.append(logits_MV.cpu()))
+        p_V = found.pop()[0, : tokenizer.size].softmax(-1)
+        p_V[never] = 0.0
+        token = int(p_V.argmax() if seed is None else torch.multinomial(p_V, 1, generator=chance))
+        if token == end or (not reverse and not continues[token] and begun == words):
+            break
+        ids = [token, *ids] if reverse else [*ids, token]
+        begun += not continues[token]
+        if reverse and begun == words:
+            break
+    return tokenizer.decode(ids)
+
+
+def best(tokenizer: Tokenizer, p_MV: Tensor, top: int) -> list[list[Candidate]]:
+    """The most probable tokens of each distribution."""
+    scores, ids = p_MV[:, : tokenizer.size].topk(min(top, tokenizer.size, p_MV.shape[1]))
+    rows = zip(scores.tolist(), ids.tolist())
+    return [[Candidate(tokenizer.text(i), s, i) for s, i in zip(*row)] for row in rows]
 
 
 def _original(tokenizer: Tokenizer, word: str, p_V: Tensor, spaced: bool) -> Original:
@@ -119,3 +165,40 @@ def _original(tokenizer: Tokenizer, word: str, p_V: Tensor, spaced: bool) -> Ori
         return Original(word, encoding.tokens, None, None)
     score = p_V[encoding.ids[0]]
     return Original(word, encoding.tokens, float(score), int((p_V > score).sum()) + 1)
+
+
+def mask_id(tokenizer: Tokenizer) -> int:
+    """The id of the mask token; an error if the vocabulary has none."""
+    if tokenizer.mask_id is None:
+        raise EverybertError("this model's vocabulary has no mask token; use a model that was trained with one")
+    return tokenizer.mask_id
+
+
+def pseudo_likelihoods(
+    network: Network, tokenizer: Tokenizer, encodings: Sequence[Encoding], window: int
+) -> list[np.ndarray]:
+    """Per text, ln P(token | the others) of each token that is not special: float64 (n), in order.
+
+    PLL(w) = Σ ln P(wᵢ | the others) (Salazar et al. 2020, eq. 1). The tokens of a long text are masked in the window
+    that owns them.
+    """
+    mask = 0 if network.config.causal else mask_id(tokenizer)
+    pieces: list[Piece] = []
+    positions: list[list[int]] = []
+    counts = []
+    for encoding in encodings:
+        for piece in pieces_of(encoding, window):
+            own = [i for i in range(piece.at, piece.at + piece.count) if not encoding.special[i]]
+            pieces.append(piece)
+            positions.append([piece.index(i) for i in own])
+        counts.append(len(pieces))
+    values = token_log_probs(network, [piece.ids for piece in pieces], positions, mask)
+    return [np.concatenate(values[a:b]) for a, b in pairwise([0, *counts])]
+
+
+def pieces_of(encoding: Encoding, size: int) -> list[Piece]:
+    """A text in windows of at most `size` tokens; see `cover`."""
+    special = encoding.special
+    lead = special.index(False) if False in special else len(special)
+    tail = special[::-1].index(False) if False in special else 0
+    return cover(encoding.ids, lead, tail, size)

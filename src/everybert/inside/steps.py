@@ -12,15 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from everybert.errors import EverybertError
 from everybert.inside.trace import Trace
-from everybert.model.config import EncoderConfig
 
-NORM = "y = γ ⊙ (x − μ) / √(σ² + ε) + β"
 CURVE = {
     "gelu": "GELU(x) = x·Φ(x)",
     "gelu_tanh": "GELU(x) ≈ x·½(1 + tanh(√(2/π)(x + 0.0447x³)))",
@@ -28,9 +26,9 @@ CURVE = {
     "relu": "ReLU(x) = max(0, x)",
     "silu": "SiLU(x) = x·σ(x)",
 }
-EMBEDDINGS = {"token": "the token", "segment": "its segment", "position": "its position"}
-Kind = Literal["vectors", "matrix", "vocabulary", "scores"]
-"""A vector per token; token × token; a distribution per token; the outputs of a head."""
+EMBEDDINGS = {"token": ("t", "the token"), "segment": ("s", "its segment"), "position": ("i", "its position")}
+KINDS = {"scores": "matrix", "weights": "matrix", "probabilities": "vocabulary", "logits": "scores"}
+"""By the end of its name, what an array is: token × token, a distribution per token, or the outputs of a head."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,13 @@ class Part:
     label: str
     name: str
     """Its name in the trace."""
-    kind: Kind = "vectors"
     head: int | None = None
     """The head, if the array has heads and one of them is shown."""
+
+    @property
+    def kind(self) -> str:
+        """matrix, vocabulary, scores; or vectors, one per token."""
+        return KINDS.get(self.name.rpartition(".")[2], "vectors")
 
 
 @dataclass(frozen=True)
@@ -57,24 +59,16 @@ class Step:
 
 
 @cache
-def _texts() -> dict[str, dict[str, str]]:
+def _texts() -> dict[str, dict[str, Any]]:
     return tomllib.loads((files("everybert.inside") / "steps.toml").read_text("utf-8"))
-
-
-def _step(group: str, key: str, *parts: Part, **values: Any) -> Step:
-    """A step with its texts from steps.toml."""
-    text = {name: template.format(norm=NORM, **values) for name, template in _texts()[key].items()}
-    return Step(group, text["title"], text["equation"], text["words"], parts)
 
 
 def part_value(trace: Trace, part: Part) -> np.ndarray:
     """(n, …): the array of a part. All heads together are concatenated."""
     value = trace[part.name]
-    if part.name.endswith(("attention.q", "attention.k", "attention.v", "attention.scores", "attention.weights")):
-        return value[part.head or 0]
-    if part.name.endswith("attention.mixed"):
-        return value[part.head] if part.head is not None else value.transpose(1, 0, 2).reshape(value.shape[1], -1)
-    return value
+    if part.head is not None:
+        return value[part.head]
+    return value.transpose(1, 0, 2).reshape(value.shape[1], -1) if value.ndim == 3 else value
 
 
 def needed(layer: int) -> Callable[[str], bool]:
@@ -91,85 +85,63 @@ def story(trace: Trace, layer: int = 0, head: int = 0) -> list[Step]:
         raise EverybertError(f"there is no layer {layer}: the model's layers are 0 to {layers - 1}")
     if not 0 <= head < config.heads:
         raise EverybertError(f"there is no head {head}: a layer's heads are 0 to {config.heads - 1}")
-    return [*_embedding(trace), *_attention(config, layer, head), *_feed_forward(config, layer), *_prediction(trace)]
+    pre = config.norm == "pre"
+    normed = pre and (layer > 0 or config.first_attention_norm)
+    values = {"layer": layer, "head": head, **_values(trace, layer, pre, normed)}
+    keys = ["tokens", "embeddings"]
+    keys += ["embedding_norm"] if config.embedding_norm or config.embedding_size is not None else []
+    keys += ["attention_norm"] if normed else []
+    keys += ["qkv", "scores", "softmax", "mixed", "joined", "attention_residual"]
+    keys += ["feed_forward_norm"] if pre else ["attention_norm"]
+    keys += ["feed_forward", "feed_forward_output", "pre_norm_residual" if pre else "post_norm_residual", "output"]
+    keys += ["mlm", "vocabulary"] if "mlm.logits" in trace.values else []
+    keys += ["pooler"] if "pooler" in trace.values else []
+    steps = [_step(trace, key, values) for key in keys]
+    heads = [name for name in ("nsp", "classify", "choose", "tag", "answer") if f"{name}.logits" in trace.values]
+    return steps + [_step(trace, "head", {"name": name}) for name in heads]
 
 
-def _embedding(trace: Trace) -> list[Step]:
+def _step(trace: Trace, key: str, values: dict[str, Any]) -> Step:
+    """A step with its texts from steps.toml, and those of its arrays that the architecture has."""
+    texts = dict(_texts()[key])
+    named = [(label, name.format(**values)) for label, name in texts.pop("parts", [])]
+    head = values["head"] if "{head}" in texts["group"] else None
+    parts = tuple(Part(label, name, head) for label, name in named if name in trace.values)
+    return Step(**{field: text.format(**values) for field, text in texts.items()}, parts=parts)
+
+
+def _values(trace: Trace, layer: int, pre: bool, normed: bool) -> dict[str, Any]:
+    """What the texts of the steps leave open. `normed`: whether attention reads normalised vectors."""
     config = trace.config
-    parts = [name for name in EMBEDDINGS if f"embeddings.{name}" in trace]
-    terms = " + ".join(f"{name}[{index}]" for name, index in zip(parts, ("t", "s", "i")))
-    reasons = ", ".join(f"one for {EMBEDDINGS[name]}" for name in parts)
-    summed = tuple(Part(name, f"embeddings.{name}") for name in [*parts, "sum"])
-    steps = [
-        _step("Input", "tokens", vocabulary=config.vocab_size, n=len(trace.tokens)),
-        _step("Input", "embeddings", *summed, terms=terms, width=config.embedding_width, reasons=reasons),
-    ]
-    if config.embedding_norm or config.embedding_size is not None:
-        narrow, hidden = config.embedding_size, config.hidden_size
-        widened = f" Then a matrix maps {narrow} numbers to {hidden}." if narrow else ""
-        after = (Part("before", "embeddings.sum"), Part("after", "embeddings"))
-        steps.append(_step("Input", "embedding_norm", *after, widened=widened))
-    return steps
-
-
-def _attention(config: EncoderConfig, layer: int, head: int) -> list[Step]:
-    at, hidden, d = f"layers.{layer}.attention.", config.hidden_size, config.head_size
-    one, whole = f"Layer {layer}, head {head}", f"Layer {layer}"
-    rotary = " Q and K are rotated by the angles of their positions." if config.positions == "rotary" else ""
-    sliding = config.window(layer // config.inner_layers) is not None
-    window = " Tokens outside the sliding window get −∞." if sliding else ""
-    q, k, v = (Part(name.upper(), at + name, "vectors", head) for name in ("q", "k", "v"))
-    mixed, output = Part("o", at + "mixed", "vectors", head), Part("after W_O", at + "output")
-    scores, weights = (Part(name, at + name, "matrix", head) for name in ("scores", "weights"))
-    entering = Part("x, entering the layer", "embeddings" if layer == 0 else f"layers.{layer - 1}.output")
-    added = (entering, Part("attention adds", at + "output"), Part("sum", at + "residual"))
-    norm = _step(whole, "attention_norm", Part("after", at + "norm"))
-    steps = [
-        _step(one, "qkv", q, k, v, hidden=hidden, d=d, rotary=rotary),
-        _step(one, "scores", scores, d=d, window=window),
-        _step(one, "softmax", weights),
-        _step(one, "mixed", mixed),
-        _step(whole, "joined", Part("heads side by side", at + "mixed"), output, heads=config.heads, hidden=hidden),
-        _step(whole, "attention_residual", *added),
-    ]
-    return [norm, *steps] if config.norm == "pre" else [*steps, norm]
-
-
-def _feed_forward(config: EncoderConfig, layer: int) -> list[Step]:
-    at, whole = f"layers.{layer}.feed_forward.", f"Layer {layer}"
-    curve = CURVE[config.activation]
-    texts = {
-        "name": curve.split("(")[0],
-        "gate": " ⊙ W₃x" if config.feed_forward == "glu" else "",
-        "curve": curve,
+    summed = [name for name in EMBEDDINGS if f"embeddings.{name}" in trace.values]
+    curve, widened = CURVE[config.activation], "y" if pre else "x"
+    narrow, hidden, sliding = config.embedding_size, config.hidden_size, config.window(layer // config.inner_layers)
+    return {
+        "n": len(trace.tokens),
+        "vocabulary": config.vocab_size,
+        "hidden": hidden,
+        "heads": config.heads,
+        "layers": len(config.layer_order),
         "intermediate": config.intermediate_size,
+        "d": config.head_size,
+        "width": config.embedding_width,
+        "terms": " + ".join(f"{name}[{EMBEDDINGS[name][0]}]" for name in summed),
+        "reasons": ", ".join(f"one for {EMBEDDINGS[name][1]}" for name in summed),
+        "norm": "y = γ ⊙ (x − μ) / √(σ² + ε)" + (" + β" if config.norm_bias else ""),
+        "shift": " and moved by the learnt shift β" if config.norm_bias else "",
+        "projected": f" Then a matrix maps {narrow} numbers to {hidden}." if narrow else "",
+        "rotary": " Q and K are rotated by the angles of their positions." if config.positions == "rotary" else "",
+        "window": " Tokens outside the sliding window get −∞." if sliding is not None else "",
+        "when": "before attention" if pre else "again",
+        "attended": "y" if normed else "x",
+        "inner": "LN(x)" if normed else "x",
+        "entering": "embeddings" if layer == 0 else f"layers.{layer - 1}.output",
+        "b": " + b" if config.linear_bias else "",
+        "head_b": " + b" if config.head_bias else "",
+        "widened": widened,
+        "activation": curve.split("(")[0],
+        "curve": curve,
+        "gate": f" ⊙ W₃{widened}" if config.feed_forward == "glu" else "",
+        "final": ", followed by one last LayerNorm" if pre else "",
+        "tied": "the token embeddings" if config.tied else "a separate matrix",
     }
-    adds = Part("feed-forward adds", at + "output")
-    before = Part("x", f"layers.{layer}.attention.{'residual' if config.norm == 'pre' else 'norm'}")
-    added = (before, adds, Part("x, leaving the layer", f"layers.{layer}.output"))
-    steps = [
-        _step(whole, "feed_forward", Part("before", at + "input"), Part("after", at + "active"), **texts),
-        _step(whole, "feed_forward_output", adds, hidden=config.hidden_size),
-    ]
-    if config.norm == "pre":
-        norm = _step(whole, "feed_forward_norm", Part("after", at + "norm"))
-        return [norm, *steps, _step(whole, "pre_norm_residual", *added)]
-    return [*steps, _step(whole, "post_norm_residual", *added)]
-
-
-def _prediction(trace: Trace) -> list[Step]:
-    config, group = trace.config, "Prediction"
-    final = ", followed by one last LayerNorm" if config.norm == "pre" else ""
-    steps = [_step(group, "output", Part("h", "output"), layers=len(config.layer_order), final=final)]
-    if "mlm.logits" in trace:
-        tied = "the token embeddings" if config.tied else "a separate matrix"
-        dense = (Part("W·h + b", "mlm.dense"), Part("act", "mlm.active"), Part("g", "mlm.norm"))
-        probabilities = Part("p", "mlm.probabilities", "vocabulary")
-        steps.append(_step(group, "mlm", *dense))
-        steps.append(_step(group, "vocabulary", probabilities, tied=tied, vocabulary=config.vocab_size))
-    if "pooler" in trace:
-        steps.append(_step(group, "pooler", Part("p", "pooler")))
-    for name in ("nsp", "classify", "choose", "tag", "answer"):
-        if f"{name}.logits" in trace:
-            steps.append(_step(group, "head", Part("z", f"{name}.logits", "scores"), name=name))
-    return steps

@@ -12,7 +12,7 @@ Legend: n tokens of the text, A heads, D head size, H hidden, I intermediate wid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,7 +39,7 @@ class Trace:
     ids: list[int]
     segments: list[int]
     values: dict[str, np.ndarray] = field(repr=False)
-    """float32: (n, …) per token, (A, n, …) per head and token, (1, …) for the whole text."""
+    """In the order of computation. float32: (n, …) per token, (A, n, …) per head and token, (1, …) for the whole."""
     config: EncoderConfig = field(repr=False)
     text: str = ""
     pair: str | None = None
@@ -51,20 +51,6 @@ class Trace:
             close = [known for known in self.values if name.rpartition(".")[2] in known][:3]
             raise EverybertError(f"the trace has no {name!r}" + (f"; it has {', '.join(close)} …" if close else ""))
         return self.values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.values)
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.values
-
-    @property
-    def names(self) -> list[str]:
-        """The names, in the order of computation."""
-        return list(self.values)
 
     def vocabulary(self, tokenizer: Tokenizer, top: int = 5) -> list[list[tuple[str, float]]]:
         """The most probable tokens of the MLM head at every position."""
@@ -110,14 +96,11 @@ def _heads(
             dense_nE = head.dense(x_nH)
             active_nE = activate(dense_nE, head.activation)
             logits_nV = network.mlm_logits(x_nH)
-            for part, value in (
-                ("dense", dense_nE),
-                ("active", active_nE),
-                ("norm", head.norm(active_nE)),
-                ("logits", logits_nV),
-                ("probabilities", logits_nV.float().softmax(-1)),
-            ):
-                watch(f"mlm.{part}", value)
+            watch("mlm.dense", dense_nE)
+            watch("mlm.active", active_nE)
+            watch("mlm.norm", head.norm(active_nE))
+            watch("mlm.logits", logits_nV)
+            watch("mlm.probabilities", logits_nV.float().softmax(-1))
         elif isinstance(head, FeatureHead):
             watch(f"{name}.logits", head(head.read(states, batch)))
         elif name in SEQUENCE_HEADS:

@@ -1,0 +1,243 @@
+"""A sweep: one recipe pre-trained with every combination of some settings, several seeds each, in one table.
+
+    out/mask.rate=0.4/seed-0/         a run folder of `everybert pretrain`
+    out/mask.rate=0.4/seed-0/scores.json   what the table needs of it
+    out/sweep.csv, out/sweep.png      the table, and a plot if matplotlib is installed
+
+Cells are compared on the same text: held-out documents as running text, 15 % of it masked, whatever the cell trained
+on. They can also be fine-tuned on labelled sets. Run again to resume; finished runs are not repeated.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everybert.corpus.shards import Corpus
+from everybert.errors import EverybertError
+from everybert.evaluation.glue import TASKS, find_tasks, task_data
+from everybert.files import read_json, write_json, write_text
+from everybert.inference.model import load
+from everybert.tasks import task_class
+from everybert.tasks.metrics import Interval, interval
+from everybert.training.distributed import refuse_ranks
+from everybert.training.evaluate import score_corpus
+from everybert.training.finetune import finetune
+from everybert.training.pretrain import check_length, pretrain
+from everybert.training.recipe import Recipe, read_value
+
+RECORD = "scores.json"
+
+
+class Then(NamedTuple):
+    """A labelled set on which every run is fine-tuned."""
+
+    name: str
+    task: str
+    train: Path
+    dev: Path
+    options: dict[str, Any]
+
+
+@dataclass
+class Cell:
+    """One combination of settings and its runs."""
+
+    settings: dict[str, Any]
+    """Key of the recipe → value; None leaves an optional key out."""
+    recipes: list[Recipe] = field(default_factory=list)
+    """One per seed."""
+    scores: list[dict[str, float]] = field(default_factory=list)
+    """Of each finished run: loss, accuracy, pair_accuracy, and the score on each labelled set."""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder, which does not depend on the other cells."""
+        return re.sub(r"[^\w.=+-]+", "_", ",".join(f"{key}={value}" for key, value in self.settings.items()))
+
+    def intervals(self) -> dict[str, Interval]:
+        """Each score: the mean over the runs and its 95 % interval."""
+        names = dict.fromkeys(name for run in self.scores for name in run)
+        return {name: interval([run[name] for run in self.scores if name in run]) for name in names}
+
+
+def sweep(
+    recipe: str | Path,
+    corpus: str | Path,
+    out: str | Path,
+    vary: Mapping[str, Sequence[Any]],
+    *,
+    seeds: int = 1,
+    then: Sequence[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> tuple[list[Cell], bool]:
+    """Run or resume a grid. Returns its cells, and whether all runs are finished.
+
+    `vary` has the values of each key: {"mask.rate": [0.15, 0.4]}. Keys that change together are joined by a slash, and
+    have tuples: {"mask.mask_share/mask.random_share": [(1.0, 0.0), (0.8, 0.1)]}. `then` names labelled sets: the folder
+    of a GLUE task, or NAME=TRAIN,DEV, or NAME:TASK=TRAIN,DEV. `settings` are those of fine-tuning, `overrides` those of
+    `Recipe.load`.
+    """
+    refuse_ranks("a sweep")
+    sets = [found for text in then for found in read_then(text)]
+    if len({one.name for one in sets}) < len(sets):
+        raise EverybertError("two labelled sets have the same name: write --then NAME=TRAIN,DEV")
+    Corpus.open(corpus, "heldout")
+    cells = grid(recipe, vary, seeds, overrides or {})
+    finished = all(
+        run_one(cell, number, corpus, Path(out), sets, device, quiet, settings)
+        for number in range(seeds)
+        for cell in cells
+    )
+    write_table(cells, Path(out))
+    return cells, finished
+
+
+# ── what to run ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def grid(recipe: str | Path, vary: Mapping[str, Sequence[Any]], seeds: int, overrides: Mapping[str, Any]) -> list[Cell]:
+    """All combinations as recipes. A key or value that a recipe does not have is refused here, before anything runs."""
+    if not vary:
+        raise EverybertError("name a setting to vary: --vary mask.rate=0.15,0.4")
+    axes = []
+    for key, values in vary.items():
+        keys = key.split("/")
+        rows = [value if len(keys) > 1 else (value,) for value in values]
+        if "seed" in keys or not rows or any(len(row) != len(keys) for row in rows):
+            raise EverybertError(f"--vary {key}: give one value per key, as in a/b=1/2,3/4; for seeds give --seeds")
+        axes.append([dict(zip(keys, row)) for row in rows])
+    cells = []
+    for parts in itertools.product(*axes):
+        cell = Cell({key: value for part in parts for key, value in part.items()})
+        changes = {**overrides, **{key.replace(".", "__"): value for key, value in cell.settings.items()}}
+        first = Recipe.load(recipe, **changes)
+        if first.distil is not None:
+            raise EverybertError("a sweep pre-trains: use a recipe without a [distil] table")
+        if first.model.init is None:
+            check_length(first, first.config, "model")
+        cell.recipes = [Recipe.load(recipe, **changes | {"seed": first.seed + number}) for number in range(seeds)]
+        cells.append(cell)
+    if len({cell.name for cell in cells}) < len(cells):
+        raise EverybertError("two combinations are equal: give each value of --vary once")
+    return cells
+
+
+def read_values(key: str, text: str) -> list[Any]:
+    """The values of a key on the command line, separated by commas; of keys joined by slashes, tuples."""
+    parts = re.split(r",(?![^\[]*\])", text)  # not within a list
+    if "/" not in key:
+        return [read_value(part) for part in parts]
+    return [tuple(read_value(value) for value in part.split("/")) for part in parts]
+
+
+def read_then(text: str) -> list[Then]:
+    """NAME=TRAIN,DEV or NAME:TASK=TRAIN,DEV; or a folder of one or more GLUE tasks."""
+    name, given, files = text.partition("=")
+    if not given:
+        return [Then(found, TASKS[found].task, *task_data(found, path)) for found, path in find_tasks(text).items()]
+    name, _, task = name.partition(":")
+    train, _, dev = (Path(file) for file in files.partition(","))
+    task_class(task or "classify")
+    for file in (train, dev):
+        if not file.is_file():
+            raise EverybertError(f"--then {text}: {file} is not a file; write NAME=TRAIN,DEV, or a GLUE task's folder")
+    return [Then(name, task or "classify", train, dev, {})]
+
+
+# ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run_one(
+    cell: Cell,
+    number: int,
+    corpus: str | Path,
+    out: Path,
+    sets: Sequence[Then],
+    device: str | None,
+    quiet: bool,
+    settings: Mapping[str, Any],
+) -> bool:
+    """Run what is missing of one seed of a cell, and add its scores; False if it was interrupted."""
+    recipe = cell.recipes[number]
+    folder = out / cell.name / f"seed-{recipe.seed}"
+    result = pretrain(recipe, corpus, folder, device=device, quiet=quiet)  # checks a finished run, and returns
+    if not result.finished:
+        return False
+    known = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
+    if "heldout" not in known:
+        found = score_corpus(load(str(result.model), device=device), corpus, "full", recipe.longest)
+        known["heldout"] = {"loss": found["heldout_loss"], "accuracy": found["accuracy"]}
+        write_json(folder / RECORD, known)
+    scores = known["heldout"] | {k: v for k, v in result.figures.items() if k == "pair_accuracy"}
+    for one in sets:
+        asked = {"task": one.task, "train": str(one.train), "dev": str(one.dev), **settings}
+        if known.get(one.name, {}).get("asked") != asked:
+            tuning = {"seed": recipe.seed, "options": one.options, "skip_bad": True, "device": device, **settings}
+            tuned = finetune(result.model, one.task, one.train, one.dev, quiet=quiet, **tuning)
+            if not tuned.runs[0].finished:
+                return False
+            known[one.name] = {"asked": asked, "metric": tuned.task.metric, "score": tuned.metric.mean}
+            write_json(folder / RECORD, known)
+        scores[f"{one.name} {known[one.name]['metric']}"] = known[one.name]["score"]
+    cell.scores.append(scores)
+    return True
+
+
+# ── the table ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def table(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """A row per cell with finished runs: its settings, then mean ± half of the 95 % interval of each score."""
+    return [
+        {**cell.settings, "runs": len(cell.scores)}
+        | {k: f"{v.mean:.4g}" + (f" ± {v.half:.2g}" if v.half is not None else "") for k, v in cell.intervals().items()}
+        for cell in cells
+        if cell.scores
+    ]
+
+
+def write_table(cells: Sequence[Cell], out: Path) -> None:
+    """Write sweep.csv, and sweep.png if matplotlib is installed."""
+    rows: list[dict[str, Any]] = []
+    for cell in (cell for cell in cells if cell.scores):
+        rows.append({**cell.settings, "runs": len(cell.scores)})
+        for name, value in cell.intervals().items():
+            rows[-1] |= {name: value.mean, f"{name} ±": value.half}
+    if not rows:
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(out / "sweep.csv", text.getvalue())
+    plot([cell for cell in cells if cell.scores], out / "sweep.png")
+
+
+def plot(cells: Sequence[Cell], path: Path) -> bool:
+    """One panel per score: a point per cell with its interval. False without matplotlib (extra viz)."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    found = [cell.intervals() for cell in cells]
+    names = list(dict.fromkeys(name for one in found for name in one))
+    labels = ["\n".join(f"{key.rpartition('.')[2]} {value}" for key, value in c.settings.items()) for c in cells]
+    figure = Figure(figsize=(max(4.0, 0.9 * len(cells)), 2.6 * len(names)), layout="constrained")
+    for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names):
+        points = [one.get(name, Interval(math.nan, None, 0)) for one in found]
+        axes.errorbar(range(len(cells)), [p.mean for p in points], [p.half or 0.0 for p in points], fmt="o", capsize=4)
+        axes.set_title(name)
+        axes.set_xticks(range(len(cells)), labels)
+    figure.savefig(path, dpi=150)
+    return True
