@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import asdict, dataclass, field, replace
+from http.client import HTTPConnection
 from typing import Any
 
 import torch
@@ -24,7 +27,7 @@ from everybert import __version__
 from everybert.errors import EverybertError
 from everybert.serving import playground, routes
 from everybert.serving.batcher import Batcher
-from everybert.serving.limits import Limits, LimitsMiddleware, Protocol, error_response
+from everybert.serving.limits import GRACE, Limits, LimitsMiddleware, Protocol, error_response
 from everybert.serving.metrics import Metrics
 from everybert.serving.models import ModelRegistry, open_models, split_name
 
@@ -47,7 +50,9 @@ class Service:
         models = {served.model for served in self.registry.entries.values()}
         for model in models:
             model.embed(["warm up"])
+            model.network.encoder.register_forward_pre_hook(lambda *_: self.batcher.check())
         gc.collect()
+        sys.setswitchinterval(0.001)  # the event loop waits that long for each of the threads
         gc.freeze()  # what is here now stays: the collector need not look through it again
         self.batcher.start(torch.get_num_threads() if all(m.device.type == "cpu" for m in models) else 1)
         self.ready = True
@@ -59,13 +64,15 @@ class Service:
         gc.unfreeze()
 
 
-def create_app(service: Service, key: str | None = None) -> FastAPI:
-    """The ASGI application over a service; with a key, clients must send it."""
+def create_app(
+    service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = (), with_playground: bool = True
+) -> FastAPI:
+    """The ASGI application over a service. With keys, clients must send one; `hosts` are the names it is asked by."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         await asyncio.to_thread(service.start)
-        yield {"limits": service.limits}  # for Protocol
+        yield {"limits": service.limits, "connections": min(service.limits.connections, descriptors() - 64)}
         await asyncio.to_thread(service.close)
 
     app = FastAPI(
@@ -75,6 +82,7 @@ def create_app(service: Service, key: str | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # FastAPI's own pages load their scripts from another host
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would repeat the Host header
     )
     app.state.service = service
 
@@ -87,9 +95,7 @@ def create_app(service: Service, key: str | None = None) -> FastAPI:
     @app.get("/ready", tags=["operation"])
     async def ready() -> JSONResponse:
         """200 when the models are loaded and requests are accepted."""
-        return JSONResponse(
-            {"ready": service.ready, "models": list(service.registry.entries)}, 200 if service.ready else 503
-        )
+        return JSONResponse({"ready": service.ready}, 200 if service.ready else 503)
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
@@ -99,12 +105,18 @@ def create_app(service: Service, key: str | None = None) -> FastAPI:
     async def failed(request: Request, error: Exception) -> Response:
         return error_response(request.url.path, error)
 
-    for kind in (EverybertError, HTTPException):
-        app.add_exception_handler(kind, failed)
-    app.include_router(routes.router(service))
-    app.include_router(playground.router(service))
-    app.add_middleware(LimitsMiddleware, service=service, key=key)
+    app.add_exception_handler(HTTPException, failed)
+    routes.add_routes(app, service)
+    if with_playground:
+        playground.add_playground(app, service)
+    app.add_middleware(LimitsMiddleware, service=service, keys=keys, hosts=hosts)
     return app
+
+
+def descriptors() -> int:
+    """How many files and connections this process may have open."""
+    limit = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1  # Windows has no limit
+    return limit if limit > 0 else 1 << 20
 
 
 # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -118,9 +130,12 @@ class Settings:
     adapters: list[str] = field(default_factory=list)
     device: str | None = None
     dtype: str | None = None
-    key: str | None = None
+    keys: list[str] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    playground: bool = True
     limits: Limits = field(default_factory=Limits)
     workers: int = 1
+    allow_pickle: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -129,9 +144,11 @@ class Settings:
 
     def create_app(self) -> FastAPI:
         """Load the models, and make the application."""
-        service = Service(self.limits)
-        open_models(service.registry, self.models, self.adapters, self.device, self.dtype, self.workers > 1)
-        return create_app(service, self.key)
+        rate = self.limits.rate and max(1, self.limits.rate // self.workers)
+        service = Service(replace(self.limits, rate=rate))
+        how = (self.device, self.dtype, self.workers > 1, self.allow_pickle)
+        open_models(service.registry, self.models, self.adapters, *how)
+        return create_app(service, self.keys, self.hosts, self.playground)
 
 
 def worker_app() -> FastAPI:
@@ -142,61 +159,68 @@ def worker_app() -> FastAPI:
     return settings.create_app()
 
 
-def _options(limits: Limits) -> dict[str, Any]:
+def options() -> dict[str, Any]:
+    """uvicorn's settings."""
     return {
         "http": Protocol,
         "ws": "none",
-        "log_level": "warning",
+        "log_level": "error",
         "access_log": False,
         "server_header": False,
+        "proxy_headers": "FORWARDED_ALLOW_IPS" in os.environ,  # else any client could claim another address
         "timeout_keep_alive": 30,
-        "timeout_graceful_shutdown": int(limits.seconds + limits.body_seconds) + 1,
+        "timeout_graceful_shutdown": int(GRACE) + 1,
     }
 
 
-def serve(app: FastAPI, host: str, port: int, started: Callable[[int], None]) -> None:
-    """Serve in this process until SIGTERM or SIGINT; `started` is called with the port."""
-    server = _Server(uvicorn.Config(app, host=host, port=port, **_options(app.state.service.limits)))
-    server.service, server.listening = app.state.service, started
-    server.run()
+def serve(settings: Settings, host: str, port: int, started: Callable[[int], None]) -> None:
+    """Serve until SIGTERM or SIGINT; `started` is called with the port once requests are answered.
 
-
-def serve_workers(settings: Settings, host: str, port: int, started: Callable[[int], None]) -> None:
-    """Serve in several processes on one port; each loads the models, and they share the weights in the page cache."""
-    if port == 0:
-        with socket.create_server((host, 0)) as free:
-            port = free.getsockname()[1]
+    Several workers are processes that share the port, and the weights in the page cache.
+    """
+    with listen(host, port) as listening:
+        port = listening.getsockname()[1]
+        app = settings.create_app()  # by the supervisor of workers too: what is wrong is said once, at the start
+        threading.Thread(target=_announce, args=(host, port, started), daemon=True).start()
+        if settings.workers == 1:
+            _Server(uvicorn.Config(app, **options())).run(sockets=[listening])
+            if app.state.service.batcher.alive:
+                os._exit(0)  # a long computation: ending Python under it would crash
+            return
     os.environ[SETTINGS] = json.dumps(asdict(settings))
-    threading.Thread(target=_announce, args=(host, port, started), daemon=True).start()
-    more = _options(settings.limits) | {"workers": settings.workers, "timeout_worker_healthcheck": 600}
+    more = options() | {"workers": settings.workers, "timeout_worker_healthcheck": 600}
     uvicorn.run("everybert.serving.app:worker_app", factory=True, host=host, port=port, **more)
 
 
 def _announce(host: str, port: int, started: Callable[[int], None]) -> None:
-    """Call `started` when the first worker process listens."""
+    """Call `started` when the first request is answered."""
     while True:
         try:
-            socket.create_connection((host, port), timeout=1).close()
+            with closing(HTTPConnection(host, port, timeout=600)) as connection:
+                connection.request("GET", "/ready")
+                connection.getresponse()
         except OSError:
             time.sleep(0.1)
         else:
             return started(port)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server, which says when it listens, and exits with status 0 on a signal."""
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        why = f"port {port} is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
+        raise EverybertError(
+            f"cannot listen on {host}: {why}; give another --port (0 takes a free one) or --host"
+        ) from None
 
-    service: Service
-    listening: Callable[[int], None]
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which exits with status 0 on a signal."""
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Finish what was accepted, then stop; a second signal stops at once."""
-        self.service.ready = False
         self.force_exit = self.should_exit
         self.should_exit = True
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen."""
-        await super().startup(sockets)
-        if self.started and self.servers:
-            self.listening(self.servers[0].sockets[0].getsockname()[1])

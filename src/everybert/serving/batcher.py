@@ -11,10 +11,11 @@ A network computes with one adapter at a time: a piece is taken only if its mode
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,10 @@ from everybert.serving.limits import HttpError, RequestContext
 from everybert.serving.metrics import Metrics
 from everybert.serving.models import LoadedModel
 
+TRIM = 10.0
+"""Seconds between two returns of memory: batches of ever new sizes leave gaps, which would grow to gigabytes."""
+ITEMS = 64
+"""Items of a response for which one call makes JSON."""
 LETTERS = 5
 """Characters per token, about."""
 
@@ -47,9 +52,10 @@ class Job:
     """Jobs with the same task and options share a call of `run`; None shares with no other."""
     count: bool = True
     """Whether the tokens are counted, and the limits checked, before the job goes into the queue."""
-    specials: bool = False
-    """Whether the count includes special tokens."""
-    response: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    numbers: Callable[[], int] = lambda: 0
+    """The size of the response, once the tokens are counted."""
+    response: asyncio.Future[bytes] = field(init=False)
+    """Made on the event loop."""
 
     def __post_init__(self) -> None:
         self.results: list[Any] = [None] * len(self.inputs)
@@ -61,23 +67,20 @@ class Job:
         """Whether somebody waits for the response."""
         return self.context.wanted and not self.failed
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> list[Piece]:
         """The inputs in parts, each with one adapter and at most a batch."""
-        by_adapter: dict[str | None, list[int]] = {}
-        for i, given in enumerate(self.inputs):
-            pair = isinstance(given, tuple) and len(given) == 2
-            by_adapter.setdefault(self.context.served.adapter_for(self.task, pair), []).append(i)
         loaded, shared = self.context.served.loaded, object() if self.options is None else self.options
-        for adapter, indices in by_adapter.items():
-            piece = Piece(self, loaded, adapter, (loaded, adapter, self.task, shared))
-            for i in indices:
-                tokens = guess_tokens(self.inputs[i])
-                if piece.which and piece.tokens + tokens > loaded.budget:
-                    yield piece
-                    piece = Piece(self, loaded, adapter, piece.key)
-                piece.which.append(i)
-                piece.tokens += tokens
-            yield piece
+        found: list[Piece] = []
+        latest: dict[str | None, Piece] = {}
+        for i, given in enumerate(self.inputs):
+            adapter = self.context.served.adapter_for(self.task, isinstance(given, tuple) and len(given) == 2)
+            tokens, piece = guess_tokens(given), latest.get(adapter)
+            if piece is None or piece.tokens + tokens > loaded.budget:
+                piece = latest[adapter] = Piece(self, loaded, adapter, (loaded, adapter, self.task, shared))
+                found.append(piece)
+            piece.which.append(i)
+            piece.tokens += tokens
+        return found
 
 
 @dataclass(eq=False)
@@ -95,13 +98,15 @@ class Piece:
     """Estimated."""
 
 
-def once(context: RequestContext, task: str, texts: tuple[str, ...], compute: Callable[[Model], Any]) -> Job:
+def once(
+    context: RequestContext,
+    task: str,
+    texts: tuple[str, ...],
+    compute: Callable[[Model], Any],
+    numbers: Callable[[], int] = lambda: 0,
+) -> Job:
     """A job that is one call for some texts, shared with no other request."""
-
-    def run(model: Model, _: list[Any]) -> Sequence[Any]:
-        return [compute(model)]
-
-    return Job(context, task, [texts], run, lambda results: results[0], None, specials=True)
+    return Job(context, task, [texts], lambda model, _: [compute(model)], lambda got: got[0], None, numbers=numbers)
 
 
 def guess_tokens(given: str | Sequence[str]) -> int:
@@ -109,51 +114,72 @@ def guess_tokens(given: str | Sequence[str]) -> int:
     return 2 + len(given) // LETTERS if isinstance(given, str) else sum(map(guess_tokens, given))
 
 
+def in_parts(value: Any) -> bytes:
+    """A response as JSON, made by many short calls: a long one holds the interpreter, and the event loop waits."""
+    if isinstance(value, dict):
+        return b"{" + b",".join(to_json(key) + b":" + in_parts(item) for key, item in value.items()) + b"}"
+    if not isinstance(value, list) or not value or isinstance(value[0], str | float):
+        return to_json(value, inf_nan_mode="null")
+    if isinstance(value[0], list):
+        return b"[" + b",".join(map(in_parts, value)) + b"]"
+    some = (to_json(value[i : i + ITEMS], inf_nan_mode="null")[1:-1] for i in range(0, len(value), ITEMS))
+    return b"[" + b",".join(some) + b"]"
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system; of the C libraries, glibc alone keeps much of it."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None:
+        trim(0)
+
+
 class Batcher:
     """The queue, and the threads that serve it."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
-        self.queue: deque[Piece] = deque()
-        self._waiting = 0  # tokens in the queue, estimated
+        self.queue: list[Piece] = []
         self._wake = threading.Condition()
         self._closing = False
         self._threads: list[threading.Thread] = []
+        self._running = threading.local()
+        self._trimmed = time.monotonic()
+        metrics.waiting.set_function(lambda: sum(piece.tokens for piece in self.queue))
 
     def start(self, threads: int) -> None:
         """Start the threads."""
-        names = [f"everybert-batcher-{i}" for i in range(threads)]
-        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(threads)]
         for thread in self._threads:
             thread.start()
 
-    def close(self) -> None:
-        """Compute what is in the queue, then stop."""
+    def close(self, seconds: float = 2.0) -> None:
+        """Compute what is wanted of the queue, then stop; after so many seconds, what still runs is left alone."""
+        deadline = time.monotonic() + seconds
         with self._wake:
             self._closing = True
             self._wake.notify_all()
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
 
     @property
     def alive(self) -> bool:
         """Whether all threads run."""
         return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
 
-    def submit(self, job: Job) -> asyncio.Future[bytes]:
-        """Put a job into the queue; the future gives its response as JSON."""
-        pieces = list(job.pieces())
+    def submit(self, job: Job) -> None:
+        """Put a job into the queue; its future gives the response as JSON."""
+        pieces = job.pieces()
         with self._wake:
             if self._closing:
                 raise HttpError(503, "the server is shutting down; try another", {"Retry-After": "5"})
-            self.queue.extend(pieces)
-            self._count(sum(piece.tokens for piece in pieces))
+            self.queue += pieces
             self._wake.notify(len(pieces))
-        return job.response
 
-    def _count(self, tokens: int) -> None:
-        self._waiting += tokens
-        self.metrics.waiting.set(self._waiting)
+    def check(self) -> None:
+        """Called before each pass through an encoder: stop if nobody waits for what this thread computes."""
+        jobs: list[Job] = getattr(self._running, "jobs", [])
+        if jobs and not any(job.wanted for job in jobs):
+            raise jobs[0].context.late()
 
     # ── the threads ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -171,6 +197,9 @@ class Batcher:
             self.metrics.batch_tokens.observe(sum(piece.tokens for piece in pieces))
             self.metrics.batch_seconds.observe(time.monotonic() - start)
             settle(done)
+            if time.monotonic() - self._trimmed > TRIM:
+                self._trimmed = time.monotonic()
+                give_back_memory()
 
     def _take(self) -> list[Piece]:
         """The oldest piece that can run, and those that share its call, up to the budget; empty at the end."""
@@ -180,7 +209,7 @@ class Batcher:
                     return []
                 self._wake.wait()
             budget = first.loaded.budget
-            share = self._waiting // len(self._threads)  # a short queue is divided among the threads
+            share = sum(piece.tokens for piece in self.queue) // len(self._threads)  # all threads get some of it
             taken, room = [first], min(budget, max(share, budget // 4)) - first.tokens
             for piece in self.queue:
                 if piece is not first and piece.tokens <= room and piece.key == first.key:
@@ -197,37 +226,37 @@ class Batcher:
             settle([(piece.job, piece.job.context.late()) for piece in unwanted])
         blocked: set[LoadedModel] = set()
         for piece in self.queue:
-            if piece.loaded not in blocked and piece.loaded.can_run(piece.adapter):
+            loaded = piece.loaded
+            if loaded not in blocked and (loaded.running == 0 or loaded.adapter == piece.adapter):
                 return piece
-            blocked.add(piece.loaded)
+            blocked.add(loaded)
         return None
 
     def _remove(self, pieces: Sequence[Piece]) -> None:
         gone = set(pieces)
-        self.queue = deque(piece for piece in self.queue if piece not in gone)
-        self._count(-sum(piece.tokens for piece in pieces))
+        self.queue = [piece for piece in self.queue if piece not in gone]
 
     def _compute(self, pieces: list[Piece]) -> list[tuple[Job, bytes | Exception]]:
         """Compute pieces by one call; the jobs that are done now, with their responses."""
         job = pieces[0].job
+        self._running.jobs = [piece.job for piece in pieces]
         try:
-            results = job.run(job.context.served.model, [piece.job.inputs[i] for piece in pieces for i in piece.which])
+            results = iter(job.run(job.context.served.model, [p.job.inputs[i] for p in pieces for i in p.which]))
         except Exception as error:
             if len(pieces) == 1:
                 job.failed = True
                 return [(job, error)]
             return [done for piece in pieces for done in self._compute([piece])]  # one must not spoil the others
         done: list[tuple[Job, bytes | Exception]] = []
-        remaining = iter(results)
         for piece in pieces:
             for i in piece.which:
-                piece.job.results[i] = next(remaining)
+                piece.job.results[i] = next(results)
             with self._wake:
                 piece.job.left -= len(piece.which)
                 last = piece.job.left == 0
             if last:
                 try:
-                    done.append((piece.job, to_json(piece.job.finish(piece.job.results), inf_nan_mode="null")))
+                    done.append((piece.job, in_parts(piece.job.finish(piece.job.results))))
                 except Exception as error:
                     done.append((piece.job, error))
         return done
@@ -238,12 +267,9 @@ def settle(done: Sequence[tuple[Job, bytes | Exception]]) -> None:
 
     def hand_over() -> None:
         for job, response in done:
-            if job.response.done():
-                continue
-            if isinstance(response, Exception):
-                job.response.set_exception(response)
-            else:
-                job.response.set_result(response)
+            if not job.response.done():
+                give = job.response.set_exception if isinstance(response, Exception) else job.response.set_result
+                give(response)  # type: ignore[arg-type]
 
     if done:
         done[0][0].response.get_loop().call_soon_threadsafe(hand_over)

@@ -1,24 +1,32 @@
-"""Limits on requests: sizes and deadlines that FastAPI and uvicorn do not have.
+"""Who may ask, and for how much: keys, hosts, sizes, rates and deadlines that FastAPI and uvicorn do not have.
 
 Three layers, from the socket inwards. `Protocol` bounds a connection: the size of the head, the time in which a request
-must arrive, and the time in which a response must be read. `LimitsMiddleware` bounds requests: the API key, the size of
-the body, the number of requests at a time. `RequestContext` bounds the work for one request: tokens and time.
+must arrive, the time in which a response must be read, and the connections of one address. `LimitsMiddleware` bounds
+requests: the Host, the API key, the rate, the size of the body, the number of requests at a time. `RequestContext`
+bounds the work for one request: tokens, the size of the response, and time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import ipaddress
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import httptools
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from everybert.errors import EverybertError
@@ -29,18 +37,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("everybert.serving")
 
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 HEAD = 16384
 """Bytes of a request's head, and of the trailers of a chunked body."""
+PARTS = 4096
+"""Parts of a body that may be smaller than sixteen bytes on average."""
 PIPELINED = 16
 """Requests per connection that wait for an earlier one."""
 CHUNK = 65536
 """Bytes of a response written at a time: what a slow reader keeps in memory."""
+NUMBER = 12
+"""Bytes of a number in a response, about."""
+GRACE = 5.0
+"""Seconds in which accepted requests are answered after a signal to stop."""
+OPEN = ("/", "/docs", "/openapi.json", "/health", "/ready")
+"""Paths that need no API key, with the files of the page; they are the same on every server."""
+CLIENTS = 10_000
+"""Clients whose rate is remembered."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +61,22 @@ class Limits:
 
     body: int = 2_000_000
     """Bytes per request body."""
-    inputs: int = 1024
+    inputs: int = 2048
     """Texts per request."""
     text_tokens: int = 65_536
     """Tokens per text."""
     request_tokens: int = 262_144
     """Tokens per request; long pairs count every window."""
+    numbers: int = 2_500_000
+    """Numbers per response, at about twelve bytes each; a label, token or span counts as four."""
     queue: int = 256
     """Requests accepted at a time, including those in the queue; more are answered 429."""
-    queue_bytes: int = 64_000_000
-    """Bytes of the bodies of these requests together."""
+    queue_bytes: int = 256_000_000
+    """Bytes of all bodies and responses that are received, computed or sent; one client may hold half of them."""
+    rate: int | None = None
+    """Tokens per minute for each API key, or for each client address where there is no key; above, 429."""
+    connections: int = 1024
+    """Connections at a time; one client address may hold half of them."""
     seconds: float = 60.0
     """Time to compute a response; then the request is answered 503."""
     body_seconds: float = 10.0
@@ -75,7 +93,7 @@ class Limits:
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 STATUSES = {
-    400: ("bad_request", "The body is not JSON."),
+    400: ("bad_request", "The body is not JSON, or the Host is not served here."),
     401: ("unauthorized", "The API key is missing or wrong."),
     404: ("not_found", "No such model."),
     405: ("method_not_allowed", "No such method."),
@@ -83,10 +101,11 @@ STATUSES = {
     413: ("too_large", "The request is over a limit."),
     415: ("unsupported_media_type", "The body is compressed."),
     422: ("validation", "The body is not what this endpoint, or this model, takes."),
-    429: ("overloaded", "Too many requests; Retry-After says when to try again."),
+    429: ("overloaded", "Too many requests or tokens; Retry-After says when to try again."),
     503: ("unavailable", "No answer in time, or shutting down."),
 }
 """Statuses of errors: the type in the response, and the description in the OpenAPI document."""
+OPENAI_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
 
 class HttpError(HTTPException):
@@ -98,6 +117,11 @@ def too_large(asked: int, limit: int, what: str) -> HttpError:
     return HttpError(413, f"{asked:,} {what} where the limit is {limit:,}; send less at a time")
 
 
+def overloaded(message: str = "too many requests at a time; try again later", seconds: float = 1) -> HttpError:
+    """429 for a client that should come again."""
+    return HttpError(429, message, {"Retry-After": str(math.ceil(seconds))})
+
+
 def error_response(path: str, error: Exception) -> JSONResponse:
     """An error as JSON, in OpenAI's form under /v1 and in TEI's elsewhere; it never repeats what the client sent."""
     status, message, headers = 500, "the server failed on this request; its log says why", None
@@ -107,14 +131,24 @@ def error_response(path: str, error: Exception) -> JSONResponse:
         status, message = 422, str(error)
     else:
         log.error("a request failed", exc_info=error)
-    kind, _ = STATUSES.get(status, ("error", ""))
-    body: dict[str, Any] = {"error": message, "error_type": kind}
-    if path.startswith("/v1/"):
-        body = {"error": {"message": message, "type": kind, "param": None, "code": str(status)}}
-    return JSONResponse(body, status, headers)
+    if not path.startswith("/v1/"):
+        return JSONResponse({"error": message, "error_type": STATUSES.get(status, ("error",))[0]}, status, headers)
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    told = {"message": message, "type": kind, "param": None, "code": OPENAI_CODES.get(status)}
+    return JSONResponse({"error": told}, 400 if status in (413, 422) else status, headers)
 
 
 # ── one request ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Usage:
+    """What all clients use."""
+
+    requests: int = 0
+    """In progress."""
+    clients: Counter[str] = field(default_factory=Counter)
+    """Bytes held by each client."""
 
 
 @dataclass(eq=False)
@@ -122,6 +156,9 @@ class RequestContext:
     """A request in progress: how long its answer is wanted, and what it has used."""
 
     limits: Limits
+    usage: Usage = field(default_factory=Usage)
+    client: str = ""
+    """An API key, or an address."""
     served: Served = field(init=False)
     """What the body names."""
     deadline: float = math.inf
@@ -132,7 +169,13 @@ class RequestContext:
     """Tokens of its texts."""
     cut: int = 0
     """Tokens left out because the client asked for truncation."""
-    body: bytes = field(default=b"", repr=False)
+    body: bytes | None = field(default=None, repr=False)
+    """None until it has arrived."""
+    task: asyncio.Task[Any] | None = None
+    """Answers it."""
+    accepted: bool = False
+    held: int = 0
+    """Bytes of its body and of its response."""
 
     @property
     def wanted(self) -> bool:
@@ -144,44 +187,97 @@ class RequestContext:
         self.gone = True
         return HttpError(503, f"no answer within {self.limits.seconds:g} s; try again later", {"Retry-After": "1"})
 
-    def count(self, lengths: Sequence[int]) -> None:
-        """Count texts by their tokens; 413 above the limits."""
-        longest = max(lengths, default=0)
-        if longest > self.limits.text_tokens:
-            raise too_large(longest, self.limits.text_tokens, "tokens in a text")
-        self.tokens += sum(lengths)
-        if self.tokens > self.limits.request_tokens:
-            raise too_large(self.tokens, self.limits.request_tokens, "tokens in a request")
+    def accept(self) -> None:
+        """Its body has arrived: it is in progress until its response begins; 429 where too many are."""
+        if self.usage.requests >= self.limits.queue:
+            raise overloaded()
+        self.usage.requests += 1
+        self.accepted = True
+        self.deadline = time.monotonic() + self.limits.seconds
+
+    def answered(self) -> None:
+        """Its response begins."""
+        self.usage.requests -= self.accepted
+        self.accepted = False
+
+    def reserve(self, numbers: int) -> None:
+        """Make room for the response before it is computed; 413 above the limit."""
+        if numbers > self.limits.numbers:
+            raise too_large(numbers, self.limits.numbers, "numbers in a response")
+        self.hold(NUMBER * numbers)
+
+    def hold(self, size: int) -> None:
+        """Hold so many bytes until the request has ended; 429 where all requests together hold too many."""
+        held, most = self.usage.clients, self.limits.queue_bytes
+        if held.total() + size > most or held[self.client] + size > most // 2:
+            raise overloaded()
+        held[self.client] += size
+        self.held += size
+
+    def release(self) -> None:
+        """The request has ended: nothing is held any more."""
+        self.answered()
+        self.gone = True
+        self.usage.clients[self.client] -= self.held
+        self.usage.clients += Counter()  # drops those that hold nothing
 
 
 # ── all requests ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class LimitsMiddleware:
-    """Checks the API key, reads the body of a POST within its size and time, and bounds the requests at a time."""
+class RateLimiter:
+    """Tokens per minute for each client: a bucket that fills at the rate, and may be overdrawn by one request."""
 
-    def __init__(self, app: App, service: Service, key: str | None = None) -> None:
+    def __init__(self, rate: int | None) -> None:
+        self.rate = rate
+        self.buckets: dict[str, tuple[float, float]] = {}  # client → (tokens, at this time), the latest last
+
+    def _level(self, client: str) -> float:
+        assert self.rate is not None
+        level, then = self.buckets.get(client, (self.rate, 0.0))
+        return min(self.rate, level + (time.monotonic() - then) * self.rate / 60)
+
+    def check(self, client: str) -> None:
+        """429 for a client that has used its tokens."""
+        if self.rate is not None and (level := self._level(client)) <= 0:
+            message = f"more than {self.rate:,} tokens a minute; try again later"
+            raise overloaded(message, 1 - 60 * level / self.rate)
+
+    def charge(self, client: str, tokens: int) -> None:
+        """Count the tokens of a request; of many clients, the latest are remembered."""
+        if self.rate is not None:
+            level = self._level(client) - tokens
+            self.buckets.pop(client, None)
+            self.buckets[client] = (level, time.monotonic())
+            if len(self.buckets) > CLIENTS:
+                del self.buckets[next(iter(self.buckets))]
+
+
+class LimitsMiddleware:
+    """Checks the Host, the API key and the rate, reads the body of a POST, and bounds the requests at a time."""
+
+    def __init__(self, app: ASGIApp, service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = ()) -> None:
         self.app = app
         self.service = service
         self.limits = service.limits
-        self.key = key.encode() if key else None
-        self.accepted = 0
-        self.bytes = 0
+        self.keys = [sha256(key.encode()).digest() for key in keys]
+        self.hosts = {"localhost", *(host.lower() for host in hosts)}
+        self.usage = Usage()
+        service.metrics.in_flight.set_function(lambda: self.usage.requests)
+        self.rates = RateLimiter(service.limits.rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        start, status, body_read = time.monotonic(), 499, False
-
-        async def read() -> Message:
-            nonlocal body_read
-            message = await receive()
-            body_read = message["type"] != "http.request" or not message.get("more_body")
-            return message
+        start, status = time.monotonic(), 499
+        context = scope["context"] = RequestContext(self.limits, self.usage, task=asyncio.current_task())
+        if "connection" in scope:
+            scope["connection"].context = context
 
         async def write(message: Message) -> None:
             nonlocal status
+            context.answered()
             status = message.get("status", status)
             body = message.get("body", b"")
             if len(body) <= CHUNK:
@@ -191,89 +287,97 @@ class LimitsMiddleware:
                 await send({**message, "body": body[at : at + CHUNK], "more_body": more})
 
         try:
-            self._check_key(scope)
+            self._check_host(scope)
+            context.client = self._identify(scope)
             if scope["method"] == "POST":
-                await self._post(scope, read, write)
-            else:
-                await self.app(scope, read, write)
-        except ConnectionError:  # the client left while it sent the body
+                await self._post(scope, receive, write)
+            else:  # uvicorn sends no body to HEAD
+                method = "GET" if scope["method"] == "HEAD" else scope["method"]
+                await self.app({**scope, "method": method}, receive, write)
+        except (ClientDisconnect, asyncio.CancelledError):  # the client left while it sent the body; the server stops
             pass
         except Exception as error:
-            if not body_read:
-                await _drain(receive, self.limits.body)
+            if scope["method"] == "POST" and context.body is None:
+                await _drain(Request(scope, receive), self.limits.body)
             if status == 499:
                 await error_response(scope["path"], error)(scope, receive, write)
         finally:
             self.service.metrics.answered(scope, status, time.monotonic() - start)
 
-    def _check_key(self, scope: Scope) -> None:
-        path = scope["path"]
-        if self.key is None or not (scope["method"] == "POST" or path == "/metrics" or path.startswith("/v1/")):
-            return
-        headers = dict(scope["headers"])
-        given = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip() or headers.get(b"x-api-key", b"")
-        if not hmac.compare_digest(given, self.key):
-            message = "the API key is missing or wrong; send Authorization: Bearer KEY"
-            raise HttpError(401, message, {"WWW-Authenticate": "Bearer"})
+    def _check_host(self, scope: Scope) -> None:
+        """Refuse foreign names in the Host header: a page of another site may have its name resolved to this server.
 
-    async def _post(self, scope: Scope, read: Receive, write: Send) -> None:
-        if self.accepted >= self.limits.queue:
-            raise self._overloaded()
-        context = scope["context"] = RequestContext(self.limits)
-        self._accept(1)
+        Addresses are no names, and need no permission.
+        """
+        given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if "*" in self.hosts or (not given and scope.get("http_version") == "1.0"):
+            return
+        with contextlib.suppress(ValueError):  # not one header; neither a name nor an address
+            (host,) = given
+            name = urlsplit(f"//{host}").hostname or ""
+            if name in self.hosts or ipaddress.ip_address(name):
+                return
+        raise HttpError(400, "this server has no such name; start it with --allowed-hosts NAME to allow it")
+
+    def _identify(self, scope: Scope) -> str:
+        """Who asks: an API key, or an address; 401 without a right key where one is needed."""
+        address = (scope.get("client") or ("",))[0]
+        if not self.keys:
+            return address
+        headers = dict(scope["headers"])
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        offered = [token.strip()] if scheme.lower() == b"bearer" else []
+        digests = [sha256(key).digest() for key in (*offered, headers.get(b"x-api-key", b""))]
+        if right := [key for key in self.keys for digest in digests if hmac.compare_digest(key, digest)]:
+            return right[0].hex()
+        path = scope["path"]
+        if scope["method"] in ("GET", "HEAD") and (path in OPEN or path.startswith("/playground/web/")):
+            return address
+        message = "the API key is missing or wrong; send Authorization: Bearer KEY"
+        raise HttpError(401, message, {"WWW-Authenticate": "Bearer"})
+
+    async def _post(self, scope: Scope, receive: Receive, write: Send) -> None:
+        context: RequestContext = scope["context"]
+        guess = 0
         try:
             try:
                 async with asyncio.timeout(self.limits.body_seconds):
-                    context.body = await self._body(scope, read)
+                    context.body = await self._body(scope, context, receive)
             except TimeoutError:
                 raise HttpError(408, f"the body did not arrive within {self.limits.body_seconds:g} s") from None
-            self.bytes += len(context.body)
-            context.deadline = time.monotonic() + self.limits.seconds
-            await self.app(scope, read, write)
+            self.rates.check(context.client)
+            guess = len(context.body) // 8
+            self.rates.charge(context.client, guess)  # before the tokens are counted: many may come at once
+            context.accept()
+            await self.app(scope, receive, write)
         finally:
-            context.gone = True
-            self.bytes -= len(context.body)
-            self._accept(-1)
+            context.release()
+            self.rates.charge(context.client, max(1, context.tokens) - guess)
 
-    def _accept(self, change: int) -> None:
-        self.accepted += change
-        self.service.metrics.in_flight.set(self.accepted)
-
-    def _overloaded(self) -> HttpError:
-        return HttpError(429, "too many requests at a time; try again later", {"Retry-After": "1"})
-
-    async def _body(self, scope: Scope, read: Receive) -> bytes:
+    async def _body(self, scope: Scope, context: RequestContext, receive: Receive) -> bytes:
         headers = dict(scope["headers"])
         if headers.get(b"content-encoding", b"identity").lower() not in (b"", b"identity"):
             raise HttpError(415, "compressed bodies are not read; send plain JSON")
         declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > self.limits.body:
             raise too_large(int(declared), self.limits.body, "bytes of body")
-        body, more = bytearray(), True
-        while more:
-            message = await read()
-            if message["type"] == "http.disconnect":
-                raise ConnectionResetError
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
+        body = bytearray()
+        async for part in Request(scope, receive).stream():
+            context.hold(len(part))
+            body += part
             if len(body) > self.limits.body:
                 raise too_large(len(body), self.limits.body, "bytes of body")
-            if self.bytes + len(body) > self.limits.queue_bytes:
-                raise self._overloaded()
         return bytes(body)
 
 
-async def _drain(receive: Receive, most: int) -> None:
+async def _drain(request: Request, most: int) -> None:
     """Read what a refused client still sends, within reason: many clients read no response before they have sent."""
-    try:
+    with contextlib.suppress(TimeoutError, ClientDisconnect):
         async with asyncio.timeout(1.0):
-            while most > 0:
-                message = await receive()
-                most -= len(message.get("body", b""))
-                if message["type"] != "http.request" or not message.get("more_body"):
+            async for part in request.stream():
+                most -= len(part)
+                if most <= 0:
                     return
-    except TimeoutError:
-        return
 
 
 # ── one connection ───────────────────────────────────────────────────────────────────────────────────────────
@@ -283,58 +387,61 @@ class Protocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 connection, with bounds on heads and trailers, and deadlines for reading and writing."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock for the first request."""
+        """Start the clock for the first request; close a connection that is one too many."""
         super().connection_made(transport)
-        self._seconds = self.app_state["limits"].body_seconds
-        self._unfinished: list[Any] = []  # requests that are not answered; uvicorn knows the newest alone
+        self.context: RequestContext | None = None  # of the request in progress
         self._unparsed = 0  # bytes since the parser last finished a head, a part of a body, or a request
-        self._read_clock: asyncio.TimerHandle | None = None
-        self._write_clock: asyncio.TimerHandle | None = None
-        self._receiving(True)
+        self._parts = self._part_bytes = 0  # of this body
+        self._arriving = True  # a request, or its first byte is waited for
+        self._read_at = self._written_at = time.monotonic()  # when last nothing was due from the client
+        self._check_time()
+        others: Iterable[Any] = self.connections
+        address, most = (self.client or ("",))[0], self.app_state["connections"]
+        same = sum((other.client or ("",))[0] == address for other in others)
+        if len(self.connections) > most or same > max(1, most // 2):
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clocks, and stop working for a client that has left."""
-        self._receiving(False)
-        if self._write_clock is not None:
-            self._write_clock.cancel()
-        for cycle in self._unfinished:
-            cycle.disconnected = not cycle.response_complete
-            cycle.message_event.set()
-            if "context" in cycle.scope:
-                cycle.scope["context"].gone = True
+        """Stop working for a client that has left."""
+        self._clock.cancel()
+        if self.context is not None:
+            self.context.gone = True
         super().connection_lost(exc)
 
-    def _receiving(self, receiving: bool) -> None:
-        """Start or stop the clock in which a request must arrive."""
-        if receiving and self._read_clock is None:
-            self._read_clock = self.loop.call_later(self._seconds, self._not_received)
-        elif not receiving and self._read_clock is not None:
-            self._read_clock.cancel()
-            self._read_clock = None
+    def shutdown(self) -> None:
+        """The server stops: finish the request in progress, if that does not take long."""
+        super().shutdown()
+        self.loop.call_later(GRACE, self._give_up)
 
-    def _not_received(self) -> None:
-        """Close the connection, unless an earlier request is in progress; a late body the middleware answers 408."""
-        self._read_clock = None
-        if self.cycle is None or self.cycle.response_complete:
+    def _give_up(self) -> None:
+        """Close the connection, and end the request in progress."""
+        self.transport.abort()
+        if self.context is not None and self.context.task is not None:
+            self.context.task.cancel()
+
+    def _check_time(self) -> None:
+        """Close the connection of a client that does not send its request, or does not read the response, in time.
+
+        While a request is in progress, the next one may wait; a late body the middleware answers 408.
+        """
+        now, seconds = time.monotonic(), self.app_state["limits"].body_seconds
+        if not self._arriving or not (self.cycle is None or self.cycle.response_complete):
+            self._read_at = now
+        if not self.transport.get_write_buffer_size():
+            self._written_at = now
+        if now - min(self._read_at, self._written_at) > seconds:
             self.transport.abort()
-        else:
-            self._receiving(True)
-
-    def pause_writing(self) -> None:
-        """The client does not read: wait for it, but not for ever."""
-        super().pause_writing()
-        self._write_clock = self.loop.call_later(self._seconds, self.transport.abort)
+        self._clock = self.loop.call_later(seconds / 10, self._check_time)
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """The client reads."""
         super().resume_writing()
-        if self._write_clock is not None:
-            self._write_clock.cancel()
+        self._written_at = time.monotonic()
 
     def data_received(self, data: bytes) -> None:
         """Parse some bytes."""
         self._unset_keepalive_if_required()
-        self._receiving(True)
+        self._arriving = True
         self._unparsed += len(data)
         try:
             self._parse(data)
@@ -358,8 +465,8 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A head begins."""
         super().on_message_begin()
-        self._unparsed = 0
-        self._receiving(True)
+        self._unparsed = self._parts = self._part_bytes = 0
+        self._arriving = True
 
     def on_headers_complete(self) -> None:
         """The head is complete. An exception here becomes a 400, and the connection is closed."""
@@ -370,20 +477,22 @@ class Protocol(HttpToolsProtocol):
             raise ValueError("too many requests at once")
         if self.parser.get_method() == b"CONNECT":
             raise ValueError("this is no proxy")
-        if self.parser.should_upgrade():
-            return
-        super().on_headers_complete()
-        self._unfinished = [cycle for cycle in self._unfinished if not cycle.response_complete]
-        self._unfinished.append(self.cycle)
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+            self.cycle.scope["connection"] = self  # type: ignore[typeddict-unknown-key]
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """A part of the body. Many tiny parts take much time: as an exception, this becomes a 400."""
         self._unparsed = 0
+        self._parts += 1
+        self._part_bytes += len(body)
+        if self._parts > PARTS + self._part_bytes // 16:
+            raise ValueError("the parts of the body are too small")
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is complete."""
         self._unparsed = 0
-        self._receiving(False)
+        self._arriving = False
         if not self.parser.should_upgrade():
             super().on_message_complete()

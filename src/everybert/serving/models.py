@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from everybert.errors import EverybertError
 from everybert.inference.model import Model, load
 from everybert.model.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.serving.limits import HttpError, Limits, RequestContext, too_large
+from everybert.tasks.task import longest_first
 
 HEAD_TASKS = {"mlm": "fill", "nsp": "next", "tag": "tag", "answer": "answer", "choose": "choose"}
 """The endpoint of each head; classify heads have several."""
@@ -30,10 +32,6 @@ class LoadedModel:
     running: int = 0
     """Batches that are computed now, all with this adapter."""
 
-    def can_run(self, adapter: str | None) -> bool:
-        """Whether a batch with an adapter may start now."""
-        return self.running == 0 or self.adapter == adapter
-
     def start(self, adapter: str | None) -> None:
         """A batch starts: switch to its adapter."""
         self.running += 1
@@ -51,8 +49,8 @@ class Served:
     adapter: str | None
     folder: Path | None
     heads: frozenset[str]
-    one_output: bool
-    """Whether the classify head has one output: regression, or a cross-encoder's relevance."""
+    outputs: int
+    """Outputs of the classify head; 0 without one."""
     label: str
     """The name of that output."""
     bounded: bool
@@ -64,6 +62,11 @@ class Served:
     def model(self) -> Model:
         """The model; its methods are called by the batcher's threads, which switch adapters."""
         return self.loaded.model
+
+    @property
+    def one_output(self) -> bool:
+        """Whether the classify head has one output: regression, or a cross-encoder's relevance."""
+        return self.outputs == 1
 
     @property
     def tasks(self) -> list[str]:
@@ -102,23 +105,18 @@ class ModelRegistry:
             for tensor in (*model.network.parameters(), *model.network.buffers()):
                 tensor.data = tensor.data.clone()
         folders: dict[str, str | Path] = {**model.bundle.folders, **(adapters or {})}
-        for adapter in model.bundle.folders:
-            model.use(adapter)  # loads it
         for adapter, folder in (adapters or {}).items():
             model.add_adapter(folder, adapter)
-        model.network.requires_grad_(False)
-        _ = model.pooling  # read now: the folder may be gone when it is needed
-        loaded = LoadedModel(
-            name, model, self.limits.budget or (BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU)
-        )
+        budget = self.limits.budget or (BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU)
+        loaded = LoadedModel(name, model, budget)
         for used in (None, *folders):
             if folders:
                 model.use(used)
-            full = name if used is None else f"{name}:{used}"
-            place = model.folder if used is None else Path(folders[used])
-            self.entries[full] = _describe(full, loaded, used, place)
+            entry = _entry(loaded, used, Path(folders[used]) if used else model.folder)
+            self.entries[entry.name] = entry
         if folders:
             model.use(None)
+        model.network.requires_grad_(False)
 
     def get(self, name: str | None) -> Served:
         """The entry a request names; the first by default."""
@@ -129,20 +127,19 @@ class ModelRegistry:
         return self.entries[name]
 
 
-def _describe(name: str, loaded: LoadedModel, adapter: str | None, folder: Path | None) -> Served:
+def _entry(loaded: LoadedModel, adapter: str | None, folder: Path | None) -> Served:
     """An entry for a model with an adapter, which is in use now."""
-    model = loaded.model
-    heads = model.network.heads
-    extras = model.adapters.extras[adapter] if model.adapters is not None and adapter is not None else model.extras
+    model, heads = loaded.model, loaded.model.network.heads
+    extras = model.adapters.entries[adapter].extras if model.adapters is not None and adapter else model.extras
     trained = (extras.get("task") or {}).get("task")
     own = adapter is None  # labels and problem_type are those of the model's own head
     return Served(
-        name=name,
+        name=f"{loaded.name}:{adapter}" if adapter else loaded.name,
         loaded=loaded,
         adapter=adapter,
         folder=folder,
         heads=frozenset(heads),
-        one_output="classify" in heads and getattr(heads["classify"].output, "out_features", 0) == 1,
+        outputs=getattr(heads["classify"].output, "out_features", 0) if "classify" in heads else 0,
         label=(model.labels or ["LABEL_0"])[0] if own else "LABEL_0",
         bounded=trained != "regress" and not (own and model.problem_type == "regression"),
         trained=trained,
@@ -156,6 +153,7 @@ def open_models(
     device: str | None = None,
     dtype: str | None = None,
     share_weights: bool = False,
+    allow_pickle: bool = False,
 ) -> None:
     """Load and serve "folder" or "name=folder"; adapters as "folder", "name=folder" or "model:name=folder"."""
     named = [split_name(entry) for entry in models]
@@ -171,7 +169,8 @@ def open_models(
             )
         by_model[model][short] = folder
     for name, folder in named:
-        registry.add(name, load(folder, device=device, dtype=dtype), by_model[name], share_weights)
+        loaded = load(folder, device, dtype, allow_pickle=allow_pickle)
+        registry.add(name, loaded, by_model[name], share_weights)
 
 
 def split_name(entry: str) -> tuple[str, str]:
@@ -189,32 +188,29 @@ def may_be_too_long(texts: Sequence[str], limits: Limits) -> bool:
     return EXPANSION * sum(map(len, texts)) > most
 
 
-def count_tokens(
-    model: Model, inputs: Sequence[str | tuple[str, ...]], context: RequestContext, specials: bool
-) -> None:
-    """Count the tokens of texts and pairs; 413 above the limits. Each distinct text is tokenized once."""
-    tokenizer, limit = model.tokenizer, context.limits.request_tokens
+def count_tokens(model: Model, inputs: Sequence[str | tuple[str, ...]], context: RequestContext) -> None:
+    """Count the tokens of texts, pairs, and texts with several others; 413 above the limits.
+
+    Each distinct text is tokenized once, however often it is repeated.
+    """
+    tokenizer, limits = model.tokenizer, context.limits
     parts = [(x,) if isinstance(x, str) else x for x in inputs]
     texts = list(dict.fromkeys(text for part in parts for text in part))
     size = dict(zip(texts, map(len, tokenizer.ids_batch(texts, specials=False))))
-    special = {1: tokenizer.single_special, 2: tokenizer.pair_special}
-    total = sum(pair_windows(size[p[0]], size[p[1]], model.window, special[2]) for p in parts if len(p) == 2)
-    if total > limit:
-        raise too_large(total, limit, "tokens in the windows of long pairs")
-    for part in parts:
-        context.count([size[text] for text in part])
-        context.tokens += special.get(len(part), 0) if specials else 0
+    if (longest := max(size.values(), default=0)) > limits.text_tokens:
+        raise too_large(longest, limits.text_tokens, "tokens in a text")
+    pairs = [(size[part[0]], size[other]) for part in parts for other in part[1:]]
+    windows = sum(pair_windows(a, b, model.window, tokenizer.pair_special) for a, b in pairs)
+    if windows > limits.request_tokens:
+        raise too_large(windows, limits.request_tokens, "tokens in the windows of long pairs")
+    context.tokens = sum(size[part[0]] + tokenizer.single_special for part in parts if len(part) == 1)
+    context.tokens += sum(a + b + tokenizer.pair_special for a, b in pairs)
+    if context.tokens > limits.request_tokens:
+        raise too_large(context.tokens, limits.request_tokens, "tokens in a request")
 
 
 def pair_windows(a: int, b: int, window: int, special: int) -> int:
     """About how many tokens are computed for a pair of `a` and `b` tokens: both texts are read in windows."""
-    room = window - special
-    if a + b <= room:
-        return a + b + special
-    short = min(a, b, room // 2)
-    overlap = min(128, window // 4)
-
-    def count(n: int, size: int) -> int:
-        return 1 if n <= size else -(-n // max(size - min(overlap, size // 2), 1))
-
-    return count(max(a, b), room - short) * count(min(a, b), short) * window
+    rooms, overlap = longest_first(a, b, window - special), min(128, window // 4)
+    counts = [-(-n // max(room - min(overlap, room // 2), 1)) for n, room in zip((a, b), rooms) if n > room]
+    return math.prod(counts) * window if counts else a + b + special

@@ -1,205 +1,115 @@
 """The playground: its page, and the endpoints that only the page uses.
 
 Large arrays are sent as base64 of little-endian numbers: thumbnails as uint8, attention weights as uint16 (1 is 65535),
-vectors as float32. The attention of a text is kept for a while, so that the page can ask for one head after another.
+vectors as float32. The latest weights and traces are kept, so that the page can ask for one head after another.
 """
 
 from __future__ import annotations
 
 import base64
-import gzip
-import hashlib
-import threading
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import lru_cache, wraps
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Literal
+from threading import Lock
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
+from fastapi import FastAPI
+from fastapi.responses import FileResponse, Response
 from pydantic import Field
+from starlette.staticfiles import StaticFiles
 
 from everybert.inside.attention import quantised
 from everybert.inside.masked import fill_sides
 from everybert.inside.steps import Part, needed, part_value, story
 from everybert.inside.trace import Trace
-from everybert.serving.batcher import Job, once
-from everybert.serving.limits import HttpError, RequestContext, too_large
+from everybert.serving.batcher import Job, give_back_memory, once
+from everybert.serving.limits import HttpError, RequestContext, overloaded, too_large
 from everybert.serving.models import Served
-from everybert.serving.routes import JsonRoute, add_endpoint
-from everybert.serving.schemas import BaseRequest
+from everybert.serving.routes import Json, add_endpoint, count_masks
+from everybert.serving.schemas import Second
 
 if TYPE_CHECKING:
     from everybert.serving.app import Service
 
-TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
+"""Nothing from other hosts."""
+HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 CHARACTERS = 20_000
-"""Characters per text; the other endpoints take more."""
+"""Characters per request; the other endpoints take more."""
 LINES = 50
-"""Texts to compare with each other."""
+"""Texts that show a word."""
 STEP_TOKENS = 128
 """Tokens for which every intermediate value is shown."""
-KEPT = 256 << 20
-"""Bytes of attention weights and traces that are kept."""
+MOST_WEIGHTS = 40_000_000
+"""Attention weights: 144 heads and 512 tokens."""
+MASKS = 32
+"""Masked tokens, each of which is predicted from three texts."""
+OCCURRENCES = 200
+"""Occurrences of a word, each of which is compared with all others."""
+KEPT = 2
+"""Texts whose attention weights, and whose traces, are kept."""
 
 
-class TextRequest(BaseRequest):
-    """A text or a pair, and what the panels ask about it."""
-
-    text: str
-    pair: str | None = None
-    originals: list[str | None] = Field(default=[], max_length=512, description="fill: the words behind [MASK]")
-    top: int = Field(default=8, ge=1, le=50)
-    layer: int = Field(default=0, ge=0)
-    head: int = Field(default=0, ge=0)
-    source: int = Field(default=0, ge=0, description="attention/link: from this token")
-    target: int = Field(default=0, ge=0, description="attention/link: to this token")
-    step: int = Field(default=0, ge=0)
-    task: str | None = None
-    label: str | None = None
-    method: Literal["integrated", "gradient"] = "integrated"
+Top = Annotated[int, Field(ge=1, le=50)]
+Index = Annotated[int, Field(ge=0)]
+Lines = Annotated[list[str], Field(min_length=1, max_length=LINES)]
+Originals = Annotated[Sequence[str | None], Field(max_length=512)]
+"""The words behind [MASK]."""
 
 
-class ContextRequest(BaseRequest):
-    """A word in several texts."""
+class Files(StaticFiles):
+    """Files that browsers ask for again, and get if they have changed."""
 
-    word: str
-    texts: list[str] = Field(min_length=1, max_length=LINES)
-    top: int = Field(default=6, ge=1, le=50)
-
-
-class SimilarRequest(BaseRequest):
-    """Texts to compare."""
-
-    texts: list[str] = Field(min_length=1)
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        """The response with a file."""
+        response = super().file_response(*args, **options)
+        response.headers.update(HEADERS)
+        return response
 
 
-class AnswerRequest(BaseRequest):
-    """A question about a context."""
+def add_playground(app: FastAPI, service: Service) -> None:
+    """Serve the page and its endpoints."""
+    page = Playground(service)
 
-    question: str
-    context: str
-    top: int = Field(default=3, ge=1, le=20)
+    def add_page(path: str, name: str) -> None:
+        @app.get(path, include_in_schema=False)
+        async def send() -> FileResponse:
+            headers = {"Content-Security-Policy": POLICY, **HEADERS}
+            return FileResponse(str(files("everybert.serving") / "web" / name), headers=headers)
 
+    def add(path: str, task: str, compute: Callable[..., Any]) -> None:
+        @wraps(compute)  # the parameters of `compute` are the fields of the body
+        def handler(request: RequestContext, **body: Any) -> Job:
+            run = lambda model: compute(request.served, **body)  # noqa: E731
+            return once(request, body.get("task") or task, texts_of(body), run)
 
-def router(service: Service) -> APIRouter:
-    """The page and its endpoints."""
-    routes = APIRouter(route_class=JsonRoute, include_in_schema=False)
-    cache = Cache(KEPT)
-    add_files(routes)
+        add_endpoint(app, service, f"/playground/{path}", handler, include_in_schema=False)
 
-    @routes.get("/playground/models")
-    async def models(request: Request) -> list[dict[str, Any]]:
-        """The served models; only clients on this machine see the paths of folders."""
-        local = request.client is not None and request.client.host in ("127.0.0.1", "::1", "testclient")
-        return [describe(served, local) for served in service.registry.entries.values()]
-
-    def add(path: str, task: str, kind: type[BaseRequest], compute: Callable[[Served, Any], Any]) -> None:
-        def handler(context: RequestContext, body: Any) -> Job:
-            chosen = getattr(body, "task", None) or task
-            return once(context, chosen, texts_of(body), lambda model: compute(context.served, body))
-
-        handler.__annotations__["body"] = kind
-        add_endpoint(routes, service, f"/playground/{path}", handler)
-
-    add("fill", "fill", TextRequest, fill)
-    add("tokens", "tokens", TextRequest, lambda served, body: tokens(service, served, body))
-    add("attention", "attention", TextRequest, lambda served, body: attention(cache, served, body))
-    add("attention/head", "attention", TextRequest, lambda served, body: head(cache, served, body))
-    add("attention/link", "attention", TextRequest, lambda served, body: link(cache, served, body))
-    add("context", "tokens", ContextRequest, context)
-    add("answer", "answer", AnswerRequest, answer_question)
-    add("attribution", "classify", TextRequest, attribution)
-    add("similar", "embed", SimilarRequest, similar)
-    add("step", "tokens", TextRequest, lambda served, body: step(cache, served, body))
-    return routes
+    add_page("/", "index.html")
+    add_page("/docs", "docs.html")
+    app.mount("/playground/web", Files(packages=[("everybert.serving", "web"), ("everybert.inside", "web")]))
+    add("fill", "fill", page.fill)
+    add("tokens", "tokens", page.tokens)
+    add("attention", "attention", page.thumbnails)
+    add("attention/head", "attention", page.head)
+    add("attention/link", "attention", page.link)
+    add("context", "tokens", page.context)
+    add("answer", "answer", page.answer)
+    add("attribution", "classify", page.attribution)
+    add("step", "tokens", page.step)
 
 
-# ── the page ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def assets() -> dict[str, bytes]:
-    """The files of the page and of the attention viewer, by name."""
-    packages = ("everybert.inside", "everybert.serving")
-    found = {file.name: file for package in packages for file in (files(package) / "web").iterdir()}
-    return {name: file.read_bytes() for name, file in found.items() if name.rpartition(".")[2] in TYPES}
-
-
-def add_files(routes: APIRouter) -> None:
-    """Serve the files, compressed once, with a policy that allows nothing from other hosts."""
-    held = {name: (data, gzip.compress(data, mtime=0)) for name, data in assets().items()}
-
-    def send(name: str, request: Request) -> Response:
-        if name not in held:
-            raise HttpError(404, "there is no such file")
-        data, packed = held[name]
-        tag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
-        headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
-        headers |= {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-        if name.endswith(".html"):
-            headers["Content-Security-Policy"] = POLICY
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers=headers)
-        if "gzip" in request.headers.get("accept-encoding", ""):
-            data, headers["Content-Encoding"] = packed, "gzip"
-        return Response(data, media_type=TYPES[name.rpartition(".")[2]] + "; charset=utf-8", headers=headers)
-
-    @routes.get("/")
-    async def index(request: Request) -> Response:
-        """The playground."""
-        return send("index.html", request)
-
-    @routes.get("/docs")
-    async def docs(request: Request) -> Response:
-        """The API reference, made from /openapi.json by a script of the page."""
-        return send("docs.html", request)
-
-    @routes.get("/playground/web/{name}")
-    async def file(name: str, request: Request) -> Response:
-        """A file of the page."""
-        return send(name, request)
-
-
-# ── helpers ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Cache:
-    """The latest results, up to a number of bytes."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.entries: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
-        self.lock = threading.Lock()
-
-    def get(self, key: Any, compute: Callable[[], tuple[Any, int]]) -> Any:
-        """The result under a key; a missing one is computed, with its size."""
-        with self.lock:
-            if key in self.entries:
-                self.entries.move_to_end(key)
-                return self.entries[key][0]
-        value, size = compute()
-        with self.lock:
-            self.entries[key] = (value, size)
-            while sum(size for _, size in self.entries.values()) > self.most and len(self.entries) > 1:
-                self.entries.popitem(last=False)
-        return value
-
-
-def texts_of(body: Any) -> tuple[str, ...]:
-    """The texts of a request; 413 where they are too long or too many for the page."""
-    lines = getattr(body, "texts", [])
-    one = [getattr(body, name, None) for name in ("text", "pair", "question", "context", "word")]
-    found = (*filter(None, one), *lines)
-    longest = max(map(len, found), default=0)
-    if longest > CHARACTERS:
-        raise too_large(longest, CHARACTERS, "characters in a text")
-    if len(lines) > LINES:
-        raise too_large(len(lines), LINES, "lines")
+def texts_of(body: dict[str, Any]) -> tuple[str, ...]:
+    """The texts of a request; 413 where they are too long for the page."""
+    one = [body.get(name) for name in ("text", "pair", "question", "context", "word")]
+    found = (*filter(None, one), *body.get("texts", []))
+    if (characters := sum(map(len, found))) > CHARACTERS:
+        raise too_large(characters, CHARACTERS, "characters")
     return found
 
 
@@ -208,57 +118,112 @@ def packed(values: np.ndarray) -> str:
     return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
 
 
-# ── the answers ──────────────────────────────────────────────────────────────────────────────────────────────
+class Playground:
+    """What the panels show: each method answers one endpoint."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.weights = lru_cache(KEPT)(attention_weights)
+        self.traces = lru_cache(KEPT)(trace)
+        self.one_at_a_time = Lock()
+
+    def fill(self, served: Served, text: str, pair: Second = None, originals: Originals = (), top: Top = 8) -> Json:
+        """Each masked token predicted from both sides, from the left and from the right."""
+        model = served.model
+        if (count := count_masks(model, [text, pair or ""])) > MASKS:
+            raise too_large(count, MASKS, "masked tokens")
+        masks = fill_sides(model.network, model.tokenizer, text, pair, originals, top, model.window)
+        return {"blanks": [asdict(mask) for mask in masks]}
+
+    def tokens(self, served: Served, text: str, pair: Second = None) -> Json:
+        """The tokens of the text, of the text in lower case, and of the text in the vocabularies of other models."""
+        own = served.model.tokenizer
+        others, digests = [], {own.digest}
+        for entry in self.service.registry.entries.values():
+            other = entry.model.tokenizer
+            if other.digest not in digests:
+                digests.add(other.digest)
+                others.append({"name": entry.name, "lowercase": other.lowercase, **pieces(other, text, pair)})
+        lowered = pieces(own, text.lower(), pair and pair.lower())
+        return {**pieces(own, text, pair), "lowered": lowered, "others": others, "kind": own.kind}
+
+    def thumbnails(self, served: Served, text: str, pair: Second = None) -> Json:
+        """The tokens of a text, and a thumbnail of each head."""
+        found = self.weights(served, text, pair)
+        layers, heads, size = found["small"].shape[:3]
+        sizes = {"layers": layers, "heads": heads, "size": size}
+        return {"tokens": found["tokens"], "texts": found["texts"], **sizes, "thumbnails": packed(found["small"])}
+
+    def head(self, served: Served, text: str, pair: Second = None, layer: Index = 0, head: Index = 0) -> Json:
+        """The weights of one head, exact to 1e-5."""
+        weights = self.weights(served, text, pair)["weights"]
+        if layer >= weights.shape[0] or head >= weights.shape[1]:
+            raise HttpError(422, f"there is no layer {layer} with a head {head} in this model")
+        return {"weights": packed(weights[layer, head])}
+
+    def link(self, served: Served, text: str, pair: Second = None, source: Index = 0, target: Index = 0) -> Json:
+        """The weight from one token to another in every head."""
+        weights = self.weights(served, text, pair)["weights"]
+        n = weights.shape[-1]
+        if source >= n or target >= n:
+            raise HttpError(422, f"the text has {n} tokens; there is no link from {source} to {target}")
+        return {"weights": (weights[:, :, source, target].astype(np.float64) / 65535).ravel().round(5).tolist()}
+
+    def context(self, served: Served, word: str, texts: Lines, top: Top = 6) -> Json:
+        """The vectors of a word, compared in every layer."""
+        count = sum(text.lower().count(word.lower()) for text in texts)
+        if word and count > OCCURRENCES:
+            raise too_large(count, OCCURRENCES, "occurrences of the word")
+        found = served.model.neighbours(word, texts, top)
+        return {**asdict(found), "similarity": found.similarity.astype(float).round(5).tolist()}
+
+    def answer(self, served: Served, question: str, context: str, top: Top = 3) -> Json:
+        """The best answers, and the probability that an answer starts or ends at each token."""
+        best: list[Any] = served.model.answer(question, context, top=top)
+        encoding, p_n2 = served.model.answer_tokens(question, context)
+        start, end = p_n2.T.astype(float).round(6).tolist()
+        shown = {"tokens": encoding.tokens, "offsets": encoding.offsets, "start": start, "end": end}
+        return {"answers": [asdict(answer) for answer in best], **shown}
+
+    def attribution(
+        self,
+        served: Served,
+        text: str,
+        pair: Second = None,
+        task: str | None = None,
+        label: str | None = None,
+    ) -> Json:
+        """The contribution of each token to a prediction. Gradients take much memory: one such request at a time."""
+        if not self.one_at_a_time.acquire(blocking=False):
+            raise overloaded("another prediction is being explained; try again")
+        try:
+            found = served.model.attribution(text, pair, label=label, task=task)
+        finally:
+            self.one_at_a_time.release()
+            give_back_memory()
+        shown = {name: value for name, value in asdict(found).items() if name not in ("text", "pair")}
+        return {**shown, "scores": found.scores.round(6).tolist(), "gap": found.gap}
+
+    def step(
+        self, served: Served, text: str, pair: Second = None, layer: Index = 0, head: Index = 0, step: Index = 0
+    ) -> Json:
+        """One step of the forward pass with its arrays, and the titles of all steps."""
+        found = self.traces(served, text, pair, layer)
+        steps = story(found, layer, head)
+        chosen = steps[min(step, len(steps) - 1)]
+        return {
+            "tokens": found.tokens,
+            "ids": found.ids,
+            "gap": found.gap,
+            "titles": [(one.group, one.title) for one in steps],
+            "title": chosen.title,
+            "equation": chosen.equation,
+            "words": chosen.words,
+            "parts": [_part(served.model, found, part) for part in chosen.parts],
+        }
 
 
-def describe(served: Served, local: bool) -> dict[str, Any]:
-    """A model for the model picker: its size, its tasks and its folder."""
-    model, config = served.model, served.model.config
-    name, _, adapter = served.name.partition(":")
-    return {
-        "name": served.name,
-        "model": name,
-        "adapter": adapter or None,
-        "folder": str(served.folder) if local and served.folder is not None else name,
-        "family": config.family,
-        "layers": len(config.layer_order),
-        "heads": config.heads,
-        "hidden": config.hidden_size,
-        "vocabulary": model.tokenizer.size,
-        "window": model.window,
-        "lowercase": model.tokenizer.lowercase,
-        "tasks": served.tasks,
-        "regression": served.one_output,
-        "trained": served.trained,
-        "limit": CHARACTERS,
-        "lines": LINES,
-    }
-
-
-def fill(served: Served, body: TextRequest) -> dict[str, Any]:
-    """Each masked token predicted from both sides, from the left and from the right."""
-    model = served.model
-    pair = body.pair or None
-    masks = fill_sides(model.network, model.tokenizer, body.text, pair, body.originals, body.top, model.window)
-    return {"blanks": [asdict(mask) for mask in masks]}
-
-
-def tokens(service: Service, served: Served, body: TextRequest) -> dict[str, Any]:
-    """The tokens of the text, of the text in lower case, and of the text in the vocabularies of other models."""
-    pair = body.pair or None
-    own = served.model.tokenizer
-    others = []
-    digests = {own.digest}
-    for entry in service.registry.entries.values():
-        tokenizer = entry.model.tokenizer
-        if tokenizer.digest not in digests:
-            digests.add(tokenizer.digest)
-            others.append({"name": entry.name, "lowercase": tokenizer.lowercase, **pieces(tokenizer, body.text, pair)})
-    lowered = pieces(own, body.text.lower(), pair and pair.lower())
-    return {**pieces(own, body.text, pair), "lowered": lowered, "others": others, "kind": own.kind}
-
-
-def pieces(tokenizer: Any, text: str, pair: str | None) -> dict[str, Any]:
+def pieces(tokenizer: Any, text: str, pair: str | None) -> Json:
     """The tokens of a text with their properties."""
     encoding = tokenizer.encode(text, pair)
     return {
@@ -272,109 +237,25 @@ def pieces(tokenizer: Any, text: str, pair: str | None) -> dict[str, Any]:
     }
 
 
-def _attention(cache: Cache, served: Served, body: TextRequest) -> dict[str, Any]:
-    def compute() -> tuple[Any, int]:
-        found = served.model.attention(body.text, body.pair or None)
-        weights = quantised(found.weights)
-        return {
-            "tokens": found.labels,
-            "texts": found.texts,
-            "small": found.thumbnails(),
-            "weights": weights,
-        }, weights.nbytes
-
-    return cache.get((served.name, "attention", body.text, body.pair or None), compute)
+def attention_weights(served: Served, text: str, pair: str | None) -> Json:
+    """The tokens of a text, and the weights of every head, whole and as thumbnails."""
+    model = served.model
+    count = len(model.config.layer_order) * model.config.heads * len(model.one_window(text, pair)) ** 2
+    if count > MOST_WEIGHTS:
+        raise too_large(count, MOST_WEIGHTS, "attention weights")
+    found = model.attention(text, pair)
+    small, weights = found.thumbnails(), quantised(found.weights)
+    return {"tokens": found.labels, "texts": found.texts, "small": small, "weights": weights}
 
 
-def attention(cache: Cache, served: Served, body: TextRequest) -> dict[str, Any]:
-    """The tokens of a text, and a thumbnail of each head."""
-    found = _attention(cache, served, body)
-    layers, heads = found["weights"].shape[:2]
-    size = found["small"].shape[-1]
-    sizes = {"layers": layers, "heads": heads, "size": size}
-    return {"tokens": found["tokens"], "texts": found["texts"], **sizes, "thumbnails": packed(found["small"])}
+def trace(served: Served, text: str, pair: str | None, layer: int) -> Trace:
+    """The intermediate values of the forward pass that the steps through a layer show."""
+    if (count := len(served.model.one_window(text, pair))) > STEP_TOKENS:
+        raise too_large(count, STEP_TOKENS, "tokens, each with every number shown,")
+    return served.model.trace(text, pair, keep=needed(layer))
 
 
-def head(cache: Cache, served: Served, body: TextRequest) -> dict[str, Any]:
-    """The weights of one head, exact to 1e-5."""
-    weights = _attention(cache, served, body)["weights"]
-    if body.layer >= weights.shape[0] or body.head >= weights.shape[1]:
-        raise HttpError(422, f"there is no layer {body.layer} with a head {body.head} in this model")
-    return {"weights": packed(weights[body.layer, body.head])}
-
-
-def link(cache: Cache, served: Served, body: TextRequest) -> dict[str, Any]:
-    """One weight in every head."""
-    weights = _attention(cache, served, body)["weights"]
-    n = weights.shape[-1]
-    if body.source >= n or body.target >= n:
-        raise HttpError(422, f"the text has {n} tokens; there is no link from {body.source} to {body.target}")
-    return {"weights": (weights[:, :, body.source, body.target].astype(np.float64) / 65535).ravel().round(5).tolist()}
-
-
-def context(served: Served, body: ContextRequest) -> dict[str, Any]:
-    """The vectors of a word, compared in every layer."""
-    found = served.model.neighbours(body.word, body.texts, body.top)
-    return {**asdict(found), "similarity": found.similarity.astype(float).round(5).tolist()}
-
-
-def answer_question(served: Served, body: AnswerRequest) -> dict[str, Any]:
-    """The best answers, and the probability that an answer starts or ends at each token."""
-    best: list[Any] = served.model.answer(body.question, body.context, top=body.top)
-    each = served.model.answer_tokens(body.question, body.context)
-    return {
-        "answers": [asdict(answer) for answer in best],
-        "tokens": each.tokens,
-        "offsets": each.offsets,
-        "start": each.start.astype(float).round(6).tolist(),
-        "end": each.end.astype(float).round(6).tolist(),
-    }
-
-
-def attribution(served: Served, body: TextRequest) -> dict[str, Any]:
-    """The contribution of each token to a prediction."""
-    found = served.model.attribution(body.text, body.pair or None, label=body.label, task=body.task, method=body.method)
-    return {
-        **{name: value for name, value in asdict(found).items() if name not in ("text", "pair")},
-        "scores": found.scores.round(6).tolist(),
-        "gap": found.gap,
-    }
-
-
-def similar(served: Served, body: SimilarRequest) -> dict[str, Any]:
-    """Cosines between texts."""
-    vectors = served.model.embed(body.texts)
-    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return {"cosine": (unit @ unit.T).astype(float).round(5).tolist()}
-
-
-def step(cache: Cache, served: Served, body: TextRequest) -> dict[str, Any]:
-    """One step of the forward pass with its arrays, and the titles of all steps."""
-    model, pair = served.model, body.pair or None
-
-    def compute() -> tuple[Trace, int]:
-        encoding = model.one_window(body.text, pair)
-        if len(encoding) > STEP_TOKENS:
-            raise too_large(len(encoding), STEP_TOKENS, "tokens, each with every number shown,")
-        found = model.trace(body.text, pair, keep=needed(body.layer))
-        return found, sum(value.nbytes for value in found.values.values())
-
-    trace = cache.get((served.name, body.layer, body.text, pair), compute)
-    steps = story(trace, body.layer, body.head)
-    chosen = steps[min(body.step, len(steps) - 1)]
-    return {
-        "tokens": trace.tokens,
-        "ids": trace.ids,
-        "gap": trace.gap,
-        "titles": [(one.group, one.title) for one in steps],
-        "title": chosen.title,
-        "equation": chosen.equation,
-        "words": chosen.words,
-        "parts": [_part(model, trace, part) for part in chosen.parts],
-    }
-
-
-def _part(model: Any, trace: Trace, part: Part) -> dict[str, Any]:
+def _part(model: Any, trace: Trace, part: Part) -> Json:
     """An array of a step; of a distribution over the vocabulary, the most probable tokens."""
     value = part_value(trace, part)
     shown = {"label": part.label, "kind": part.kind, "shape": list(value.shape), "name": part.name}

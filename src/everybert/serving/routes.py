@@ -1,67 +1,78 @@
-"""The endpoints: everybert's own, OpenAI's /v1, and those of text-embeddings-inference (TEI).
+"""The endpoints: everybert's own, OpenAI's /v1, those of text-embeddings-inference (TEI), and Hugging Face's.
 
-A handler turns a validated body into a `Job` for the batcher; `add_endpoint` makes an HTTP endpoint of it.
+A handler makes a `Job` for the batcher; `add_endpoint` makes an HTTP endpoint of it, whose body has the handler's
+parameters as its fields.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
-from inspect import get_annotations
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from importlib.resources import files
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError, create_model
 from pydantic_core import from_json
 
-from everybert.inference.model import Model
+from everybert import __version__
+from everybert.inference.model import Candidate, Model
 from everybert.serving import schemas as s
 from everybert.serving.batcher import Job, once
 from everybert.serving.limits import STATUSES, HttpError, RequestContext, too_large
-from everybert.serving.models import count_tokens, may_be_too_long
+from everybert.serving.models import Served, count_tokens, may_be_too_long
+from everybert.store.hub import BUNDLED
+from everybert.tasks.answer import Answer
 from everybert.tasks.metrics import sigmoid
+from everybert.tasks.rank import relevance
+from everybert.tasks.tag import Span
+from everybert.text.tokenizer import MASK
 
 if TYPE_CHECKING:
     from everybert.serving.app import Service
 
-Handler = Callable[[RequestContext, Any], Job]
+Handler = Callable[..., Job]
+Json = dict[str, Any]
 
-MOST_WEIGHTS = 1_000_000
-"""Attention weights per response; each takes about eight bytes of JSON."""
+LARGE = 8192
+"""Bytes of a body above which its work is not done by the event loop."""
+ITEM = 4
+"""Numbers that a label, token or span of a response counts as."""
 FAILURES: dict[int | str, dict[str, Any]] = {
     status: {"model": s.Failure, "description": text} for status, (_, text) in STATUSES.items() if status != 405
 }
 
 
 class JsonRoute(APIRoute):
-    """A route whose body, read by the middleware, is strict JSON: no NaN, no deep nesting, only UTF-8."""
+    """A route whose endpoint reads the body itself: its parameter for the body is for the document alone."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Validate the body, and call the endpoint with it and the request."""
-        if not self.dependant.body_params:
-            return super().get_route_handler()
-        kind = self.dependant.body_params[0].field_info.annotation
-
-        async def handle(request: Request) -> Response:
-            return await self.endpoint(validated(kind, request), request)
-
-        return handle
+        """Call the endpoint with the request."""
+        return partial(self.endpoint, None) if self.dependant.body_params else super().get_route_handler()
 
 
 def validated(kind: Any, request: Request) -> Any:
-    """The body as a model of pydantic; an error names the field and the reason, but not the value."""
+    """The body, which is strict JSON (no NaN, no deep nesting, only UTF-8), as a model of pydantic.
+
+    An error names the field and the reason, but not the value.
+    """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not (content_type.startswith("application/") and content_type.endswith(("/json", "+json"))):
         raise HttpError(422, "the body: send it as JSON, with the header content-type: application/json")
-    raw = request.scope["context"].body
-    if not raw:
+    context: RequestContext = request.scope["context"]
+    if not context.body:
         raise HttpError(422, "the body is empty; send JSON")
     try:
-        return kind.model_validate(from_json(raw, allow_inf_nan=False))
+        given = from_json(context.body, allow_inf_nan=False)
+        check_lengths(given, context.limits.inputs)  # before validation, which looks at every item in several ways
+        return kind.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -71,263 +82,481 @@ def validated(kind: Any, request: Request) -> Any:
         raise HttpError(400, f"the body is not JSON: {error}"[:300]) from None
 
 
-def add_endpoint(routes: APIRouter, service: Service, path: str, handler: Handler, **options: Any) -> None:
-    """Serve a handler at a path; its annotations and docstring describe the endpoint."""
+def check_lengths(given: Any, most: int) -> None:
+    """413 for a body with a list of more than `most` items, or with more items in nested lists than a few for each."""
+    level, total = [given], 0
+    while level := [x for x in level if isinstance(x, list | dict)]:
+        longest, total = max(map(len, level)), total + sum(map(len, level))
+        if longest > most or total > 4 * most + 64:
+            raise too_large(longest if longest > most else total, most, "texts in a request")
+        level = [x for one in level for x in (one.values() if isinstance(one, dict) else one)]
 
-    async def endpoint(body: Any, request: Request) -> Response:
-        context: RequestContext = request.scope["context"]
-        context.served = served = service.registry.get(body.model)
-        job = handler(context, body)
+
+def body_of(handler: Handler, strict: bool) -> type[BaseModel]:
+    """The body of a handler's requests: a field for each parameter but the first, which is the RequestContext."""
+    _, *parameters = signature(handler, eval_str=True).parameters.values()
+    fields = {p.name: (p.annotation, ... if p.default is p.empty else p.default) for p in parameters}
+    name = handler.__name__.title().replace("_", "") + "Request"
+    base = s.StrictRequest if strict else s.BaseRequest
+    return create_model(name, __base__=base, __doc__=handler.__doc__, **fields)  # type: ignore[call-overload]
+
+
+def add_endpoint(
+    app: FastAPI, service: Service, path: str, handler: Handler, strict: bool = False, **options: Any
+) -> None:
+    """Serve a handler at a path; its parameters and docstring describe the endpoint."""
+
+    kind = body_of(handler, strict)
+
+    def prepared(http: Request, request: RequestContext) -> Job:
+        fields = dict(validated(kind, http))
+        name = fields.pop("model")
+        request.served = service.registry.get(http.path_params.get("model") or name)
+        return handler(request, **fields)
+
+    async def endpoint(body: Any, http: Request) -> Response:
+        request: RequestContext = http.scope["context"]
+        large = len(request.body or b"") > LARGE  # its work is done in threads: the event loop answers others meanwhile
+        job = await asyncio.to_thread(prepared, http, request) if large else prepared(http, request)
         try:
             async with asyncio.timeout(service.limits.seconds):
                 if job.count:
-                    await asyncio.to_thread(count_tokens, served.model, job.inputs, context, job.specials)
-                body = await service.batcher.submit(job)
+                    await asyncio.to_thread(count_tokens, request.served.model, job.inputs, request)
+                request.reserve(job.numbers())
+                response = job.response = asyncio.get_running_loop().create_future()
+                await asyncio.to_thread(service.batcher.submit, job) if large else service.batcher.submit(job)
+                found = await response
         except TimeoutError:
-            raise context.late() from None
-        service.metrics.tokens.labels(served.loaded.name).inc(context.tokens)
-        headers = {"x-tokens": str(context.tokens), "x-cut-tokens": str(context.cut)}
-        return Response(body, media_type="application/json", headers=headers)
+            raise request.late() from None
+        service.metrics.tokens.labels(request.served.loaded.name).inc(request.tokens)
+        headers = {"x-tokens": str(request.tokens), "x-cut-tokens": str(request.cut)}
+        return Response(found, media_type="application/json", headers=headers)
 
-    endpoint.__annotations__["body"] = get_annotations(handler, eval_str=True)["body"]
-    routes.post(path, name=handler.__name__, description=handler.__doc__, **options)(endpoint)
+    endpoint.__annotations__["body"] = kind
+    app.post(path, name=handler.__name__, description=handler.__doc__, **options)(endpoint)
 
 
-def router(service: Service) -> APIRouter:
-    """All endpoints that need a model, but for the playground's."""
-    routes = APIRouter(route_class=JsonRoute, responses=FAILURES)
+def add_routes(app: FastAPI, service: Service) -> None:
+    """Serve all endpoints that need a model, but for the playground's.
 
-    @routes.get("/v1/models", tags=["OpenAI"])
-    async def models() -> dict[str, Any]:
-        """List the models, with the tasks of each."""
-        common = {"object": "model", "created": 0, "owned_by": "everybert"}
-        data = [{"id": e.name, **common, "tasks": e.tasks} for e in service.registry.entries.values()]
-        return {"object": "list", "data": data}
+    On the application itself: FastAPI builds the routes of an APIRouter at the first request, which takes a while.
+    """
+    app.router.route_class, app.router.responses = JsonRoute, FAILURES
 
-    labels = list[s.LabelScore] | list[list[s.LabelScore]]
-    for path, tag, handler, response in (
-        ("/v1/embeddings", "OpenAI", embeddings, s.EmbeddingsResponse),
+    @app.get("/v1/models", tags=["OpenAI"])
+    async def models(request: Request) -> Json:
+        """List the models, with the tasks and the sizes of each."""
+        return {"object": "list", "data": [describe(served, request) for served in service.registry.entries.values()]}
+
+    @app.get("/v1/models/{model}", tags=["OpenAI"])
+    async def model(model: str, request: Request) -> Json:
+        """One model."""
+        return describe(service.registry.get(model), request)
+
+    @app.get("/info", tags=["TEI"])
+    async def info() -> Json:
+        """The first model and the limits, as TEI's clients ask for them."""
+        served, limits = service.registry.get(None), service.limits
+        return {
+            "model_id": served.name,
+            "model_dtype": str(next(served.model.network.parameters()).dtype).removeprefix("torch."),
+            "model_type": {"classifier" if served.outputs > 1 else "reranker" if served.outputs else "embedding": {}},
+            "max_concurrent_requests": limits.queue,
+            "max_input_length": limits.text_tokens,
+            "max_batch_tokens": served.loaded.budget,
+            "max_client_batch_size": limits.inputs,
+            "version": __version__,
+        }
+
+    examples = json.loads((files("everybert.serving") / "examples.json").read_text("utf-8"))
+    labels = list[Json] | list[list[Json]]
+    for path, group, handler, response in (
+        ("/v1/embeddings", "OpenAI", embeddings, Json),
         ("/embed", "TEI", embed, list[list[float]]),
+        ("/embed_all", "TEI", embed_all, list[list[list[float]]]),
+        ("/similarity", "TEI", similarity, list[float]),
+        ("/tokenize", "TEI", tokenize, list[list[Json]]),
         ("/predict", "TEI", predict, labels),
-        ("/rerank", "TEI", rerank, list[s.Rank]),
-        ("/fill", "everybert", fill, s.FillResponse),
-        ("/classify", "everybert", classify, s.ClassifyResponse),
-        ("/tag", "everybert", tag_texts, s.TagResponse),
-        ("/answer", "everybert", answer, s.AnswerResponse),
-        ("/next", "everybert", next_sentence, s.NextResponse),
-        ("/choose", "everybert", choose, s.ChooseResponse),
-        ("/tokens", "everybert", tokens, s.TokensResponse),
-        ("/attention", "everybert", attention, s.AttentionResponse),
+        ("/rerank", "TEI", rerank, list[Json]),
+        ("/fill", "everybert", fill, s.Results[list[list[Candidate]]]),
+        ("/classify", "everybert", classify, s.Results[Json]),
+        ("/tag", "everybert", tag, s.Results[list[Span]]),
+        ("/answer", "everybert", answer, s.Results[list[Answer]]),
+        ("/next", "everybert", next_sentence, Json),
+        ("/choose", "everybert", choose, Json),
+        ("/tokens", "everybert", tokens, Json),
+        ("/attention", "everybert", attention, Json),
+        ("/", "Hugging Face", pipeline, Any),
     ):
-        add_endpoint(routes, service, path, handler, tags=[tag], response_model=response)
-    return routes
+        shown = {name: {"content": {"application/json": {"example": body}}} for name, body in examples[path].items()}
+        more = {"responses": {200: shown["response"]}, "openapi_extra": {"requestBody": shown["request"]}}
+        strict = group in ("everybert", "Hugging Face")
+        add_endpoint(app, service, path, handler, strict, tags=[group], response_model=response, **more)
+    add_endpoint(app, service, "/models/{model}", pipeline, True, include_in_schema=False)
 
 
-def as_list(texts: Any, context: RequestContext) -> list[Any]:
-    """One text, or a list of at most as many as the limit, as a list; pairs as tuples."""
+def describe(served: Served, request: Request) -> Json:
+    """A model as OpenAI's clients and the page read it; only clients on this machine see the path of its folder."""
+    model, config = served.model, served.model.config
+    name, _, adapter = served.name.partition(":")
+    local = request.client is not None and request.client.host in ("127.0.0.1", "::1")
+    path = served.folder if served.folder and served.folder.parent != BUNDLED else None  # those load by their names
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "everybert",
+        "tasks": served.tasks,
+        "model": name,
+        "adapter": adapter or None,
+        "folder": str(path) if path and local else name,
+        "family": config.family,
+        "layers": len(config.layer_order),
+        "heads": config.heads,
+        "hidden": config.hidden_size,
+        "vocabulary": model.tokenizer.size,
+        "window": model.window,
+        "lowercase": model.tokenizer.lowercase,
+        "regression": served.one_output,
+        "trained": served.trained,
+    }
+
+
+def as_list(texts: Any) -> list[Any]:
+    """One text or a list as a list; pairs as tuples. How many there are was checked before."""
     found = [texts] if isinstance(texts, str) else [tuple(x) if isinstance(x, list) else x for x in texts]
     if not found:
         raise HttpError(422, "there is no text; give one or more")
-    if len(found) > context.limits.inputs:
-        raise too_large(len(found), context.limits.inputs, "texts in a request")
     return found
 
 
 def rounded(values: np.ndarray) -> list[Any]:
-    """Numbers for JSON, with as many digits as float32 has."""
+    """Numbers for JSON, with as many digits as float32 has; row by row, as `in_parts` makes JSON."""
+    if values.ndim > 1:
+        return [rounded(part) for part in values]
     return np.round(values.astype(np.float64), 8).tolist()
+
+
+def count_masks(model: Model, texts: Sequence[str]) -> int:
+    """The masked tokens of texts."""
+    return sum(text.count(mask) for text in texts for mask in {MASK, model.tokenizer.mask_token or MASK})
 
 
 # ── embeddings ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def embed_work(
-    context: RequestContext, texts: list[str], finish: Callable[..., Any], normalize: bool | None, long: Any = "window"
+    request: RequestContext,
+    texts: list[str],
+    finish: Callable[..., Any],
+    normalize: bool | None,
+    long: Any = "window",
+    dimensions: int | None = None,
+    prompt: str | None = None,
 ) -> Job:
     """Embed texts; `finish` takes the vectors (N, H), the tokens of each text, and the tokens cut of each."""
+    pooling = request.served.model.pooling
+    width = pooling.width(request.served.model.config.hidden_size)
+    pooling.prompt(prompt)
+    if dimensions is not None and dimensions > width:
+        raise HttpError(422, f"dimensions is {dimensions}, this model's vectors have {width}; ask for at most that")
 
     def run(model: Model, texts: list[str]) -> Sequence[Any]:
-        found = model.embedded(texts, normalize=normalize, long=long)
+        found = model.embedded(texts, normalize=normalize, long=long, prompt=prompt, dimensions=dimensions)
         return list(zip(found.vectors, found.tokens, found.cut))
 
     def finish_rows(rows: list[Any]) -> Any:
         vectors, read, cut = zip(*rows)
-        context.cut = sum(cut)
-        context.tokens = sum(read) + context.cut
+        request.cut = sum(cut)
+        request.tokens = sum(read) + request.cut
         return finish(np.stack(vectors), read, cut)
 
-    return Job(context, "embed", texts, run, finish_rows, (normalize, long), may_be_too_long(texts, context.limits))
+    count = may_be_too_long(texts, request.limits)
+    numbers = len(texts) * (dimensions or width)
+    return Job(request, "embed", texts, run, finish_rows, (normalize, long, prompt, dimensions), count, lambda: numbers)
 
 
-def embeddings(context: RequestContext, body: s.EmbeddingsRequest) -> Job:
-    """Embed texts, or lists of token ids."""
-    one = isinstance(body.input, list) and len(body.input) > 0 and all(isinstance(x, int) for x in body.input)
-    given = as_list([body.input] if one else body.input, context)
-    texts = [x if isinstance(x, str) else context.served.model.tokenizer.decode(x) for x in given]
+def embeddings(
+    request: RequestContext,
+    input: s.TextsNotIds,
+    encoding_format: Literal["float", "base64"] = "float",
+    dimensions: s.Dimensions = None,
+    long: s.Long = "window",
+) -> Job:
+    """Embed texts: vectors of length 1, as OpenAI's are."""
 
-    def finish(vectors: np.ndarray, read: Sequence[int], cut: Sequence[int]) -> dict[str, Any]:
-        width = vectors.shape[1]
-        if body.dimensions not in (None, width):
-            raise HttpError(422, f"dimensions is {body.dimensions}, this model's vectors have {width}; leave it out")
+    def finish(vectors: np.ndarray, read: Sequence[int], cut: Sequence[int]) -> Json:
         shown = rounded(vectors)
-        if body.encoding_format == "base64":  # little-endian float32, as OpenAI's clients read it
+        if encoding_format == "base64":  # little-endian float32, as OpenAI's clients read it
             shown = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
         rows = enumerate(zip(shown, cut))
         data = [{"object": "embedding", "index": i, "embedding": row, "cut": lost} for i, (row, lost) in rows]
         usage = {"prompt_tokens": sum(read), "total_tokens": sum(read)}
-        return {"object": "list", "model": context.served.name, "data": data, "usage": usage}
+        return {"object": "list", "model": request.served.name, "data": data, "usage": usage}
 
-    return embed_work(context, texts, finish, None, body.long)
+    return embed_work(request, as_list(input), finish, True, long, dimensions)
 
 
-def embed(context: RequestContext, body: s.EmbedRequest) -> Job:
+def embed(
+    request: RequestContext,
+    inputs: s.Texts,
+    normalize: bool | None = True,
+    truncate: s.Truncate = False,
+    dimensions: s.Dimensions = None,
+    prompt_name: s.PromptName = None,
+) -> Job:
     """Embed texts. The x-cut-tokens header counts the tokens that `truncate` left out."""
-    texts = as_list(body.inputs, context)
-    long = "cut" if body.truncate else "window"
-    return embed_work(context, texts, lambda vectors, *_: rounded(vectors), body.normalize, long)
+    long = "cut" if truncate else "window"
+    finish = lambda vectors, *_: rounded(vectors)  # noqa: E731
+    return embed_work(request, as_list(inputs), finish, normalize, long, dimensions, prompt_name)
+
+
+def embed_all(request: RequestContext, inputs: s.Texts) -> Job:
+    """The vector of every token of each text, special tokens included."""
+    texts, width = as_list(inputs), request.served.model.config.hidden_size
+
+    def run(model: Model, texts: list[str]) -> Sequence[Any]:
+        return [rounded(model.tokens(text).vectors) for text in texts]
+
+    return Job(request, "tokens", texts, run, list, "vectors", numbers=lambda: request.tokens * width)
+
+
+def similarity(request: RequestContext, inputs: s.SimilarityInputs) -> Job:
+    """The cosine between a text and each of several others."""
+    texts = [inputs.source_sentence, *inputs.sentences]
+    return embed_work(request, texts, lambda vectors, *_: rounded(vectors[1:] @ vectors[0]), True)
+
+
+def tokenize(request: RequestContext, inputs: s.Texts, add_special_tokens: bool = True) -> Job:
+    """The tokens of texts."""
+
+    def run(model: Model, texts: list[str]) -> Sequence[Any]:
+        return [tei_tokens(found) for found in model.tokenizer.encode_batch(texts, add_special_tokens)]
+
+    def tei_tokens(found: Any) -> list[Json]:
+        rows = zip(found.ids, found.tokens, found.special, found.offsets)
+        return [{"id": i, "text": t, "special": sp, "start": a, "stop": b} for i, t, sp, (a, b) in rows]
+
+    texts = as_list(inputs)
+    return Job(request, "tokens", texts, run, list, add_special_tokens, numbers=lambda: ITEM * request.tokens)
 
 
 # ── predictions ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def predict_work(context: RequestContext, texts: list[Any], finish: Callable[[list[Any]], Any]) -> Job:
-    """Run the classify head on texts and pairs: predictions, or numbers where it has one output."""
-    if context.served.one_output:
-        return Job(context, "regress", texts, lambda model, texts: model.regress(texts), finish)
-    return Job(context, "classify", texts, lambda model, texts: model.classify(texts), finish)
-
-
-def predict(context: RequestContext, body: s.PredictRequest) -> Job:
-    """Score every label of a text or pair, best first; for a list, one such list per entry."""
-    inputs: Any = body.inputs
-    many = isinstance(inputs, list) and not all(isinstance(x, str) for x in inputs)
-    if isinstance(inputs, list) and inputs and not many:
-        if len(inputs) > 2:
-            raise HttpError(422, 'a list of texts is a pair here; give a batch as [["text"], ["text"], …]')
-        inputs = [inputs]
-    texts = [x[0] if len(x) == 1 and isinstance(x, tuple) else x for x in as_list(inputs, context)]
-
-    def scores(found: Any) -> list[dict[str, Any]]:
-        if context.served.one_output:
-            squash = context.served.bounded and not body.raw_scores
-            return [{"score": float(sigmoid(found) if squash else found), "label": context.served.label}]
-        context.cut += found.cut
-        raw = {name: float(np.log(max(p, 1e-30))) if body.raw_scores else p for name, p in found.scores.items()}
-        return [{"score": p, "label": name} for name, p in sorted(raw.items(), key=lambda item: -item[1])]
-
-    return predict_work(context, texts, lambda found: list(map(scores, found)) if many else scores(found[0]))
-
-
-def rerank(context: RequestContext, body: s.RerankRequest) -> Job:
-    """Sort texts by relevance to a query: by a cross-encoder's score, or by the cosine of the embeddings."""
-    texts = as_list(body.texts, context)
-
-    def ranked(scores: np.ndarray) -> list[dict[str, Any]]:
-        order = np.argsort(-scores, kind="stable").tolist()
-        shown = [{"text": text} if body.return_text else {} for text in texts]
-        return [{"index": i, "score": float(scores[i]), **shown[i]} for i in order]
-
-    if not context.served.one_output:
-        return embed_work(context, [body.query, *texts], lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)
-    pairs = [(body.query, text) for text in texts]
-    squash = np.asarray if body.raw_scores else sigmoid
-    return predict_work(context, pairs, lambda found: ranked(squash(np.asarray(found))))
-
-
-# ── everybert's own endpoints ────────────────────────────────────────────────────────────────────────────────
-
-
-def results(context: RequestContext) -> Callable[[list[Any]], dict[str, Any]]:
+def results(request: RequestContext) -> Callable[[list[Any]], Json]:
     """Makes the response with one result per input."""
-    return lambda found: {"model": context.served.name, "results": found, "tokens": context.tokens}
+    return lambda found: {"model": request.served.name, "results": found, "tokens": request.tokens}
 
 
-def fill(context: RequestContext, body: s.FillRequest) -> Job:
+def fill(request: RequestContext, text: s.Texts, top: s.Top = 5) -> Job:
     """Predict the tokens behind [MASK], each with its probability."""
+    texts = as_list(text)
+    numbers = ITEM * top * count_masks(request.served.model, texts)
+    run = lambda model, x: model.fill_batch(x, top)  # noqa: E731
+    return Job(request, "fill", texts, run, results(request), top, numbers=lambda: numbers)
 
-    def run(model: Model, texts: list[str]) -> Sequence[Any]:
-        return model.fill_batch(texts, body.top)
 
-    return Job(context, "fill", as_list(body.text, context), run, results(context), body.top, specials=True)
-
-
-def classify(context: RequestContext, body: s.ClassifyRequest) -> Job:
+def classify(request: RequestContext, text: str | list[str | s.Pair]) -> Job:
     """Classify texts or pairs of any length; a model that predicts a number returns it as `value`."""
-    finish = results(context)
-    values = (lambda found: finish([{"value": x} for x in found])) if context.served.one_output else finish
-    return predict_work(context, as_list(body.text, context), values)
+    texts, finish = as_list(text), results(request)
+    numbers = ITEM * len(texts) * max(request.served.outputs, 1)
+    if not request.served.one_output:
+        return Job(request, "classify", texts, Model.classify, finish, numbers=lambda: numbers)
+    values = lambda found: finish([{"value": x} for x in found])  # noqa: E731
+    return Job(request, "regress", texts, Model.regress, values, numbers=lambda: numbers)
 
 
-def tag_texts(context: RequestContext, body: s.TagRequest) -> Job:
+def tag(request: RequestContext, text: s.Texts) -> Job:
     """Find and label spans in texts of any length."""
-    texts = as_list(body.text, context)
-    return Job(context, "tag", texts, lambda model, texts: model.tag(texts), results(context))
+    return Job(request, "tag", as_list(text), Model.tag, results(request), numbers=lambda: ITEM * request.tokens)
 
 
-def answer(context: RequestContext, body: s.AnswerRequest) -> Job:
+def answer(request: RequestContext, question: s.Texts, context: s.Texts, top: s.Top = 1) -> Job:
     """Answer questions by parts of a context of any length."""
-    questions, passages = as_list(body.question, context), as_list(body.context, context)
-    passages = passages * len(questions) if len(passages) == 1 else passages
-    if len(passages) != len(questions):
-        counts = f"{len(questions)} questions but {len(passages)} contexts"
+    questions, contexts = as_list(question), as_list(context)
+    contexts = contexts * len(questions) if len(contexts) == 1 else contexts
+    if len(contexts) != len(questions):
+        counts = f"{len(questions)} questions but {len(contexts)} contexts"
         raise HttpError(422, f"{counts}; give one for each, or one for all")
 
     def run(model: Model, pairs: list[Any]) -> Sequence[Any]:
-        return model.answer([q for q, _ in pairs], [c for _, c in pairs], top=body.top)
+        return model.answer([q for q, _ in pairs], [c for _, c in pairs], top=top)
 
-    return Job(context, "answer", list(zip(questions, passages)), run, results(context), body.top)
+    pairs = list(zip(questions, contexts))
+    return Job(request, "answer", pairs, run, results(request), top, numbers=lambda: ITEM * top * len(pairs))
 
 
-def next_sentence(context: RequestContext, body: s.NextRequest) -> Job:
+def next_sentence(request: RequestContext, first: str, second: str) -> Job:
     """The probability that the second text follows the first."""
 
-    def compute(model: Model) -> dict[str, Any]:
-        probability = model.next_sentence(body.first, body.second)
-        return {"model": context.served.name, "probability": probability, "tokens": context.tokens}
+    def compute(model: Model) -> Json:
+        probability = model.next_sentence(first, second)
+        return {"model": request.served.name, "probability": probability, "tokens": request.tokens}
 
-    return once(context, "next", (body.first, body.second), compute)
+    return once(request, "next", (first, second), compute)
 
 
-def choose(context: RequestContext, body: s.ChooseRequest) -> Job:
+def choose(request: RequestContext, prompt: str, endings: s.SomeTexts) -> Job:
     """Choose the best ending of a prompt."""
-    endings = as_list(body.endings, context)
 
-    def compute(model: Model) -> dict[str, Any]:
-        chosen = model.choose(body.prompt, endings)
-        context.cut = chosen.cut
-        return {"model": context.served.name, **asdict(chosen), "tokens": context.tokens}
+    def compute(model: Model) -> Json:
+        chosen = model.choose(prompt, endings)
+        request.cut = chosen.cut
+        return {"model": request.served.name, **asdict(chosen), "tokens": request.tokens}
 
-    return once(context, "choose", (body.prompt, *endings), compute)
+    return once(request, "choose", (prompt, *endings), compute)
 
 
-def tokens(context: RequestContext, body: s.TokensRequest) -> Job:
+def tokens(
+    request: RequestContext,
+    text: str,
+    pair: str | None = None,
+    layer: s.HiddenLayer = None,
+    vectors: bool = False,
+) -> Job:
     """The tokens of a text, their positions and, on request, their vectors after a layer."""
+    width = request.served.model.config.hidden_size if vectors else 0
 
-    def compute(model: Model) -> dict[str, Any]:
-        found = model.tokens(body.text, layer=body.layer, pair=body.pair)
-        vectors = rounded(found.vectors) if body.vectors else [None] * len(found)
-        rows = zip(found.tokens, found.ids, found.offsets, found.segments, vectors)
+    def compute(model: Model) -> Json:
+        found = model.tokens(text, layer=layer, pair=pair)
+        shown_vectors = rounded(found.vectors) if vectors else [None] * len(found.tokens)
+        rows = zip(found.tokens, found.ids, found.offsets, found.segments, shown_vectors)
         shown = [
             {"token": token, "id": i, "start": start, "end": end, "segment": segment, "vector": vector}
             for token, i, (start, end), segment, vector in rows
         ]
-        return results(context)(shown) | {"layer": found.layer}
+        return results(request)(shown) | {"layer": found.layer}
 
-    return once(context, "tokens", (body.text,) if body.pair is None else (body.text, body.pair), compute)
+    texts = (text,) if pair is None else (text, pair)
+    return once(request, "tokens", texts, compute, lambda: (ITEM + width) * request.tokens)
 
 
-def attention(context: RequestContext, body: s.AttentionRequest) -> Job:
+def attention(request: RequestContext, text: str, pair: str | None = None, layer: s.AttentionLayer = None) -> Job:
     """The attention weights of every head of every layer for a short text: weights[layer][head][from][to]."""
+    config = request.served.model.config
+    count = len(config.layer_order)
+    layers = list(range(count)) if layer is None else [layer]
+    if layers[-1] >= count:
+        raise HttpError(422, f"there is no layer {layers[-1]}: the layers are 0 … {count - 1}")
 
-    def compute(model: Model) -> dict[str, Any]:
-        count = len(model.config.layer_order)
-        layers = list(range(count)) if body.layer is None else [body.layer]
-        if layers[-1] >= count:
-            raise HttpError(422, f"there is no layer {layers[-1]}: the layers are 0 … {count - 1}")
-        if (size := len(layers) * model.config.heads * context.tokens**2) > MOST_WEIGHTS:
-            raise too_large(size, MOST_WEIGHTS, "attention weights")
-        found = model.attention(body.text, pair=body.pair)
+    def compute(model: Model) -> Json:
+        found = model.attention(text, pair=pair)
         shown = {"token": found.tokens, "layers": layers, "weights": rounded(found.weights[layers])}
-        return {"model": context.served.name, **shown, "tokens": context.tokens}
+        return {"model": request.served.name, **shown, "tokens": request.tokens}
 
-    return once(context, "attention", (body.text,) if body.pair is None else (body.text, body.pair), compute)
+    texts = (text,) if pair is None else (text, pair)
+    return once(request, "attention", texts, compute, lambda: count * config.heads * request.tokens**2)
+
+
+# ── the same as others ask for it: the job of an endpoint above, with another form of the response ───────────────
+
+
+def label_scores(request: RequestContext, found: Any, raw: bool = False) -> list[Json]:
+    """Every label with its score, best first; raw scores are logits, or logarithms of probabilities."""
+    served = request.served
+    if served.one_output:
+        squash = served.bounded and not raw
+        return [{"score": float(sigmoid(found) if squash else found), "label": served.label}]
+    request.cut += found.cut
+    scores = {name: float(np.log(max(p, 1e-30))) if raw else p for name, p in found.scores.items()}
+    return [{"score": p, "label": name} for name, p in sorted(scores.items(), key=lambda item: -item[1])]
+
+
+def predict(request: RequestContext, inputs: s.Texts | list[s.TextOrPair], raw_scores: bool = False) -> Job:
+    """Score every label of a text or pair, best first; for a list of [text] and [text, text], one such list each."""
+    given: list[Any] = as_list(inputs)
+    many = isinstance(given[0], tuple)
+    if not many and len(given) > 2:
+        raise HttpError(422, 'a list of texts is a pair here; give a batch as [["text"], ["text"], …]')
+    texts: list[Any] = [x[0] if len(x) == 1 else x for x in (given if many else [tuple(given)])]
+    job = classify(request, texts)
+
+    def finish(found: list[Any]) -> list[Any]:
+        each = [label_scores(request, one, raw_scores) for one in found]
+        return each if many else each[0]
+
+    job.finish = finish
+    return job
+
+
+def rerank(
+    request: RequestContext, query: str, texts: list[str], raw_scores: bool = False, return_text: bool = False
+) -> Job:
+    """Sort texts by relevance to a query: by a cross-encoder's score, or by the cosine of the embeddings."""
+    if not query.strip() or not texts:
+        raise HttpError(422, "there is nothing to rank: give a query and one text or more")
+
+    def ranked(scores: np.ndarray) -> list[Json]:
+        order = np.argsort(-scores, kind="stable").tolist()
+        return [{"index": i, "score": float(scores[i]), **({"text": texts[i]} if return_text else {})} for i in order]
+
+    if not request.served.one_output:
+        found = [query, *as_list(texts)]
+        return embed_work(request, found, lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)
+    pairs: list[Any] = [(query, text) for text in texts]
+    job = classify(request, pairs)
+    config = None if request.served.adapter else request.served.model.raw_config
+    job.finish = lambda found: ranked(np.array(found) if raw_scores else relevance(np.array(found), config))
+    return job
+
+
+def pipeline(
+    request: RequestContext,
+    inputs: s.Texts | s.QuestionInputs | s.SimilarityInputs,
+    parameters: s.PipelineParameters | None = None,
+    normalize: bool | None = None,
+    truncate: s.Truncate = False,
+    dimensions: s.Dimensions = None,
+) -> Job:
+    """What Hugging Face's InferenceClient asks for: the task is that of the inputs, or of the model's head.
+
+    Question answering for {question, context}, similarity for {source_sentence, sentences}; else the model tags or
+    classifies if it was trained to, fills [MASK] if there is one, or embeds. POST /models/NAME asks another model.
+    """
+    heads, top = request.served.heads, parameters.top_k if parameters else None
+    if isinstance(inputs, s.SimilarityInputs):
+        return similarity(request, inputs)
+    if isinstance(inputs, s.QuestionInputs):
+        job = answer(request, inputs.question, inputs.context, top or 1)
+
+        def finish(found: list[Any]) -> Any:
+            shown = [{"answer": a.text, "score": a.score, "start": a.start, "end": a.end} for a in found[0]]
+            return shown if top else shown[0]
+
+    elif "tag" in heads:
+        job = tag(request, inputs)
+
+        def finish(found: list[Any]) -> Any:
+            names = {"label": "entity_group", "text": "word"}
+            each = [[{names.get(k, k): v for k, v in asdict(span).items()} for span in spans] for spans in found]
+            return each[0] if isinstance(inputs, str) else each
+
+    elif "classify" in heads:
+        job = classify(request, as_list(inputs))
+
+        def finish(found: list[Any]) -> Any:
+            return [label_scores(request, one)[:top] for one in found]
+
+    elif "mlm" in heads and count_masks(request.served.model, as_list(inputs)):
+        job = fill(request, inputs, top or 5)
+
+        def finish(found: list[Any]) -> Any:
+            texts = as_list(inputs)
+            rows = [[_candidates(text, k, mask) for k, mask in enumerate(row)] for text, row in zip(texts, found)]
+            each = [row[0] if len(row) == 1 else row for row in rows]
+            return each[0] if isinstance(inputs, str) else each
+
+    else:
+        return embed(request, inputs, normalize, truncate, dimensions)
+    job.finish = finish
+    return job
+
+
+def _candidates(text: str, number: int, found: list[Candidate]) -> list[Json]:
+    """The candidates for a masked token, each with the text that has it in its place."""
+    *before, rest = text.split(MASK, number + 1) if MASK in text else (text, "")
+    start = MASK.join(before)
+    return [
+        {"score": c.score, "token": c.id, "token_str": c.token, "sequence": f"{start}{c.token}{rest}"} for c in found
+    ]

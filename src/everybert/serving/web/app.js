@@ -15,6 +15,7 @@ const adapterPicker = document.getElementById("adapter");
 let models = [];
 let current = null; // the mounted panel
 let turn = 0;
+let picked = null; // the model that the visitor chose, by a picker or an address
 
 // ── where we are: #panel?model=…&text=… ──
 
@@ -29,7 +30,10 @@ function link(panel, params) {
   return `#${panel}${query.size ? `?${query}` : ""}`;
 }
 
-const chosen = () => models.find((model) => model.name === place().params.get("model")) ?? models[0];
+const named = (name) => models.find((model) => model.name === name);
+/** The model of a panel: the one that was picked; else, where BERT's parts are shown, the one built as in the paper. */
+const usual = (panel) => named(picked) ?? (["attention", "steps"].includes(panel) ? named("everybert-classic") : null) ?? models[0];
+const chosen = () => named(place().params.get("model")) ?? usual(place().panel);
 
 function choose(name) {
   const { panel, params } = place();
@@ -54,7 +58,7 @@ function drawNav(panel, info) {
         "ul",
         {},
         panels.map(([id, words, task]) =>
-          h("li", {}, h("a", { href: link(id, new URLSearchParams({ model: info.name })), "aria-current": id === panel ? "page" : null, ...(able(info, task) ? {} : { class: "unable", title: `${info.name} cannot do this: the panel says what can` }) }, words)),
+          h("li", {}, h("a", { href: link(id, new URLSearchParams({ model: usual(id).name })), "aria-current": id === panel ? "page" : null, ...(able(info, task) ? {} : { class: "unable", title: `${info.name} cannot do this: the panel says what can` }) }, words)),
         ),
       ),
     ]),
@@ -74,7 +78,9 @@ function drawPickers(info) {
   modelPicker.disabled = false;
   const adapters = models.filter((m) => m.model === info.model && m.adapter);
   document.getElementById("adapter-picker").hidden = !adapters.length;
-  adapterPicker.replaceChildren(option(info.model, "none", !info.adapter), ...adapters.map((m) => option(m.name, m.adapter, m.name === info.name)));
+  const base = models.find((m) => m.name === info.model);
+  const auto = adapters.some((m) => ["classify", "tag", "answer"].some((task) => m.tasks.includes(task) && base?.tasks.includes(task))); // the server picks one
+  adapterPicker.replaceChildren(option(info.model, auto ? "auto" : "none", !info.adapter), ...adapters.map((m) => option(m.name, m.adapter, m.name === info.name)));
 }
 
 async function draw() {
@@ -82,6 +88,7 @@ async function draw() {
   main.setAttribute("aria-busy", "true");
   const { panel, params } = place();
   const info = chosen();
+  if (info !== usual(panel)) picked = info.name;
   drawNav(panel, info);
   drawPickers(info);
   document.title = `${EVERY.find(([id]) => id === panel)[1]} · everybert`;
@@ -96,6 +103,8 @@ async function draw() {
   }
   if (mine !== turn) return;
   current?.close();
+  if (main.dataset.panel !== panel) window.scrollTo(0, 0);
+  main.dataset.panel = panel;
   const remember = (values) => {
     const kept = new URLSearchParams({ model: info.name });
     for (const [name, value] of Object.entries({ ...values })) if (value !== "" && value !== null && value !== undefined) kept.set(name, value);
@@ -189,9 +198,13 @@ server.key = () => {
   if (key) sessionStorage.setItem("everybert-key", key);
   return key;
 };
+/** The models, each with its id as its name. */
+async function list() {
+  return (await ask("v1/models")).data.map((model) => ({ ...model, name: model.id }));
+}
 async function look() {
   try {
-    models = await ask("playground/models");
+    models = await list();
   } catch {
     return;
   }
@@ -199,7 +212,7 @@ async function look() {
 }
 
 try {
-  models = await ask("playground/models");
+  models = await list();
   await draw();
 } catch (error) {
   main.replaceChildren(trouble(error instanceof Problem ? error.message : `This page could not start: ${error.message}`));

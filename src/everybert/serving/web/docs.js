@@ -1,20 +1,16 @@
 // The API reference: every endpoint of openapi.json with its description, an example request and an example response.
 const api = await (await fetch("openapi.json")).json();
-const schemaOf = (part) => {
-  const schema = part?.content?.["application/json"]?.schema ?? {};
-  return schema.$ref ? api.components.schemas[schema.$ref.split("/").pop()] : schema;
-};
+const example = (part) => part?.content?.["application/json"]?.example;
 const element = (name, text, ...children) => {
   const made = document.createElement(name);
   made.append(...(text === null ? [] : [text]), ...children);
   return made;
 };
-const example = (schema) => schema.examples?.[0];
 
 for (const [path, methods] of Object.entries(api.paths)) {
   for (const [method, about] of Object.entries(methods)) {
-    const body = example(schemaOf(about.requestBody));
-    const answer = example(schemaOf(about.responses["200"]));
+    const body = example(about.requestBody);
+    const answer = example(about.responses["200"]);
     const { model, ...sent } = body ?? {};
     const call = `curl ${location.origin}${path}` + (body ? ` --json '${JSON.stringify(sent)}'` : "");
     document.querySelector("main").append(

@@ -22,6 +22,8 @@ export const signed = (x, digits = 3) => {
 };
 export const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 export const floats = (text) => new Float32Array(bytes(text).buffer);
+/** Characters per text. */
+const MOST = 20000;
 const count = (n) => n.toLocaleString("en");
 
 // ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -32,7 +34,7 @@ export class Problem extends Error {}
 export const server = { lost: () => {}, found: () => {}, key: () => null };
 
 /** POST (or GET without a body), and what came back; errors are sentences. */
-export async function ask(path, body, signal) {
+export async function ask(path, body, signal, again = 3) {
   const key = sessionStorage.getItem("everybert-key");
   const headers = { ...(body ? { "content-type": "application/json" } : {}), ...(key ? { authorization: `Bearer ${key}` } : {}) };
   let reply;
@@ -45,6 +47,10 @@ export async function ask(path, body, signal) {
   }
   server.found();
   if (reply.ok) return reply.json();
+  if (reply.status === 429 && again) {
+    await new Promise((done) => setTimeout(done, 1000 * reply.headers.get("retry-after")));
+    return ask(path, body, signal, again - 1);
+  }
   const said = await reply.json().catch(() => ({}));
   if (reply.status === 401 && server.key()) return ask(path, body, signal);
   const words = typeof said.error === "string" ? said.error : (said.error?.message ?? `the server answered ${reply.status}`);
@@ -187,8 +193,8 @@ export function panel(root, context, { title, lead, fields, examples = [], contr
     values[name] = value;
     const n = [...value].length;
     const { over } = inputs[name];
-    over.textContent = n > 500 ? `${count(n)} of ${count(info.limit)} characters` : "";
-    over.classList.toggle("over", n > info.limit);
+    over.textContent = n > 500 ? `${count(n)} of ${count(MOST)} characters` : "";
+    over.classList.toggle("over", n > MOST);
   }
 
   function fill(change) {
@@ -214,10 +220,10 @@ export function panel(root, context, { title, lead, fields, examples = [], contr
     const mine = (flight = new AbortController());
     context.remember(values);
     codes.replaceChildren();
-    const long = fields.find((field) => [...values[field.name]].length > info.limit);
+    const long = fields.find((field) => [...values[field.name]].length > MOST);
     if (long) {
       const n = [...values[long.name]].length;
-      return done(trouble(`${long.label}: ${count(n)} characters are more than this page takes at once (${count(info.limit)}). Paste less, or use the command line, which reads files of any length.`));
+      return done(trouble(`${long.label}: ${count(n)} characters are more than this page takes at once (${count(MOST)}). Paste less, or use the command line, which reads files of any length.`));
     }
     const empty = fields.find((field) => !field.optional && !values[field.name].trim());
     if (empty) return done(notice(h("p", {}, `${empty.label}: type something above.`)));

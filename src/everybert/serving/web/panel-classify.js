@@ -7,7 +7,6 @@ export default function classify(root, context) {
   const lead = "A text, or a pair of texts, in; a label out. Below it: which pieces of the text the answer rests on.";
   if (!info.tasks.includes("classify") && !info.regression)
     return unable(root, context, { title, lead, lacks: "was not fine-tuned to label texts", remedy: ["Make one from examples, a text and its label a line:", "everybert finetune classify --model MODEL --train train.tsv --dev dev.tsv --out labels\neverybert serve --model labels"], task: "classify" });
-  const method = h("select", { id: "method", onchange: () => own.run() }, h("option", { value: "integrated" }, "integrated gradients"), h("option", { value: "gradient" }, "gradient × input"));
   const own = panel(root, context, {
     title,
     lead,
@@ -15,7 +14,6 @@ export default function classify(root, context) {
       { name: "text", label: "Text", value: "What a wonderful film, I loved every minute of it." },
       { name: "pair", label: "Second text", more: "Add a second text, if the model compares two", value: "", optional: true, kind: "line" },
     ],
-    controls: [h("label", { for: "method" }, "Attribution by", method)],
     examples: [
       { words: "praise", values: { text: "What a wonderful film, I loved every minute of it.", pair: "" } },
       { words: "a complaint", values: { text: "The food was cold and the waiter was rude.", pair: "" } },
@@ -23,7 +21,7 @@ export default function classify(root, context) {
     ],
     async request({ text, pair }, signal) {
       const { results } = await ask("classify", { model: info.name, text: [pair ? [text, pair] : text] }, signal);
-      const asked = { model: info.name, text, pair: pair || null, method: method.value };
+      const asked = { model: info.name, text, pair: pair || null };
       const why = await ask("playground/attribution", asked, signal).catch((error) => {
         if (error.name === "AbortError") throw error;
         return { error: error.message };
@@ -64,9 +62,7 @@ export function reasons(why, text, pair) {
     h(
       "p",
       { class: "caption number" },
-      why.method === "integrated"
-        ? `The text gives ${signed(why.value)}, the same text with every word masked ${signed(why.baseline)}. Of the ${signed(why.value - why.baseline)} between them the pieces account for ${signed(total)} (${signed(why.gap, 4)} left over).`
-        : `Gradient × input at the text itself (${signed(why.value)}): a first-order picture, whose sum need not add up.`,
+      `The text gives ${signed(why.value)}, the same text with every word masked ${signed(why.baseline)}. Of the ${signed(why.value - why.baseline)} between them the pieces account for ${signed(total)} (${signed(why.gap, 4)} left over).`,
     ),
   );
 }

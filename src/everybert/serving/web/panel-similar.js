@@ -2,6 +2,7 @@
 import { Problem, ask, bars, h, panel, shell } from "./kit.js";
 
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
+const MOST = 50;
 const START = "A man is playing a guitar.\nSomeone makes music on a string instrument.\nThe soup needs salt.\nThe cook tastes the broth.\nStocks fell sharply on Monday.\nShares lost value at the start of the week.";
 
 export default function similar(root, context) {
@@ -10,13 +11,14 @@ export default function similar(root, context) {
     title: "Similar",
     lead: "Every line becomes one vector; the cosine between two says how alike they are to this model.",
     wait: 600,
-    fields: [{ name: "texts", label: `Lines to compare, up to ${info.lines}`, value: START, rows: 6 }],
+    fields: [{ name: "texts", label: `Lines to compare, up to ${MOST}`, value: START, rows: 6 }],
     examples: [{ words: "six sentences", values: { texts: START } }, { words: "questions", values: { texts: "How do I reset my password?\nI forgot my login details.\nWhere is my parcel?\nTrack my order\nCan I pay by card?" } }],
     async request({ texts }, signal) {
       const given = lines(texts);
       if (given.length < 2) throw new Problem("Give at least two lines: they are compared with each other.");
-      if (given.length > info.lines) throw new Problem(`${given.length} lines are more than the ${info.lines} that this page compares at once.`);
-      return { texts: given, ...(await ask("playground/similar", { model: info.name, texts: given }, signal)) };
+      if (given.length > MOST) throw new Problem(`${given.length} lines are more than the ${MOST} that this page compares at once.`);
+      const vectors = await ask("embed", { model: info.name, inputs: given }, signal); // of length 1
+      return { texts: given, cosine: vectors.map((a) => vectors.map((b) => a.reduce((sum, x, i) => sum + x * b[i], 0))) };
     },
     show({ texts, cosine }, values, out) {
       const n = texts.length;
