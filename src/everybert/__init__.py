@@ -12,11 +12,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from everybert.errors import EverybertError as EverybertError
+    from everybert.evaluation.doctor import doctor as doctor
+    from everybert.evaluation.evaluate import evaluate as evaluate
     from everybert.inference.model import Model as Model
     from everybert.inference.model import load as load
     from everybert.model.config import EncoderConfig as EncoderConfig
     from everybert.text.tokenizer import Tokenizer as Tokenizer
     from everybert.training.finetune import finetune as finetune
+    from everybert.training.pretrain import pretrain as pretrain
 
 _WHERE = {
     "load": "everybert.inference.model",
@@ -24,10 +27,13 @@ _WHERE = {
     "EncoderConfig": "everybert.model.config",
     "Tokenizer": "everybert.text.tokenizer",
     "EverybertError": "everybert.errors",
+    "doctor": "everybert.evaluation.doctor",
+    "evaluate": "everybert.evaluation.evaluate",
     "finetune": "everybert.training.finetune",
+    "pretrain": "everybert.training.pretrain",
 }
 
-__all__ = ["EncoderConfig", "EverybertError", "Model", "Tokenizer", "__version__", "finetune", "load"]
+__all__ = [*_WHERE, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,20 +6,19 @@ import copy
 import logging
 import os
 import socket
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache, partial
+from functools import partial
+from itertools import cycle
 from typing import Any, Literal
 
 from everybert.errors import EverybertError
 
 Engine = Literal["local", "ray"]
 RETRIES = 20
-"""Times that a task is given to another worker after its worker was lost."""
+"""Times that a lost worker is started again."""
 OBJECT_STORE = 256 << 20
 """Bytes of shared memory of a cluster that is started here."""
-MAX_BLOCKS = 4096
-"""Most blocks of a Ray data set. Above that, a block has several rows."""
 
 
 def import_ray() -> Any:
@@ -80,104 +79,65 @@ def check_engine(engine: str, address: str | None) -> None:
         raise EverybertError("--address is a cluster's: add --engine ray")
 
 
-# ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class RayPool:
-    """Runs `function(shared, item)` in the processes of a cluster; tasks of lost workers are repeated.
+    """Runs `function(shared, item)` in the processes of a cluster. Lost ones are started again, with their work.
 
-    `shared` is sent to each machine once. `workers` is the number of tasks at a time (default: the cluster's cores).
+    `shared` is sent to each process once. `workers` is the number of processes: by default one per core, or one per GPU
+    if the cluster has any and `device` does not exclude them.
     """
 
     def __init__(
-        self, function: Callable[[Any, Any], Any], shared: Any, workers: int | None = None, address: str | None = None
-    ):
-        self.function, self.shared, self.workers, self.address = function, shared, workers, address
+        self,
+        function: Callable[[Any, Any], Any],
+        shared: Any,
+        workers: int | None = None,
+        address: str | None = None,
+        device: str | None = "cpu",
+    ) -> None:
+        self.function, self.shared, self.address, self.device = function, shared, address, device
+        self.workers = workers
         self._stack = ExitStack()
 
     def __enter__(self) -> RayPool:
         self._ray = self._stack.enter_context(cluster(self.address, self.workers))
-        self.workers = self.workers or int(self._ray.cluster_resources().get("CPU", 1))
-        self.depth = 3 * self.workers  # tasks in flight that keep all workers busy
-        self._reference = self._ray.put(self.shared)
-        self._task = self._ray.remote(max_retries=RETRIES)(_call)
+        resources = self._ray.cluster_resources()
+        gpu = bool(resources.get("GPU")) and (self.device or "cuda").startswith("cuda")
+        most = int(resources.get("GPU" if gpu else "CPU", 1))
+        self.workers = min(self.workers or most, most)
+        self.depth = 3 * self.workers  # items in flight that keep all workers busy
+        options = {"max_restarts": RETRIES, "max_task_retries": RETRIES, "num_cpus": 0 if gpu else 1}
+        actor = self._ray.remote(**options, num_gpus=int(gpu))(_Worker)
+        self._shared = self._ray.put(self.shared)  # kept for workers that are started again
+        self._next = cycle([actor.remote(self.function, self._shared) for _ in range(self.workers)])
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._next = cycle(())  # ends the processes
         self._stack.close()
 
     def submit(self, item: Any) -> Callable[[], Any]:
-        """Begin a task. The returned function waits for its result."""
-        return partial(self._result, self._task.remote(self.function, [self._reference], item))
+        """Begin with an item. The returned function waits for its result."""
+        return partial(self._result, next(self._next).call.remote(item))
 
     def _result(self, reference: Any) -> Any:
         try:
             return copy.deepcopy(self._ray.get(reference))  # a copy outside the shared memory
         except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, EverybertError):
+                raise error.cause from None
             reason = f"{type(error.cause).__name__}: {error.cause}".partition("\n")[0]
             raise EverybertError(f"a worker failed ({reason}): is the same everybert on every machine?") from error
         except self._ray.exceptions.RayError as error:
             raise EverybertError(
-                f"the workers of one task were lost {RETRIES} times (out of memory?): "
-                "run again with fewer --workers to continue"
+                f"a worker was lost {RETRIES} times (out of memory?): run again with fewer --workers to continue"
             ) from error
 
 
-def _call(function: Callable[[Any, Any], Any], shared: list[Any], item: Any) -> Any:
-    return function(_fetch(shared[0]), item)
+class _Worker:
+    """A process of a pool."""
 
+    def __init__(self, function: Callable[[Any, Any], Any], shared: Any) -> None:
+        self.function, self.shared = function, shared
 
-@lru_cache(maxsize=1)
-def _fetch(reference: Any) -> Any:
-    """The shared object, one copy per worker process."""
-    import ray
-
-    return ray.get(reference)
-
-
-# ── actors ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def map_on_actors(
-    actor: type,
-    arguments: Callable[[str], tuple[Any, ...]],
-    rows: Sequence[dict[str, Any]],
-    device: str | None = None,
-    address: str | None = None,
-    workers: int | None = None,
-) -> Generator[dict[str, Any], None, None]:
-    """Map rows through a pool of Ray Data actors, in the order in which they finish; lost actors are restarted.
-
-    `arguments(device)` are the constructor's, for "cuda" or "cpu". Each actor has one GPU, if the cluster has any
-    and `device` does not say otherwise, or one core. `workers` is the largest number of actors.
-    """
-    with cluster(address, workers) as ray:
-        data = _ray_data()
-        resources = ray.cluster_resources()
-        device = device or ("cuda" if resources.get("GPU") else "cpu")
-        on_gpu = device.startswith("cuda")
-        most = max(1, workers or int(resources.get("GPU" if on_gpu else "CPU", 1)))
-        mapped = data.from_items(list(rows), override_num_blocks=min(len(rows), MAX_BLOCKS)).map(
-            actor,
-            fn_constructor_args=arguments("cuda" if on_gpu else "cpu"),
-            compute=data.ActorPoolStrategy(min_size=1, max_size=min(most, len(rows))),
-            num_gpus=1 if on_gpu else None,
-        )
-        try:
-            yield from mapped.iter_rows()
-        except ray.exceptions.RayError as error:
-            reason = str(error).strip().rpartition("\n")[2]
-            raise EverybertError(f"the cluster failed ({reason}): run again to continue") from error
-
-
-def _ray_data() -> Any:
-    """Ray Data without its own output."""
-    try:
-        import ray.data as data
-    except ImportError as error:
-        raise EverybertError(f"--engine ray needs Ray Data ({error}): pip install 'everybert[scale]'") from None
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    context = data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    return data
+    def call(self, item: Any) -> Any:
+        return self.function(self.shared, item)

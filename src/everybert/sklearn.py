@@ -1,4 +1,5 @@
-"""scikit-learn estimators: a fine-tuned classifier and an embedder, for pipelines, cross-validation and grid search.
+"""scikit-learn estimators: a fine-tuned classifier and regressor, and an embedder, for pipelines, cross-validation and
+grid search.
 
 They follow scikit-learn's conventions. A pickle contains the model folder's files (safetensors, JSON) as bytes: it
 loads without the folder, and no torch object is pickled.
@@ -7,41 +8,31 @@ loads without the folder, and no torch object is pickled.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets, type_of_target, unique_labels
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 
 from everybert.errors import EverybertError
-
-try:
-    from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
-    from sklearn.utils.multiclass import check_classification_targets, unique_labels
-    from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
-except ImportError as error:  # pragma: no cover
-    raise EverybertError("everybert.sklearn needs scikit-learn: pip install scikit-learn") from error
-
-from everybert.files import MANIFEST
 from everybert.inference.model import Model, load
+from everybert.tasks import dataset
 
-FEWEST = 20
-"""The fewest rows of which some are held out to choose the best epoch; fewer are trained and scored on as a whole."""
-SETTINGS = ("mode", "epochs", "lr", "batch_size", "warmup", "weight_decay", "layer_decay", "patience", "device")
+SETTINGS = ("mode", "epochs", "lr", "batch_size", "device", "window")
 """Parameters that are settings of `finetune`."""
-_cached = lru_cache(maxsize=2)(load)
 
 
 class _Packed(BaseEstimator):
-    """Base of both estimators: texts as input, and a model that is pickled as its folder's bytes."""
+    """Base of the estimators: texts as input, and a model that is pickled as its folder's bytes."""
 
     def __sklearn_tags__(self) -> Any:
-        """One string per row; no 2-D arrays of numbers."""
         tags = super().__sklearn_tags__()
-        tags.input_tags.string = True
-        tags.input_tags.two_d_array = False
-        tags.no_validation = True
+        tags.input_tags.string, tags.input_tags.two_d_array = True, False
         return tags
 
     def __getstate__(self) -> dict[str, Any]:
@@ -58,103 +49,122 @@ class _Packed(BaseEstimator):
             self.model_ = unpack(files, self.device)  # type: ignore[attr-defined]
 
 
-class TextClassifier(ClassifierMixin, _Packed):
-    """Fine-tunes a model on texts (or pairs of texts) with one label each.
+@dataclass(eq=False, repr=False)
+class _FineTuned(_Packed):
+    """Base of the classifier and the regressor."""
 
-    model: a folder, a bundled model or a hub id. mode: full, top:K, frozen or lora. epochs, lr, batch_size, warmup,
-    weight_decay, layer_decay, patience: as `everybert.finetune` has them. class_weight: None, balanced or a dictionary.
-    validation_fraction: held out of `fit`'s rows to choose the best epoch (0: train and choose on all rows).
-    """
+    model: str = "everybert-small"
+    """A folder, a bundled model or a hub id."""
+    _: KW_ONLY
+    mode: str | None = None
+    """full, top:K, frozen or lora. This and the next four are as in `everybert.finetune`; None is its choice."""
+    epochs: int | None = None
+    lr: float | None = None
+    batch_size: int | None = None
+    window: int | None = None
+    validation_fraction: float = 0.1
+    """The share of `fit`'s rows that is held out to choose the best epoch (0: choose on all rows)."""
+    random_state: int | np.random.RandomState | None = 0
+    """A seed; None draws one."""
+    device: str | None = None
+    verbose: bool = False
 
-    def __init__(
+    def _fit(
         self,
-        model: str = "everybert-small",
-        *,
-        mode: str = "full",
-        epochs: int = 3,
-        lr: float | None = None,
-        batch_size: int = 32,
-        warmup: float = 0.1,
-        weight_decay: float = 0.01,
-        layer_decay: float = 1.0,
-        patience: int | None = None,
-        window: int | None = None,
-        class_weight: str | dict[Any, float] | None = None,
-        validation_fraction: float = 0.1,
-        random_state: int = 0,
-        device: str | None = None,
-        verbose: bool = False,
+        task: str,
+        texts: list[Any],
+        targets: list[Any],
+        classes: np.ndarray | None,
+        sample_weight: Any,
+        **options: Any,
     ) -> None:
-        self.model = model
-        self.mode = mode
-        self.epochs = epochs
-        self.lr = lr
-        self.batch_size = batch_size
-        self.warmup = warmup
-        self.weight_decay = weight_decay
-        self.layer_decay = layer_decay
-        self.patience = patience
-        self.window = window
-        self.class_weight = class_weight
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
-
-    def fit(self, X: Any, y: Any) -> TextClassifier:
-        """Fine-tune on texts X with labels y."""
+        """Fine-tune on rows of texts and targets; a share of every class is held out, if `classes` are given."""
         from everybert.training.finetune import finetune
 
-        texts = as_texts(X)
-        y = column_or_1d(y, warn=True)
-        check_consistent_length(texts, y)
-        check_classification_targets(y)
-        self.classes_ = unique_labels(y)
-        if len(self.classes_) < 2:
-            raise EverybertError(f"every row has the label {self.classes_[0]!r}; two classes or more are needed")
-        names = [str(i) for i in range(len(self.classes_))]  # labels of any kind, by their number
-        number = np.searchsorted(self.classes_, y)
-        rows = [(*((text,) if isinstance(text, str) else text), names[i]) for text, i in zip(texts, number)]
-        train, dev = self._split(rows, number)
+        rows = [(*((text,) if isinstance(text, str) else text), target) for text, target in zip(texts, targets)]
+        seed = self.random_state
+        if not isinstance(seed, int):
+            seed = int(check_random_state(seed).randint(2**31 - 1))
+        train, dev = self._split(len(rows), classes, seed)
+        if sample_weight is not None:
+            train = _weighted(train, _weights(sample_weight, rows)[train], seed)
         with tempfile.TemporaryDirectory(prefix="everybert-") as folder:
             tuned = finetune(
                 self.model,
-                "classify",
-                train,
-                dev,
+                task,
+                [rows[i] for i in train],
+                [rows[i] for i in dev],
                 Path(folder) / "model",
-                seed=self.random_state,
-                window=self.window,
-                options={"labels": names, "class_weights": self._weights()},
+                seed=seed,
+                options=options,
                 quiet=not self.verbose,
-                **{name: getattr(self, name) for name in SETTINGS},
+                **{name: value for name in SETTINGS if (value := getattr(self, name)) is not None},
             )
             self.model_ = load(Path(folder) / "model", device=self.device)
             if self.model_.adapters is not None:
                 self.model_.merge()
         self.n_iter_ = tuned.runs[0].epoch
         self.scores_ = dict(tuned.runs[0].scores)
-        return self
 
-    def _split(self, rows: list[Any], number: np.ndarray) -> tuple[list[Any], list[Any]]:
-        """Hold out a share of every class; all rows twice if they are few."""
+    def _split(self, count: int, classes: np.ndarray | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """The rows to train on and those held out; all rows twice if they are few."""
         if not 0 <= self.validation_fraction < 1:
             raise EverybertError(f"validation_fraction lies in [0, 1), not {self.validation_fraction}")
-        if len(rows) < FEWEST or self.validation_fraction == 0:
+        rows, size = np.arange(count), int(count * self.validation_fraction)
+        few = size < 1 if classes is None else size <= classes.max() or np.bincount(classes).min() < 2
+        if few:
             return rows, rows
-        order = np.random.default_rng(self.random_state).permutation(len(rows))
-        held: set[int] = set()
-        for label in range(len(self.classes_)):
-            own = order[number[order] == label]
-            held |= set(own[: int(len(own) * self.validation_fraction)].tolist())
-        if not held:
-            return rows, rows
-        return [r for i, r in enumerate(rows) if i not in held], [rows[i] for i in sorted(held)]
+        return tuple(train_test_split(rows, test_size=size, stratify=classes, random_state=seed))
 
-    def _weights(self) -> Any:
-        if not isinstance(self.class_weight, dict):
-            return self.class_weight
-        return [float(self.class_weight.get(label, 1.0)) for label in self.classes_.tolist()]
+
+def _weights(given: Any, rows: list[Any]) -> np.ndarray:
+    """Sample weights as float64 (n)."""
+    weights = column_or_1d(np.full(len(rows), given) if np.ndim(given) == 0 else given).astype(np.float64)
+    check_consistent_length(rows, weights)
+    if not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
+        raise EverybertError("sample weights are numbers of 0 or more, and some are more than 0; check them")
+    return weights
+
+
+def _weighted(rows: np.ndarray, weights: np.ndarray, seed: int) -> np.ndarray:
+    """As many rows, in proportion to their weights w: systematic resampling takes each ⌊w⌋ or ⌈w⌉ times (mean w: 1)."""
+    edges = np.cumsum(weights / weights.mean()) + np.random.default_rng(seed).random()
+    return np.repeat(rows, np.diff(np.floor(edges), prepend=0.0).astype(int))
+
+
+@dataclass(eq=False, repr=False)
+class TextClassifier(ClassifierMixin, _FineTuned):
+    """Fine-tunes a model on texts (or pairs of texts) with one label each, or with an indicator matrix of labels."""
+
+    class_weight: str | dict[Any, float] | None = None
+    """What an example of each class counts: None, balanced or a dictionary."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TextClassifier:
+        """Fine-tune on texts X with labels y: (n), or (n, classes) of 0 and 1. Weights resample the rows."""
+        texts = as_texts(X)
+        multi = type_of_target(y) == "multilabel-indicator"
+        y = np.asarray(y) if multi else column_or_1d(y, warn=True)
+        check_consistent_length(texts, y)
+        check_classification_targets(y)
+        self.classes_ = unique_labels(y)
+        if len(self.classes_) < 2:
+            raise EverybertError(f"every row has the label {self.classes_[0]!r}; two classes or more are needed")
+        names = [str(i) for i in range(len(self.classes_))]  # labels of any kind, by their number
+        number = None if multi else np.searchsorted(self.classes_, y)
+        if number is None:
+            targets: list[Any] = [tuple(names[i] for i in np.flatnonzero(row)) for row in y]
+        else:
+            targets = [names[i] for i in number]
+        weights: Any = self.class_weight
+        if isinstance(weights, dict):
+            weights = [float(weights.get(label, 1.0)) for label in self.classes_.tolist()]
+        self._fit("classify", texts, targets, number, sample_weight, labels=names, class_weights=weights)
+        return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """(n, classes) probabilities, in the order of `classes_`."""
@@ -162,48 +172,63 @@ class TextClassifier(ClassifierMixin, _Packed):
         found = self.model_.classify(as_texts(X))
         return np.array([list(p.scores.values()) for p in found]).reshape(len(found), len(self.classes_))
 
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """(n, classes): the logarithms of the probabilities."""
+        return np.log(self.predict_proba(X))
+
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each text."""
+        """The most probable class of each text; or (n, classes) of 0 and 1, as `fit` was given."""
         probability = self.predict_proba(X)
-        return self.classes_[probability.argmax(1)]
+        task: Any = self.model_.task("classify")
+        return (probability >= task.threshold).astype(int) if task.multi else self.classes_[probability.argmax(1)]
 
 
+@dataclass(eq=False, repr=False)
+class TextRegressor(RegressorMixin, _FineTuned):
+    """Fine-tunes a model on texts (or pairs of texts) with a number each."""
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TextRegressor:
+        """Fine-tune on texts X with numbers y. Weights resample the rows."""
+        texts = as_texts(X)
+        y = column_or_1d(y, warn=True).astype(np.float64)
+        check_consistent_length(texts, y)
+        self._fit("regress", texts, y.tolist(), None, sample_weight)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """(n) numbers."""
+        check_is_fitted(self, "model_")
+        return np.array(self.model_.regress(as_texts(X)), dtype=np.float64)
+
+
+@dataclass(eq=False, repr=False)
 class TextEmbedder(TransformerMixin, _Packed):
     """Texts to vectors by a pre-trained model: the first step of a pipeline. `fit` only loads the model."""
 
-    def __init__(
-        self,
-        model: str = "everybert-small",
-        *,
-        pooling: str | None = None,
-        normalize: bool | None = None,
-        long: str = "window",
-        device: str | None = None,
-    ) -> None:
-        self.model = model
-        self.pooling = pooling
-        self.normalize = normalize
-        self.long = long
-        self.device = device
+    model: str = "everybert-small"
+    _: KW_ONLY
+    pooling: str | None = None
+    """This and the next four are as in `Model.embed`."""
+    normalize: bool | None = None
+    long: str = "window"
+    prompt: str | None = None
+    dimensions: int | None = None
+    device: str | None = None
 
     def fit(self, X: Any = None, y: Any = None) -> TextEmbedder:
         """Load the model."""
-        self.model_ = _cached(self.model, self.device)
+        self.model_ = load(self.model, self.device)
         return self
 
     def transform(self, X: Any) -> np.ndarray:
         """(n, H) float32."""
         check_is_fitted(self, "model_")
-        texts = as_texts(X)
-        if any(not isinstance(text, str) for text in texts):
-            raise EverybertError("TextEmbedder takes texts, not pairs of texts")
-        return self.model_.embed(texts, pooling=self.pooling, normalize=self.normalize, long=self.long)  # type: ignore[arg-type]
+        how: Any = {name: getattr(self, name) for name in ("pooling", "normalize", "long", "prompt", "dimensions")}
+        return self.model_.embed(as_texts(X), **how)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """everybert0, everybert1, …"""
-        check_is_fitted(self, "model_")
-        width = self.model_.embed(["a"], pooling=self.pooling).shape[1]
-        return np.array([f"everybert{i}" for i in range(width)], dtype=object)
+        return np.array([f"everybert{i}" for i in range(self.transform(["a"]).shape[1])], dtype=object)
 
 
 # ── texts and pickles ────────────────────────────────────────────────────────────────────────────────────────
@@ -213,23 +238,7 @@ def as_texts(X: Any) -> list[Any]:
     """Texts, or pairs of texts, of a list, a Series, an array, or a DataFrame of one or two columns."""
     if isinstance(X, str):
         raise EverybertError("give a list of texts, not one text")
-    if hasattr(X, "to_numpy"):
-        X = X.to_numpy()
-    if isinstance(X, np.ndarray):
-        if X.ndim == 2 and X.shape[1] == 1:
-            X = X[:, 0]
-        X = X.tolist()
-    rows: Iterable[Any] = X
-    out: list[Any] = []
-    for i, row in enumerate(rows):
-        pair = isinstance(row, Sequence) and not isinstance(row, str) and len(row) == 2
-        if isinstance(row, str):
-            out.append(row)
-        elif pair and all(isinstance(part, str) for part in row):
-            out.append(tuple(row))
-        else:
-            raise EverybertError(f"row {i} is {str(row)[:40]!r}, not a text or a pair of texts")
-    return out
+    return dataset.as_texts(X)
 
 
 def pack(model: Model) -> dict[str, bytes]:
@@ -237,11 +246,7 @@ def pack(model: Model) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory(prefix="everybert-") as parent:
         folder = Path(parent) / "model"
         model.save(folder)
-        return {
-            p.relative_to(folder).as_posix(): p.read_bytes()
-            for p in sorted(folder.rglob("*"))
-            if p.is_file() and p.name != MANIFEST
-        }
+        return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def unpack(files: dict[str, bytes], device: str | None = None) -> Model:
@@ -249,10 +254,6 @@ def unpack(files: dict[str, bytes], device: str | None = None) -> Model:
     with tempfile.TemporaryDirectory(prefix="everybert-") as folder:
         for name, content in files.items():
             path = Path(folder, name)
-            if ".." in path.parts or Path(name).is_absolute():
-                raise EverybertError(f"the pickle names a file outside its folder ({name!r}); do not use it")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        model = load(folder, device=device)
-        _ = model.pooling  # read now: the folder is about to go
-        return model
+        return load(folder, device=device)

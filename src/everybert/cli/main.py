@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
+import tomllib
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.resources import files
 from typing import Annotated, Any
 
 import typer
@@ -15,42 +19,12 @@ from everybert import __version__
 from everybert.cli.options import Command, Group
 from everybert.errors import EverybertError
 
-USE, LOOK, BUILD, MEASURE = "Use a model", "Look inside a model", "Make a model", "Measure a model"
-COMMANDS = {
-    "quickstart": ("folders", "Make a small model from bundled text: all steps, in two minutes.", USE),
-    "fill": ("use", "Predict the words behind [MASK].", USE),
-    "embed": ("use", "Compute one vector per text.", USE),
-    "tokens": ("use", "Print the tokens of a text and their vectors.", USE),
-    "next": ("use", "Probability that one sentence follows another.", USE),
-    "classify": ("use", "Predict labels of texts or pairs, or of a file.", USE),
-    "regress": ("use", "Predict a number for texts or pairs.", USE),
-    "tag": ("use", "Find names, places, parts of speech.", USE),
-    "answer": ("use", "Answer questions from a text.", USE),
-    "choose": ("use", "Choose the ending that fits best.", USE),
-    "serve": ("folders", "Serve models over HTTP.", USE),
-    "info": ("folders", "Parameters of a model by part; the BERT family side by side.", USE),
-    "export": ("folders", "Export a model to ONNX, or to a transformers folder.", USE),
-    "explain": ("inside", "Every step of the forward pass, with its numbers.", LOOK),
-    "attention": ("inside", "Write a page with all attention weights of a text.", LOOK),
-    "neighbours": ("inside", "Compare one word in several texts, layer by layer.", LOOK),
-    "probe": ("inside", "Probe heads for syntax, and layers for a task.", LOOK),
-    "tokenizer": ("pretrain", "Train a tokenizer.", BUILD),
-    "corpus": ("pretrain", "Build a pre-training corpus from text, and describe one.", BUILD),
-    "plan": ("pretrain", "Estimate memory, time, network and cost of a recipe.", BUILD),
-    "pretrain": ("pretrain", "Pre-train a model with a recipe; run again to resume.", BUILD),
-    "distil": ("pretrain", "Train a small model to imitate a larger one.", BUILD),
-    "extend": ("pretrain", "Add words to the vocabulary of a model.", BUILD),
-    "finetune": ("finetune", "Fine-tune a model on labelled data.", BUILD),
-    "doctor": ("finetune", "Check labelled data before training.", BUILD),
-    "quantize": ("folders", "Store a model in int8.", BUILD),
-    "push": ("folders", "Upload a model folder to the Hugging Face hub.", BUILD),
-    "evaluate": ("finetune", "Score a fine-tuned model on labelled data.", MEASURE),
-    "bench": ("finetune", "Measure the speed of a model on this machine.", MEASURE),
-    "glue": ("finetune", "Fine-tune and score on the GLUE tasks in a folder.", MEASURE),
-    "squad": ("finetune", "SQuAD's official scores, of a model or of predictions.", MEASURE),
-    "blimp": ("finetune", "How often a model prefers the grammatical sentence of a pair.", MEASURE),
-}
+TABLE = tomllib.loads((files("everybert.cli") / "commands.toml").read_text("utf-8"))
+COMMANDS = {name: (*entry, panel) for panel, entries in TABLE.items() for name, entry in entries.items()}
 """Command → the module of everybert.cli that has it, its line in the help, its heading."""
+
+
+UsageError: Any = typer.BadParameter.__base__
 
 
 class Commands(Group):
@@ -72,20 +46,45 @@ class Commands(Group):
         name = args[0]
         if name not in COMMANDS:
             close = get_close_matches(name, COMMANDS, n=2)
-            ctx.fail(f"No such command {name!r}." + (f" Did you mean {' or '.join(close)}?" if close else ""))
+            ctx.fail(f"no such command {name!r}" + (f" (did you mean {' or '.join(close)}?)" if close else ""))
         group: Any = typer.main.get_command(import_module(f"everybert.cli.{COMMANDS[name][0]}").app)
         return name, group.commands[name], args[1:]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Read the options before the command."""
+        with one_line_errors():
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command and print its errors."""
         warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
-        try:
+        with one_line_errors():
             return super().invoke(ctx)
-        except EverybertError as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
-        except KeyboardInterrupt:
-            sys.exit(130)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Print what users can fix as one line, with exit code 2. Anything else is a bug and has a traceback."""
+    try:
+        yield
+        return
+    except EverybertError as error:
+        line = str(error)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is None:
+            raise
+        line = f"{error.filename}: {error.strerror}; check the path, its permissions and the space on the disk"
+    except UsageError as error:
+        if "NoArgs" in type(error).__name__:  # help is printed
+            raise
+        said = " ".join(error.format_message().split()).rstrip(".")
+        line = f"{said}; see {error.ctx.command_path if error.ctx else 'everybert'} --help"
+    except KeyboardInterrupt:
+        sys.exit(130)
+    print(f"error: {' '.join(line.splitlines())}", file=sys.stderr)
+    sys.exit(2)
 
 
 app = typer.Typer(

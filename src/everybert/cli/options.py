@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from everybert.cli.common import report
+from everybert.errors import EverybertError
 
 SHORT = {"model": "-m", "file": "-f", "context": "-c"}
 VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
@@ -176,13 +178,20 @@ def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
         if prints := hints["return"] is Output:
             every.append(Option("json_", bool, False, "Print the result as JSON."))
 
+        python = [one.name for one in every if "_" in one.name.strip("_") and one.panel != ARGUMENTS]
+        names = rf"(?<![-\w/.])({'|'.join(python)})(?:=True)?\b(?![.=/])" if python else ""
+
         @wraps(function)
         def run(**values: Any) -> None:
-            as_json = values.pop("json_", False)
+            as_json = values.pop("json_") if prints else False
             for name, (kind, options) in groups.items():
                 given = {key: values.pop(one.name) for key, one in options.items()}
                 values[name] = kind(**{k: v for k, v in given.items() if v is not None and v is not False})
-            result = function(**values)
+            try:
+                result = function(**values)
+            except EverybertError as error:  # the library's names of options become those of the command line
+                found = re.sub(names, lambda one: "--" + one[1].replace("_", "-"), str(error)) if names else error
+                raise EverybertError(str(found)) from error
             if prints:
                 result.show(as_json)
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from everybert.cli.common import Count, Long, Name, Use, grouped, read_texts, report, shorten
+from everybert.cli.common import Count, Long, Name, OptionalCount, Use, read_texts, refuse_files, report
 from everybert.cli.options import Fields, Output, command
 from everybert.errors import EverybertError
+from everybert.files import atomic_file
+from everybert.text.readers import RECORD_KINDS as RECORDS
+from everybert.text.readers import ReadReport
+from everybert.training.logs import progress_bar
 
 if TYPE_CHECKING:
-    from everybert.inference.files import Scored
     from everybert.inference.model import Model
 
 app = typer.Typer()
-RECORDS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt")
+Record = dict[str, Any]
 Texts = Annotated[list[str] | None, "One or more texts, each in quotes.", {"metavar": "TEXT"}]
 Lines = Annotated[Path | None, "Read one text per line from a file; - is standard input."]
 Second = Annotated[str | None, "A second text."]
@@ -48,6 +51,8 @@ class TaskOptions:
     """Answers per question."""
     scores: bool = False
     """The probability of every label."""
+    labels: Name = None
+    """Any labels, for an entailment model: sport,politics,art."""
     adapter: Name = None
     """An adapter: the name of one that comes with the model, or a folder."""
     skip_bad: bool = False
@@ -55,9 +60,21 @@ class TaskOptions:
     fresh: bool = False
     """Start the output again instead of continuing it."""
 
-    def inputs(self, texts: list[str]) -> list[Any]:
-        """Texts, or pairs."""
-        return list(texts) if self.pair is None else [(text, self.pair) for text in texts]
+    def predict(self, model: Model, task: str, texts: list[str]) -> Iterator[Any]:
+        """The prediction for each text, pair or question; of a prompt and its endings, one."""
+        if task == "choose":
+            return model.predict(task, [(texts[0], texts[1:])])
+        second = self.pair if self.context is None else self.context
+        more: Record = {"top": self.top} if self.context is not None else self.zero_shot()
+        return model.predict(task, texts if second is None else [(text, second) for text in texts], **more)
+
+    def zero_shot(self) -> dict[str, Any]:
+        """The labels that were given for an entailment model."""
+        if self.labels is None:
+            return {}
+        if self.pair is not None:
+            raise EverybertError("--labels are for single texts; leave --pair out")
+        return {"labels": [name.strip() for name in self.labels.split(",")]}
 
     def reading(self) -> dict[str, Any]:
         """How the rows of files are read and written."""
@@ -67,13 +84,14 @@ class TaskOptions:
 
 
 SHARED = " adapter skip_bad fresh"
-RowOptions = Annotated[TaskOptions, Fields("text_column skip_bad fresh", "Parquet files")]
+RowOptions = Annotated[TaskOptions, Fields("text_column skip_bad fresh", "Files")]
 TagOptions = Annotated[TaskOptions, Fields("file out text_column" + SHARED)]
 RegressOptions = Annotated[TaskOptions, Fields("file out text_column pair_column pair" + SHARED)]
-ClassifyOptions = Annotated[TaskOptions, Fields("file out text_column pair_column pair scores" + SHARED)]
+LABELS = "file out text_column pair_column pair scores labels"
+ClassifyOptions = Annotated[TaskOptions, Fields(LABELS + SHARED)]
 AnswerOptions = Annotated[TaskOptions, Fields("context context_file top file out" + SHARED)]
 ChooseOptions = Annotated[TaskOptions, Fields("file out scores" + SHARED)]
-PARTS = Fields("part_rows engine address workers", "Parquet files", "everybert.inference.parts:PartOptions")
+PARTS = Fields("part_rows engine address workers", "Files", "everybert.inference.files:FileOptions")
 Parts = Annotated[dict[str, Any], PARTS]
 
 
@@ -97,25 +115,26 @@ def fill(
         everybert fill --file questions.txt --model ./my-model
     """
     given, model = read_texts(texts, file), use.load()
-    found = ((text, [list(map(asdict, mask)) for mask in model.fill(text, top=top, pair=pair)]) for text in given)
-    shown = ((text, [{"mask": i, **one} for i, mask in enumerate(masks, 1) for one in mask]) for text, masks in found)
-    return Output(({"text": text, "masks": masks} for text, masks in found), grouped(shown))
+    found = ((text, model.fill(text, top=top, pair=pair)) for text in given)
+    return Output({"text": text, "masks": [list(map(asdict, mask)) for mask in masks]} for text, masks in found)
 
 
 @command(app)
 def embed(
-    texts: Annotated[Texts, "One or more texts, each in quotes; or parquet files."] = None,
+    texts: Annotated[Texts, "One or more texts, each in quotes; or files of rows: csv, tsv, jsonl, parquet."] = None,
     *,
     pooling: Annotated[Name, "mean, cls or max. If not given: as the model's folder says."] = None,
     normalize: Annotated[bool | None, "Scale vectors to length 1. If not given: as the model's folder says."] = None,
     long: Annotated[Long, "Read texts longer than the window in windows, or cut them."] = "window",
+    prompt: Annotated[Name, "The name of one of the model's prompts, to put before each text."] = None,
+    dimensions: Annotated[OptionalCount, "Keep the first numbers of each vector (Matryoshka embeddings)."] = None,
     file: Lines = None,
-    out: Annotated[Path | None, "Write the vectors to a .npy file; for parquet files, to a folder."] = None,
+    out: Annotated[Path | None, "Write vectors to a .npy file, or rows with vectors to .jsonl or a folder."] = None,
     rows: RowOptions,
     parts: Parts,
     use: Use,
 ) -> Output:
-    """Compute one vector per text, or one per row of parquet files.
+    """Compute one vector per text, or one per row of files.
 
     Examples:
         everybert embed "A dog barks." "A cat sleeps." --model ./all-MiniLM-L6-v2
@@ -123,21 +142,21 @@ def embed(
         everybert embed rows-*.parquet --text-column body --out vectors
     """
     options: dict[str, Any] = {"pooling": pooling, "normalize": normalize, "long": long}
-    if files := parquet_files(texts, file):
-        return on_parts("embed", files, out, use, options=options, **rows.reading(), **parts)
-    only_parquet(parts)
-    given = read_texts(texts, file)
+    options |= {"prompt": prompt, "dimensions": dimensions}
+    files = named_files([*(texts or []), *([str(file)] if file is not None else [])])
+    if files and out is not None and out.suffix != ".npy":
+        return on_files("embed", files, out, use, options=options, **rows.reading(), **parts)
+    only_files(parts, rows if not files else None)
+    given = texts_of(files, rows) if files else read_texts(texts, file)
     vectors = use.load().embed(given, **options)
     found = [{"text": text, "vector": vector.tolist()} for text, vector in zip(given, vectors)]
-    if out is not None:
-        import numpy as np
+    if out is None:
+        return Output(found)
+    import numpy as np
 
-        from everybert.files import atomic_file
-
-        with atomic_file(out) as draft, draft.open("wb") as stream:
-            np.save(stream, vectors)
-        return Output(found, [f"{out}: {vectors.shape[0]} vectors of {vectors.shape[1]} numbers"])
-    return Output(found, report([{**row, "text": shorten(row["text"])} for row in found]))
+    with atomic_file(out) as draft, draft.open("wb") as stream:
+        np.save(stream, vectors)
+    return Output(found, [f"{out}: {vectors.shape[0]} vectors of {vectors.shape[1]} numbers"])
 
 
 @command(app)
@@ -155,17 +174,15 @@ def tokens(
         everybert tokens "I love my pet Python"
         everybert tokens "I love my pet Python" --layer 0 --json
     """
+
+    def rows(found: Any) -> list[dict[str, Any]]:
+        each = zip(found.tokens, found.ids, found.segments, found.offsets, found.vectors.tolist())
+        parts = [{"token": t, "id": i, "segment": s, "start": a, "end": b, "vector": v} for t, i, s, (a, b), v in each]
+        return [{k: v for k, v in part.items() if k != "segment" or pair is not None} for part in parts]
+
     given, model = read_texts(texts, file), use.load()
     found = ((text, model.tokens(text, layer=layer, pair=pair)) for text in given)
-
-    def rows(result: Any) -> Iterator[dict[str, Any]]:
-        for token, number, (start, end), vector in zip(result.tokens, result.ids, result.offsets, result.vectors):
-            yield {"token": token, "id": number, "start": start, "end": end, "vector": vector.tolist()}
-
-    shown = ((f"{shorten(text)}  (layer {one.layer})", list(rows(one))) for text, one in found)
-    return Output(
-        ({"text": text, "layer": one.layer, "tokens": list(rows(one))} for text, one in found), grouped(shown)
-    )
+    return Output({"text": text, "layer": one.layer, "tokens": rows(one)} for text, one in found)
 
 
 @command(app)
@@ -182,18 +199,13 @@ def next(
         everybert next "The man went to the store." "He bought a gallon of milk."
         everybert next --file pairs.tsv --json
     """
-    pairs = [(first or "", second or "")]
-    if file is not None:
-        rows = [line.partition("\t") for line in read_texts([first] if first is not None else None, file)]
-        if bad := [number for number, (_, tab, _) in enumerate(rows, 1) if not tab]:
-            raise EverybertError(f"{file}:{bad[0]} has no tab; give two texts per line with a tab between them")
-        pairs = [(a, b) for a, _, b in rows]
-    elif first is None or second is None:
+    if file is None and (first is None or second is None):
         raise EverybertError("next compares two texts; give both in quotes, or --file F with a tab between them")
-    model = use.load()
-    found = [(a, b, model.next_sentence(a, b)) for a, b in pairs]
-    lines = (f"{p:.4f}  {shorten(a)} → {shorten(b)}" for a, b, p in found)
-    return Output([{"first": a, "second": b, "probability": p} for a, b, p in found], lines)
+    lines = read_texts(None if first is None else [f"{first}\t{second}"], file)
+    if bad := [number for number, line in enumerate(lines, 1) if "\t" not in line]:
+        raise EverybertError(f"{file}:{bad[0]} has no tab; give two texts per line with a tab between them")
+    pairs, model = [line.split("\t", 1) for line in lines], use.load()
+    return Output([{"first": a, "second": b, "probability": model.next_sentence(a, b)} for a, b in pairs])
 
 
 # ── fine-tuned models ────────────────────────────────────────────────────────────────────────────────────────
@@ -209,24 +221,16 @@ def classify(given: Given = None, *, options: ClassifyOptions, parts: Parts, use
     Examples:
         everybert classify "What a film!" "Never again." --model ./sentiment
         everybert classify "A man sleeps." --pair "Someone is awake." --scores
+        everybert classify "The match ended 2-1." --labels sport,politics,art
         everybert classify data.csv --text-column body --out scored.csv
         everybert classify rows-*.parquet --out scored --engine ray --address auto
     """
-    if (files := parquet_files(given, options.file)) and (options.out is None or not options.out.suffix):
-        more = {"adapter": options.adapter, "options": {"scores": options.scores}}
-        return on_parts("classify", files, options.out, use, **more, **options.reading(), **parts)
-    only_parquet(parts)
 
-    def predict(model: Model, texts: list[str]) -> Output:
-        found = list(zip(texts, model.classify(options.inputs(texts))))
-        shown = [
-            {"label": ", ".join(one.labels) or one.label, "score": one.score, **(one.scores if options.scores else {})}
-            | {"text": shorten(text)}
-            for text, one in found
-        ]
-        return Output([{"text": text, **asdict(one)} for text, one in found], report(shown))
+    def show(found: Record) -> Record:
+        best = {"label": ", ".join(found["labels"]) or found["label"], "score": found["score"]}
+        return best | (found["scores"] if options.scores else {}) | {"text": found["text"]}
 
-    return predicted("classify", given, options, use, predict)
+    return predicted("classify", given, options, use, parts=parts, show=show)
 
 
 @command(app)
@@ -237,13 +241,7 @@ def regress(given: Given = None, *, options: RegressOptions, use: Use) -> Output
         everybert regress "A man sleeps." --pair "A person is asleep." --model ./sts
         everybert regress pairs.tsv --out scored.tsv --model ./sts
     """
-
-    def predict(model: Model, texts: list[str]) -> Output:
-        found = list(zip(texts, model.regress(options.inputs(texts))))
-        lines = (f"{value:.4f}  {shorten(text)}" for text, value in found)
-        return Output([{"text": text, "value": value} for text, value in found], lines)
-
-    return predicted("regress", given, options, use, predict)
+    return predicted("regress", given, options, use)
 
 
 @command(app)
@@ -254,13 +252,7 @@ def tag(given: Given = None, *, options: TagOptions, use: Use) -> Output:
         everybert tag "John Smith lives in New York." --model ./ner
         everybert tag articles.jsonl --text-column body --out tagged.jsonl -m ./ner
     """
-
-    def predict(model: Model, texts: list[str]) -> Output:
-        tagged: Any = model.tag(texts)
-        found = [(text, list(map(asdict, spans))) for text, spans in zip(texts, tagged)]
-        return Output([{"text": text, "spans": spans} for text, spans in found], grouped(found))
-
-    return predicted("tag", given, options, use, predict)
+    return predicted("tag", given, options, use)
 
 
 @command(app)
@@ -284,15 +276,11 @@ def answer(
         context = "\n".join(read_texts(None, options.context_file))
     elif not context and len(questions) > 1:
         *questions, context = questions
-    if questions and not context and named_file(questions) is None:
+    if context and questions:
+        return predicted("answer", questions, replace(options, context=context), use)
+    if questions and not named_files(questions):
         raise EverybertError("there is no context; give it after the question, or as --context-file F")
-
-    def predict(model: Model, texts: list[str]) -> Output:
-        answers: Any = model.answer(texts, context, top=options.top)
-        found = [(question, list(map(asdict, some))) for question, some in zip(texts, answers)]
-        return Output([{"question": question, "answers": some} for question, some in found], grouped(found))
-
-    return predicted("answer", questions, options, use, predict, may_be_file=not context)
+    return predicted("answer", questions, options, use)
 
 
 @command(app)
@@ -308,17 +296,34 @@ def choose(
         everybert choose "She opened the door and" "walked in." "ate the piano."
         everybert choose swag.csv --out chosen.csv --model ./swag
     """
-    if given and len(given) < 3 and named_file(given) is None:
+    if given and len(given) < 3 and not named_files(given):
         raise EverybertError("give a prompt and two endings or more, each in quotes")
+    return predicted("choose", given, options, use)
 
-    def predict(model: Model, texts: list[str]) -> Output:
-        prompt, *endings = texts
-        found = model.choose(prompt, endings)
-        marks = ["→" if i == found.index else "" for i in range(len(endings))]
-        rows = ({"": mark, "score": s, "ending": ending} for mark, s, ending in zip(marks, found.scores, endings))
-        return Output({"prompt": prompt, **asdict(found)}, report(rows))
 
-    return predicted("choose", given, options, use, predict)
+@command(app)
+def rank(
+    query: Annotated[str, "What is searched for, in quotes."],
+    texts: Texts = None,
+    *,
+    file: Lines = None,
+    top: Annotated[OptionalCount, "Texts to print. If not given: all."] = None,
+    adapter: Annotated[Name, "An adapter: the name of one that comes with the model, or a folder."] = None,
+    use: Use,
+) -> Output:
+    """Sort texts by relevance to a query, best first, with a cross-encoder.
+
+    Examples:
+        everybert rank "Who wrote it?" "Ann wrote it." "It rained." --model ./reranker
+        everybert rank "how to bake bread" --file passages.txt --top 10 -m ./reranker
+    """
+    given = read_texts(texts, file)
+    found = use.load().rank(query, given, top, adapter)
+    return Output([{"score": one.score, "index": one.index, "text": given[one.index]} for one in found])
+
+
+NAMES = {"regress": ("text", "value"), "tag": ("text", "spans"), "answer": ("question", "answers")}
+"""Task → the names of an input and of its prediction in the JSON. Others have one record per text."""
 
 
 def predicted(
@@ -326,82 +331,70 @@ def predicted(
     given: list[str] | None,
     options: TaskOptions,
     use: Use,
-    predict: Callable[[Model, list[str]], Output],
-    may_be_file: bool = True,
+    parts: Record | None = None,
+    show: Callable[[Record], Record] = lambda found: found,
 ) -> Output:
-    """Predict the texts that were given, or the rows of a file."""
+    """Predict the texts that were given, or the rows of files."""
     if options.file is not None and given:
         raise EverybertError("give texts or --file, not both")
-    file = options.file or (named_file(given) if may_be_file else None)
-    if file is None and not given:
+    named = named_files(given, (*RECORDS, ".txt")) if options.context is None else []
+    if files := [options.file] if options.file is not None else named:
+        if options.pair is not None:
+            raise EverybertError("--pair is for texts; the second text of a row is in its --pair-column")
+        more = {"adapter": options.adapter, "options": {"scores": options.scores, **options.zero_shot()}}
+        return on_files(task, files, options.out, use, **more, **options.reading(), **(parts or {}))
+    if not given:
         raise EverybertError("there is no text; give one in quotes, or a file")
-    if file is not None and options.out is None:
-        raise EverybertError(f"{file} is a file: say where its predictions go, for example --out scored.csv")
+    only_files(parts or {}, options)
+    refuse_files(given)
     model = use.load()
-    if (adapter := options.adapter) is not None:
-        model.use(adapter if adapter in model.bundle.folders else model.add_adapter(adapter))
-    if file is None or options.out is None:
-        return predict(model, given or [])
-    from everybert.inference.files import predict_file
-    from everybert.training.logs import progress_bar
-
-    with progress_bar(task, _rows(file)) as tell:
-        more = options.reading() | {"scores": options.scores, "progress": tell}
-        return summary(options.out, predict_file(model, task, file, options.out, **more))
+    if options.adapter is not None:
+        model.use(options.adapter)
+    name, value = NAMES.get(task, ("prompt" if task == "choose" else "text", ""))
+    found: list[Record] = []
+    for text, one in zip(given, options.predict(model, task, given)):
+        plain: Any = [asdict(part) for part in one] if isinstance(one, list) else one
+        found.append({name: text} | ({value: plain} if value else asdict(one)))
+    return Output(found[0] if task == "choose" else found, report(map(show, found)))
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def on_parts(task: str, files: list[Path], out: Path | None, use: Use, **options: Any) -> Output:
-    """Predict the rows of parquet files."""
-    from everybert.inference.parts import predict_parts
-    from everybert.training.logs import progress_bar
+def on_files(task: str, files: list[Path], out: Path | None, use: Use, **options: Any) -> Output:
+    """Predict the rows of files. Bad rows and an interruption are printed on standard error."""
+    from everybert.inference.files import predict_files
 
     if out is None:
-        raise EverybertError(f"{files[0]} is a file: give a folder for the rows with their results, as --out rows-done")
-    options |= {"device": use.device, "dtype": use.dtype}
+        raise EverybertError(f"{files[0]} is a file: say where its predictions go, for example --out scored.csv")
+    options |= {"device": use.device, "dtype": use.dtype, "allow_pickle": use.allow_pickle}
     with progress_bar(task) as tell:
-        return summary(out, predict_parts(task, use.model, files, out, progress=tell, **options))
-
-
-def summary(out: Path, done: Scored) -> Output:
-    """What was done. Bad rows and an interruption are printed on standard error."""
+        done = predict_files(task, use.model, files, out, progress=tell, **options)
     for line in done.bad:
         print(f"left out: {line}", file=sys.stderr)
     if done.stopped:
         print(f"stopped after {done.rows:,} rows: run the same command again to resume", file=sys.stderr)
-    line = f"{out}: {done.rows:,} rows" + (f", {done.before:,} of them from before" if done.before else "")
-    if done.before and done.rows == done.before:
-        line = f"{out}: all {done.rows:,} rows were there already"
-    return Output({"out": str(out), **asdict(done)}, [line], 130 if done.stopped else 0)
+    before = f", {done.before:,} of them from before" if done.before else ""
+    return Output({"out": str(out), **asdict(done)}, [f"{out}: {done.rows:,} rows{before}"], 130 * done.stopped)
 
 
-def named_file(given: list[str] | None) -> Path | None:
-    """The file that is given in place of a text."""
-    only = Path(given[0]) if given and len(given) == 1 and " " not in given[0] else None
-    return only if only is not None and only.suffix.lower() in RECORDS else None
+def named_files(given: list[str] | None, kinds: tuple[str, ...] = RECORDS) -> list[Path]:
+    """The files that are given in place of texts."""
+    files = [Path(name) for name in given or []]
+    named = (" " not in path.name and path.suffix.lower() in kinds for path in files)
+    return files if files and all(named) else []
 
 
-def parquet_files(given: list[str] | None, file: Path | None) -> list[Path]:
-    """The parquet files that were named; none where texts or other files were."""
-    files = [Path(name) for name in given or []] + ([file] if file is not None else [])
-    return files if all(path.suffix.lower() == ".parquet" for path in files) else []
+def texts_of(files: list[Path], rows: TaskOptions) -> list[str]:
+    """The texts of files of rows."""
+    from everybert.inference.files import FileOptions, read_inputs
+
+    return [text for _, text in read_inputs("embed", files, FileOptions(**rows.reading()), ReadReport())]
 
 
-def only_parquet(parts: dict[str, Any]) -> None:
-    """Refuse options that other inputs cannot use."""
-    if set(parts) - {"part_rows"}:
-        raise EverybertError(
-            "--engine, --address and --workers are for parquet files: give FILE.parquet … and a folder as --out"
-        )
-
-
-def _rows(source: Path) -> int | None:
-    """About how many rows a file has, for the progress bar; None where counting means parsing."""
-    kind = source.suffix.lower()
-    if kind not in (".csv", ".tsv", ".jsonl", ".ndjson", ".txt") or not source.is_file():
-        return None
-    with source.open("rb") as file:
-        count = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
-    return count - (kind in (".csv", ".tsv"))
+def only_files(parts: dict[str, Any], rows: TaskOptions | None) -> None:
+    """Refuse options that texts cannot use."""
+    named = ("out", "text_column", "pair_column", "skip_bad", "fresh") if rows is not None else ()
+    if given := [*parts, *(name for name in named if getattr(rows, name))]:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise EverybertError(f"{options}: this is for the rows of files; give FILE.csv or FILE.parquet, and --out")

@@ -1,9 +1,10 @@
 """Bundled text: a small world of facts for the quickstart, and a classification task about it.
 
-world.txt                       5,000 short documents about countries, animals, jobs, …, separated by empty lines
+world.txt                       5,000 short documents of facts and opinions, written by recipes/quickstart_text.py
 masked.tsv                      true sentences with a masked token and its answer; none of them is in world.txt
 train.tsv, dev.tsv, unseen.tsv  opinions, labelled praise or complaint; the opinion words of unseen.tsv are in
                                 world.txt but not in train.tsv, so a model knows them from pre-training alone
+bundled.tsv                     what the tests ask everybert-small
 quickstart.toml, report.md      the recipe of the quickstart and the template of its report
 """
 
@@ -20,7 +21,6 @@ def documents(count: int | None = None) -> list[str]:
     return read("world.txt").removesuffix("\n").split("\n\n")[:count]
 
 
-def rows(name: str, count: int | None = None) -> list[tuple[str, str]]:
-    """The rows of a .tsv file without its header, or the first `count` of them: (text, label) or (text, answer)."""
-    lines = read(name).splitlines()[1:]
-    return [(text, label) for text, label in (line.split("\t") for line in lines)][:count]
+def rows(name: str, count: int | None = None) -> list[tuple[str, ...]]:
+    """The rows of a .tsv file without its header, or the first `count` of them: texts with their labels or answers."""
+    return [tuple(line.split("\t")) for line in read(name).splitlines()[1:]][:count]
