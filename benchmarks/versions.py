@@ -1,11 +1,11 @@
-"""Two checkouts of everybert side by side: the same work in turns, and the ratio of their speeds.
+"""Compare the speed of two checkouts of everybert: the same work in interleaved rounds.
 
     python benchmarks/versions.py OLD NEW                      # on the CPU: embed in fp32 and int8, corpus build
     python benchmarks/versions.py OLD NEW --device cuda        # BERT-base in bf16: pre-training, fine-tuning, inference
-    python benchmarks/versions.py OLD NEW --tiny --rounds 2    # rehearse it on a small machine
+    python benchmarks/versions.py OLD NEW --tiny --rounds 2    # test the script on a small machine
 
-OLD and NEW are checkouts: folders with src/ and benchmarks/. Each is one process that keeps its model in memory; the
-two run each piece of work in turns, and the median of the rounds' ratios counts.
+OLD and NEW are checkouts: folders with src/ and benchmarks/. Each has one process, which keeps its model in memory. The
+processes run each workload in turns; the table has the median of the ratios of all rounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Work = Callable[[], tuple[float, float]]
-"""Runs once; returns (units of work, seconds)."""
+"""Runs once and returns (units of work, seconds)."""
 
 
 def timed(units: float, work: Callable[[], object]) -> tuple[float, float]:
@@ -40,7 +40,7 @@ def timed(units: float, work: Callable[[], object]) -> tuple[float, float]:
 
 
 def sentences(count: int) -> list[str]:
-    """Texts of made-up words with natural lengths, the same for both checkouts."""
+    """Generated texts with natural lengths, the same for both checkouts."""
     draw = random.Random(0)
     words = [
         "".join(draw.choice("bdfgklmnprst") + draw.choice("aeiou") for _ in range(draw.randint(1, 4)))
@@ -52,7 +52,7 @@ def sentences(count: int) -> list[str]:
 
 
 def pretraining(kind: str, device: str, tiny: bool) -> Iterator[tuple[float, float]]:
-    """Full training steps of benchmarks/pretrain_gpu.py; yields (tokens, seconds) each time it is asked."""
+    """Full training steps of benchmarks/pretrain_gpu.py; yields (tokens, seconds)."""
     import threading
     from queue import Queue
 
@@ -154,10 +154,10 @@ def cpu_work(place: Path, tiny: bool) -> dict[str, Work]:
 
 
 def worker(device: str, tiny: bool) -> None:
-    """Answer each line (the name of a piece of work) with [units, seconds]."""
+    """Answer each line, the name of a workload, with [units, seconds]."""
     sys.path.pop(0)  # this file's own folder: each checkout has its benchmarks on PYTHONPATH
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed goes to the log
+    os.dup2(2, 1)  # other output goes to the log
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         work = (
@@ -186,7 +186,7 @@ class Checkout:
         return json.loads(self.process.stdout.readline())
 
     def __call__(self, name: str) -> tuple[float, float]:
-        """(units, seconds) of a piece of work."""
+        """(units, seconds) of a workload."""
         assert self.process.stdin is not None
         print(name, file=self.process.stdin, flush=True)
         units, seconds = self._read()
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--only", default="", help="only work whose name has this in it")
+    parser.add_argument("--only", default="", help="only workloads whose name contains this")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

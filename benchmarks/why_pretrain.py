@@ -1,11 +1,11 @@
-"""Why pre-training matters: SST-2 from a random start and from the encoder, frozen and full, few and many examples.
+"""Why pre-training matters: SST-2 with random and with pre-trained weights, frozen and full, few and many examples.
 
     python benchmarks/why_pretrain.py --model FOLDER --train SST-2/train.tsv --dev SST-2/dev.tsv --work W
-    python benchmarks/why_pretrain.py … --work W --part 2/9      # the second of nine processes that share it
+    python benchmarks/why_pretrain.py … --work W --part 2/9      # the second of nine processes
 
-Dev accuracy in per cent, mean ± 95 % interval over the seeds. A random start has the encoder's shape and tokenizer.
-W keeps each finished run in a file: run again to go on. Few examples are seen more often, so that every run has
-at least as many steps as a thousand examples give.
+Dev accuracy in per cent, mean ± 95 % interval over the seeds. The random model has the encoder's shape and tokenizer. W
+has one file per finished run; run the command again to continue. Small sets are trained for more epochs, so that every
+run has at least as many steps as 1,000 examples give.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from everybert.training.finetune import Data, prepare_data, run_once
 from everybert.training.tuning import Settings
 
 SIZES = (100, 1000, 0)
-"""Training examples; 0 is all of them."""
+"""Numbers of training examples; 0 means all."""
 EPOCHS = {100: 30, 1000: 10, 0: 3}
-STARTS = ("random, full", "trunk, frozen", "trunk, full")
+STARTS = ("random, full", "pre-trained, frozen", "pre-trained, full")
 
 
 def random_twin(folder: Path, out: Path) -> None:
-    """A model of the same shape that has learnt nothing."""
+    """A model of the same shape with random weights."""
     torch.manual_seed(0)
     with atomic_folder(out) as draft:
         save_network(Network(read_config(folder)[0], {}, pooler=True), draft, tokenizer=Tokenizer.load(folder))
 
 
 def main() -> None:
-    """Run what is not done yet, then print the table."""
+    """Run what is missing, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--train", type=Path, required=True)
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="training examples, 0 for all")
     parser.add_argument("--work", type=Path, default=Path("why_pretrain"))
     parser.add_argument("--part", default="1/1", help="K/N: the runs of the K-th of N processes")
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so many")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no new run after this many minutes")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -82,7 +82,7 @@ def main() -> None:
             epochs = EPOCHS.get(size, 10) * (3 if mode == "frozen" else 1)
             run = run_once(data, Settings(mode=mode, epochs=epochs), seed, quiet=True)
             if not run.finished:
-                raise SystemExit("stopped: the run under way does not count; the same command goes on from here")
+                raise SystemExit("interrupted: the current run is discarded; run the same command again to continue")
             draft = kept.with_suffix(".part")
             draft.write_text(json.dumps(100 * run.metric), "utf-8")
             draft.replace(kept)

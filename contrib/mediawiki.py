@@ -159,7 +159,7 @@ def _walk(tokens: Iterator[Any], end: str, namespaces: frozenset[str], out: list
         if name == "Text":
             out.append(token.text)
         elif name in DROPPED:
-            _walk(tokens, DROPPED[name], namespaces, [])
+            _skip(tokens, name)
         elif name == "WikilinkOpen":
             _link(tokens, namespaces, out)
         elif name == "ExternalLinkOpen":
@@ -172,6 +172,13 @@ def _walk(tokens: Iterator[Any], end: str, namespaces: frozenset[str], out: list
         elif name in end.split():
             return name
     return ""
+
+
+def _skip(tokens: Iterator[Any], opening: str) -> None:
+    """Leave out what has been opened, however deeply it is nested."""
+    depth = 1
+    while depth and (token := next(tokens, None)) is not None:
+        depth += {opening: 1, DROPPED[opening]: -1}.get(type(token).__name__, 0)
 
 
 def _link(tokens: Iterator[Any], namespaces: frozenset[str], out: list[str]) -> None:

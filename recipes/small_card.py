@@ -1,12 +1,12 @@
-"""The model card of everybert-small: what it is, what it was made from, and its scores, from what the runs left."""
+"""The model card of everybert-small: description, training data and scores, from the results of the runs."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from small_adapters import JOBS, pick
-from small_scores import table
+from small_adapters import ADAPTERS, best_adapters
+from small_scores import best, kept_runs
 
 from everybert.tasks.metrics import interval
 
@@ -24,9 +24,10 @@ tags:
 
 # everybert-small
 
-A BERT for English that comes with the library: six pre-norm layers of width 512 (megatron-bert's layout), an uncased
-WordPiece vocabulary of 30,000, masked-word and next-sentence heads, 35.1M parameters in int8 (a byte a weight, one
-scale a row), and adapters for eight tasks on the one trunk. Trained from nothing on one H200 by this project's code.
+The default model of everybert: an English BERT with six pre-norm layers of width 512 (the layout of megatron-bert), an
+uncased WordPiece vocabulary of 30,000, a masked language model head and a next-sentence head. It has 35.1M parameters,
+stored in int8 (one byte per weight, one scale per row), and adapters for eight tasks. It was trained from scratch on
+one H200 with this project's code.
 
 ```python
 import everybert
@@ -41,10 +42,10 @@ print(model.answer("Where does Matt live?", "Matt lives in Canada and Sinan live
 """
 
 SOURCES = """
-## Text it was trained on
+## Training text
 
-83M words of English in 133,000 documents, of which half a percent was held out (whole documents). None of it is part of
-this folder.
+83M words of English in 133,000 documents, of which half a percent (whole documents) was held out. None of the text is
+part of this folder.
 
 | source | share of the words | licence |
 |---|---|---|
@@ -52,39 +53,47 @@ this folder.
 | Simple English Wikipedia | 20 % | CC BY-SA |
 | public-domain books (238, each cut at 400 kB) | 11 % | public domain (US) |
 | OpenStax textbooks | 7 % | CC BY 4.0 |
-| Wikinews, MedQuAD | 5 % with those below | CC BY 2.5, CC BY |
+| Wikinews, MedQuAD | 5 %, including the next row | CC BY 2.5, CC BY |
 | task dialogues, children's stories, World Factbook | | CC BY-SA, CC BY, public domain |
 
-Adapters: SST-2, CoLA, MRPC, STS-B (GLUE), SICK and SNLI's dev and test sets, UD English EWT, WNUT-17, wikigold, the
-Broad Twitter Corpus, questions of SQuAD 1.1's dev set, questions made from the text above, and likenesses that
-all-MiniLM-L6-v2 (Apache-2.0) gave to its sentences.
+The adapters were trained on SST-2, CoLA, MRPC and STS-B (GLUE), SICK, the dev and test sets of SNLI, UD English EWT,
+WNUT-17, Wikigold, the Broad Twitter Corpus, questions of SQuAD 1.1's dev set, cloze questions generated from the text
+above, and sentence similarities computed by all-MiniLM-L6-v2 (Apache-2.0).
 """
 
-RATES = """Its weights are larger than those of other BERTs, so it wants larger learning rates: 1e-4 to 4e-4 in full,
-which everybert chooses by itself. Its pooler was made for next sentences; `--new-pooler` or `--reinit 1` begins it
-anew."""
+FINE_TUNED = """## Fine-tuning scores
+
+Dev sets, the published int8 model, mean over the seeds with the 95 % interval. *SET+own* was first pre-trained on the
+texts of the training set, *SET+cloze* and *SET+nli* were first fine-tuned on cloze questions and on entailment.
+
+The weights are larger than those of other BERT models, so the best learning rates are larger, too: 1e-4 to 4e-4 for
+full fine-tuning. everybert chooses such a rate by default. The pooler was trained for next-sentence prediction;
+fine-tuning initialises it again by default (`--new-pooler`).
+"""
 
 LIMITS = """
-## What it is not for
+## Limitations
 
-It is small and has seen little text, most of it encyclopaedic: it knows few facts, and its fillings repeat the biases
-of its sources (a man who wants milk goes to the farm; the store is its seventh guess). Answers to questions may take
-too much, or too little; for short texts the adapter was trained on made-up sentences of two or three facts ("Rosa left
-school in 1912 and Fatima left school in 2016"; "X lives in A and Y lives in B" is one of their forms, so the example
-above shows it at its best), and it is surer of such sentences than of others. Labels are guesses
-with a probability; people must decide where decisions matter. English only, lower case only, at most 512 tokens at a
-time (longer texts are read in windows).
+- The model is small and was trained on little text, most of it encyclopaedic. It knows few facts, and its predictions
+  repeat the biases of its sources. For "the man went to the [MASK] to buy a [MASK] of milk" it prefers "farm"; "store"
+  is its seventh candidate.
+- Answers to questions may contain too many or too few words. For short texts, the qa adapter was trained on sentences
+  from templates that state two or three facts ("Rosa left school in 1912 and Fatima left school in 2016"). It is more
+  reliable on such sentences than on others. "X lives in A and Y lives in B" is one of the templates, so the example
+  above shows the adapter at its best.
+- Labels are predictions with a probability. Do not use them alone where decisions matter.
+- English only, lower case only, at most 512 tokens per window (longer texts are read in several windows).
 """
 
 
 def write_card(work: Path, out: Path) -> None:
-    """README.md beside the weights."""
+    """Write README.md, to be placed beside the weights."""
     parts = [HEAD, training(work), SOURCES, scores(work / "scores"), adapters(work), LIMITS]
     out.write_text("\n".join(part.strip("\n") + "\n" for part in parts if part), "utf-8")
 
 
 def training(work: Path) -> str:
-    """How long, on how much, and what it came to."""
+    """Duration, number of tokens, and scores on held-out text."""
     rows = [json.loads(line) for line in (work / "run" / "log.jsonl").read_text("utf-8").splitlines()]
     last = [row for row in rows if "tokens" in row][-1]
     lines = [
@@ -92,39 +101,43 @@ def training(work: Path) -> str:
         "",
         "![loss](loss.png)",
         "",
-        f"{last['step']:,} steps, {last['tokens'] / 1e9:.2f}B tokens seen, {last['seconds'] / 60:.1f} minutes on one "
-        "NVIDIA H200, the start and the evaluations included. The loss leaps where texts of 512 tokens follow those of "
-        "128. `recipes/everybert-small.toml` is the recipe and `recipes/everybert_small.py` runs all of it again.",
+        f"{last['step']:,} steps, {last['tokens'] / 1e9:.2f}B tokens, {last['seconds'] / 60:.1f} minutes on one "
+        "NVIDIA H200, including start-up and evaluation.\nThe loss rises where sequences of 512 tokens follow those of "
+        "128. Recipe: `recipes/everybert-small.toml`; commands:\n`recipes/everybert_small.py`.",
         "",
-        "Documents that were held out, 15 % of the tokens masked (*full* is running text; of BERT's *pairs* half are "
-        "two texts that have nothing to do with each other):",
+        "Held-out documents, 15 % of the tokens masked. *full* is running text; in half of the *pairs*, the second "
+        "text is\na random one.",
         "",
         "| weights | examples | tokens | masked tokens right | perplexity | next sentence right |",
         "|---|---|---|---|---|---|",
     ]
-    for name, said in json.loads((work / "heldout.json").read_text("utf-8")).items():
+    for name, found in json.loads((work / "heldout.json").read_text("utf-8")).items():
         weights, kind, length = name.split()
-        pairs = f"{said['pair_accuracy']:.1%}" if "pair_accuracy" in said else "–"
-        cells = (weights, kind, length, f"{said['accuracy']:.1%}", f"{said['perplexity']:.2f}", pairs)
+        pairs = f"{found['pair_accuracy']:.1%}" if "pair_accuracy" in found else "–"
+        cells = (weights, kind, length, f"{found['accuracy']:.1%}", f"{found['perplexity']:.2f}", pairs)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def scores(folder: Path) -> str:
-    """Full fine-tuning and adapters, means over the seeds."""
-    rows = {name: cells for (label, name), cells in table(folder).items() if label == "int8"}
-    lines = ["## Fine-tuned (dev sets, the trunk as shipped)", "", RATES, "", "| set | full | lora |", "|---|---|---|"]
-    return "\n".join(lines + [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]) if rows else ""
+    """Scores of full fine-tuning and LoRA with the best settings, one row per set and mode."""
+    lines = [FINE_TUNED, "| set | mode | score | settings |", "|---|---|---|---|"]
+    for (label, name), modes in kept_runs(folder).items():
+        for mode, runs in modes.items() if label == "int8" else ():
+            settings, found = best(runs)
+            lines.append(f"| {name} | {mode} | {found} | {settings.replace(',', ', ')} |")
+    return "\n".join(lines) if len(lines) > 3 else ""
 
 
 def adapters(work: Path) -> str:
-    """What each adapter reached on its held-out data."""
-    lines = ["## Adapters", "", "| adapter | task | used by itself for | score |", "|---|---|---|---|"]
-    for name, best in pick(work).items():
-        job, percent = JOBS[name], interval([100 * value for value in best.scores])
-        given = f", {best.settings.replace(',', ', ')}" if best.settings else ""
-        score = f"{best.metric} {percent}{given}"
-        if best.polished is not None:
-            score += f"; as shipped, after short texts, {100 * best.polished:.2f}"
-        lines.append(f"| {name} | {job.task} | {', '.join(job.default) or '–'} | {score} |")
-    return "\n".join(lines)
+    """The score of each adapter on its dev set."""
+    lines = ["## Adapters", "", "| adapter | task | default for | score | settings |", "|---|---|---|---|---|"]
+    for name, found in best_adapters(work).items():
+        adapter, score = ADAPTERS[name], f"{found.metric} {interval([100 * value for value in found.scores])}"
+        if found.polished is not None:
+            score += f"; as published {100 * found.polished:.2f}"
+        cells = (name, adapter.task, ", ".join(adapter.default) or "–", score, found.settings.replace(",", ", "))
+        lines.append(f"| {' | '.join(cells)} |")
+    polished = any(found.polished is not None for found in best_adapters(work).values())
+    note = "*As published*: after further training on short texts (`everybert_small.py polish`)."
+    return "\n".join(lines + (["", note] if polished else []))

@@ -1,4 +1,4 @@
-"""Dev scores of everybert-small, of what it was before int8, and of its student: one file a run, and a table."""
+"""Dev scores of everybert-small, of its fp32 version and of its student: one file per run, and a table."""
 
 from __future__ import annotations
 
@@ -23,71 +23,75 @@ from everybert.training.pretrain import pretrain
 from everybert.training.tuning import Run, Settings
 
 RANK = 8
-"""Of the adapters, unless --set rank=… says otherwise; alpha is twice as much."""
-TRUNKS = {"int8": "trunk", "fp32": "whole", "student": "taught"}
+"""Default rank of the adapters (--set rank=…); alpha is twice the rank."""
+MODELS = {"int8": "int8", "fp32": "fp32", "student": "distilled"}
+"""Folder of each model below W."""
 MODES = ("full", "lora")
 MEASURED = ("SST-2", "CoLA", "MRPC", "RTE", "STS-B", "UPOS", "SQuAD")
 EPOCHS = {"SST-2": 3, "RTE": 8, "RTE+nli": 4, "UPOS": 4, "SQuAD": 4, "SQuAD+cloze": 4}
-FIRST = {"cloze": ("answer", 1), "likeness": ("embed", 1), "nli": ("classify", 2)}
-"""Task and epochs of a first step: SET+FIRST is fine-tuned on other labels before, in the same way (`first_step`).
-SET+own learns the masked words of its training texts before (`own_text`)."""
-STOPPED = "stopped: the run under way does not count; the same command goes on from here"
+INTERMEDIATE = {"cloze": ("answer", 1), "similarity": ("embed", 1), "nli": ("classify", 2)}
+"""Task and epochs of intermediate training. A name SET+KIND means: first trained on KIND, then fine-tuned on SET
+(`intermediate_model`). SET+own means: first pre-trained on the texts of the training set (`own_text`)."""
+STOPPED = "interrupted: the current run is discarded; run the same command again to continue"
 
 
 def scores(args: argparse.Namespace) -> None:
-    """Dev scores of the int8 trunk, or of others (--trunks), full and lora; W/scores keeps each run.
+    """Dev scores of the int8 model or of others (--models), full and lora. W/scores has one file per run.
 
-    Several processes may share the work, each with sets of its own (--only). Other settings than the library's own
-    (--set) are tried beside them; the best count, as in the BERT paper's grid.
+    Several processes can share the work, each with other sets (--only). Other settings (--set) are tried in addition
+    to the default ones, and the best count, as in the grid search of the BERT paper.
     """
     end, kept = time.monotonic() + 60 * args.minutes, args.work / "scores"
     kept.mkdir(exist_ok=True)
-    for label in args.trunks.split(","):
-        folder = args.work / TRUNKS[label]
+    for label in args.models.split(","):
+        folder = args.work / MODELS[label]
         tokenizer = Tokenizer.load(folder)
         for name in args.only.split(",") if args.only else MEASURED:
             for mode in args.modes.split(",") if not name.endswith("+own") else ("full",):
                 data = None
                 for seed in range(args.first_seed, args.first_seed + args.seeds):
-                    if file_of(args, label, name, mode, seed).exists() or time.monotonic() > end:
+                    if score_file(args, label, name, mode, seed).exists() or time.monotonic() > end:
                         continue
-                    given = {"epochs": EPOCHS.get(name, 6)} | chosen(args.set) | ({"epochs": 1} if args.tiny else {})
-                    before = first_step(name.partition("+")[2], folder, mode, args, name) if "+" in name else None
+                    settings = {"epochs": EPOCHS.get(name, 6)} | parse_settings(args.set)
+                    settings |= {"epochs": 1} if args.tiny else {}
+                    kind = name.partition("+")[2]
+                    before = intermediate_model(kind, folder, mode, args, name) if kind else None
                     if before and mode == "lora":
-                        given["start"] = str(before)
+                        settings["start"] = str(before)
                     base = before if before and mode != "lora" else folder
                     data = data or open_set(name.partition("+")[0], base, tokenizer, args.tasks)
-                    keep(args, label, name, mode, seed, run_once(data, Settings(mode=mode, **given), seed, quiet=True))
-    print(f"\n| trunk | set | {' | '.join(MODES)} |\n|---|---|---|---|")
+                    run = run_once(data, Settings(mode=mode, **settings), seed, quiet=True)
+                    save_score(args, label, name, mode, seed, run)
+    print(f"\n| model | set | {' | '.join(MODES)} |\n|---|---|---|---|")
     for (label, name), cells in table(kept).items():
         print(f"| {label} | {name} | {' | '.join(cells)} |")
 
 
-def file_of(args: argparse.Namespace, label: str, name: str, mode: str, seed: int) -> Path:
-    """Where a run's score is kept."""
-    path: Path = args.work / "scores" / f"{label} {name} {mode}{tail(args)} {seed}.json"
+def score_file(args: argparse.Namespace, label: str, name: str, mode: str, seed: int) -> Path:
+    """The file with the score of a run."""
+    path: Path = args.work / "scores" / f"{label} {name} {mode}{settings_suffix(args)} {seed}.json"
     return path
 
 
-def keep(args: argparse.Namespace, label: str, name: str, mode: str, seed: int, run: Run) -> None:
-    """Write a run's score, whole or not at all, whenever the run is stopped."""
+def save_score(args: argparse.Namespace, label: str, name: str, mode: str, seed: int, run: Run) -> None:
+    """Write the score of a finished run, atomically."""
     if not run.finished:
         raise SystemExit(STOPPED)
     found = {"score": 100 * run.metric, "metric": run.task.metric, "seconds": round(run.seconds, 1)}
-    one = file_of(args, label, name, mode, seed)
-    one.parent.mkdir(exist_ok=True)
-    draft = one.with_suffix(".part")
+    out = score_file(args, label, name, mode, seed)
+    out.parent.mkdir(exist_ok=True)
+    draft = out.with_suffix(".part")
     draft.write_text(json.dumps(found), "utf-8")
-    draft.replace(one)
-    print(one.stem, found, flush=True)
+    draft.replace(out)
+    print(out.stem, found, flush=True)
 
 
-def tail(args: argparse.Namespace) -> str:
-    """The settings that were given, as part of a name."""
+def settings_suffix(args: argparse.Namespace) -> str:
+    """The settings of --set as part of a file name."""
     return f"@{','.join(args.set)}" if args.set else ""
 
 
-def chosen(given: list[str]) -> dict[str, Any]:
+def parse_settings(given: list[str]) -> dict[str, Any]:
     """["lr=1e-3", "new_pooler=true", "rank=12"] as settings."""
     try:
         settings = {name: json.loads(value) for name, _, value in (one.partition("=") for one in given if one)}
@@ -98,10 +102,10 @@ def chosen(given: list[str]) -> dict[str, Any]:
 
 
 def open_set(name: str, folder: Path, tokenizer: Tokenizer, tasks: Path) -> Any:
-    """Train and dev of a measured set, ready for runs."""
+    """Train and dev data of a set, prepared for training runs."""
     if name == "UPOS":
-        named, options = {"label": "upos"}, {"metric": "accuracy"}
-        return prepare_data("tag", folder, tokenizer, *treebank(tasks), columns=named, options=options)
+        columns, options = {"label": "upos"}, {"metric": "accuracy"}
+        return prepare_data("tag", folder, tokenizer, *treebank(tasks), columns=columns, options=options)
     if name == "SQuAD":
         return prepare_data("answer", folder, tokenizer, *squad(tasks))
     task, (train, dev) = GLUE[name], glue_set(name)(tasks)
@@ -111,50 +115,50 @@ def open_set(name: str, folder: Path, tokenizer: Tokenizer, tasks: Path) -> Any:
     return prepare_data(task.task, folder, tokenizer, train, dev, skip_bad=True, options=options)
 
 
-def first(args: argparse.Namespace) -> None:
-    """Every first step, so that processes which share what follows do not do it twice."""
-    for kind in args.only.split(",") if args.only else FIRST:
+def intermediate(args: argparse.Namespace) -> None:
+    """Run all intermediate training, so that processes that share the later steps do not repeat it."""
+    for kind in args.only.split(",") if args.only else INTERMEDIATE:
         for mode in args.modes.split(","):
-            for label in args.trunks.split(","):
+            for label in args.models.split(","):
                 if mode == "full" or label == "int8":
-                    print(first_step(kind, args.work / TRUNKS[label], mode, args), flush=True)
+                    print(intermediate_model(kind, args.work / MODELS[label], mode, args), flush=True)
 
 
-def first_step(kind: str, folder: Path, mode: str, args: argparse.Namespace, name: str = "") -> Path:
-    """W/first: a model or adapter after labels that are many: W/cloze.jsonl, W/likeness.jsonl, or SICK and SNLI."""
+def intermediate_model(kind: str, folder: Path, mode: str, args: argparse.Namespace, name: str = "") -> Path:
+    """The model or adapter in W/intermediate: trained on W/cloze.jsonl, W/similarity.jsonl, or SICK and SNLI."""
     if kind == "own" and mode == "full":
         return own_text(name.partition("+")[0], folder, args)
-    if kind not in FIRST:
-        raise SystemExit(f"there is no first step {kind!r}; there are {', '.join(FIRST)}")
-    (task, epochs), lora = FIRST[kind], chosen(args.set)["lora"]
-    out = args.work / "first" / f"{folder.name}-{kind}-{mode}{lora.rank if mode == 'lora' else ''}"
+    if kind not in INTERMEDIATE:
+        raise SystemExit(f"unknown intermediate training {kind!r}; known: {', '.join(INTERMEDIATE)}")
+    (task, epochs), lora = INTERMEDIATE[kind], parse_settings(args.set)["lora"]
+    out = args.work / "intermediate" / f"{folder.name}-{kind}-{mode}{lora.rank if mode == 'lora' else ''}"
     if not out.exists():
         out.parent.mkdir(exist_ok=True)
         data = entailment(args.tasks) if kind == "nli" else (args.work / f"{kind}.jsonl", None)
         epochs *= 2 if mode == "lora" else 1  # an adapter learns more slowly
         settings: dict[str, Any] = {"epochs": 1 if args.tiny else epochs, "batch_size": 64, "quiet": True}
-        whole(finetune(folder, task, *data, out, mode=mode, lora=lora, **settings))
+        require_finished(finetune(folder, task, *data, out, mode=mode, lora=lora, **settings))
     return out
 
 
 def own_text(name: str, folder: Path, args: argparse.Namespace) -> Path:
-    """The model after the masked words of a set's training texts (own-text.toml beside this file)."""
-    work = args.work / "first" / f"{folder.name}-own-{name}"
+    """The model after masked language modelling on the training texts of a set (own-text.toml)."""
+    work = args.work / "intermediate" / f"{folder.name}-own-{name}"
     if not (work / "run" / "model").exists():
         work.mkdir(parents=True, exist_ok=True)
         inputs = Classify.read(glue_set(name)(args.tasks)[0], None, True).inputs
         texts = {text: None for x in inputs for text in ((x,) if isinstance(x, str) else x)}
         (work / "texts.txt").write_text("\n\n".join(texts) + "\n", "utf-8")
         build_corpus(work / "texts.txt", folder, work / "corpus", fresh=True)
-        more = {"steps": 3, "batch__tokens": 1024, "batch__pack": 1024, "run__workers": 0} if args.tiny else {}
+        overrides = {"steps": 3, "batch__tokens": 1024, "batch__pack": 1024, "run__workers": 0} if args.tiny else {}
         recipe = Path(__file__).parent / "own-text.toml"
-        if not pretrain(recipe, work / "corpus", work / "run", model__init=str(folder), **more).finished:
+        if not pretrain(recipe, work / "corpus", work / "run", model__init=str(folder), **overrides).finished:
             raise SystemExit(STOPPED)
     return Path(work / "run" / "model")
 
 
-def whole(tuned: Tuned) -> Tuned:
-    """What was trained to its end; of a run that was stopped nothing is kept, as if it had not been begun."""
+def require_finished(tuned: Tuned) -> Tuned:
+    """Return the result if all runs finished. Otherwise remove its folder and exit."""
     if not all(run.finished for run in tuned.runs):
         shutil.rmtree(tuned.folder, ignore_errors=True)
         raise SystemExit(STOPPED)
@@ -162,11 +166,11 @@ def whole(tuned: Tuned) -> Tuned:
 
 
 Runs = dict[str, list[float]]
-"""Scores of the seeds by the settings they had, as --set wrote them."""
+"""{settings as --set gives them: scores, one per seed}."""
 
 
 def kept_runs(folder: Path) -> dict[tuple[str, str], dict[str, Runs]]:
-    """{(trunk, set): {full or lora: runs}}."""
+    """{(model, set): {full or lora: runs}}."""
     runs: dict[tuple[str, str], dict[str, Runs]] = {}
     for path in sorted(folder.glob("*.json")):
         label, name, mode, _ = path.stem.split()
@@ -177,18 +181,18 @@ def kept_runs(folder: Path) -> dict[tuple[str, str], dict[str, Runs]]:
 
 
 def best(runs: Runs) -> tuple[str, Interval]:
-    """The best of the settings with the most runs."""
+    """The best settings among those with the most runs."""
     found = {given: interval(values) for given, values in runs.items()}
     return max(found.items(), key=lambda item: (item[1].runs, item[1].mean))
 
 
 def table(folder: Path) -> dict[tuple[str, str], list[str]]:
-    """{(trunk, set): cells of full and lora}."""
+    """{(model, set): cells of full and lora}."""
     return {key: [cell(modes.get(kind, {})) for kind in MODES] for key, modes in kept_runs(folder).items()}
 
 
 def cell(runs: Runs) -> str:
-    """The mean over the seeds of the best settings, and which these are."""
+    """The mean over the seeds of the best settings, and these settings."""
     if not runs:
         return "–"
     given, found = best(runs)
@@ -196,10 +200,10 @@ def cell(runs: Runs) -> str:
 
 
 def suggestions(folder: Path) -> dict[str, dict[str, Any]]:
-    """The settings that were best for full fine-tuning of the shipped trunk, for `everybert glue`."""
+    """The best settings of full fine-tuning of the int8 model, which `everybert glue` uses."""
     found = {}
     for (label, name), modes in kept_runs(folder).items():
         if label == "int8" and name in GLUE and "full" in modes:
-            settings = chosen(best(modes["full"])[0].split(","))
+            settings = parse_settings(best(modes["full"])[0].split(","))
             found[name] = {"epochs": EPOCHS.get(name, 6)} | {k: v for k, v in settings.items() if k != "lora"}
     return found

@@ -1,4 +1,4 @@
-"""The labelled sets of everybert-small, as their makers publish them: (train, dev) of each, files or rows."""
+"""The labelled data sets of everybert-small: (train, dev) of each, as files or rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def glue_set(name: str) -> Callable[[Path], tuple[Any, Any]]:
 
 
 def entailment(tasks: Path) -> tuple[Rows, Rows]:
-    """SICK and SNLI's dev and test sets, three ways; a tenth is held out."""
+    """SICK and the dev and test sets of SNLI, with three labels; a tenth is held out."""
     rows: Rows = []
     for line in (tasks / "sick" / "SICK.txt").read_text("utf-8").splitlines()[1:]:
         _, a, b, _, label = line.split("\t")[:5]
@@ -41,7 +41,7 @@ def entailment(tasks: Path) -> tuple[Rows, Rows]:
 
 
 def entities(tasks: Path) -> tuple[Rows, Rows]:
-    """Wikigold, WNUT-17 and the Broad Twitter Corpus under one set of names: PER, LOC, ORG, MISC."""
+    """Wikigold, WNUT-17 and the Broad Twitter Corpus with common labels: PER, LOC, ORG, MISC."""
     folder = tasks / "ner"
     files = [folder / "wikigold" / "wikigold.conll.txt", folder / "wnut17" / "wnut17train.conll"]
     files += [folder / "wnut17" / "emerging.dev.conll", *sorted((folder / "btc").glob("*.conll"))]
@@ -54,7 +54,7 @@ def entities(tasks: Path) -> tuple[Rows, Rows]:
 
 
 def bio(tags: list[str]) -> list[str]:
-    """IOB1 or BIO tags of any of the sets as BIO tags of ours."""
+    """Convert IOB1 or BIO tags of any of the sets to BIO tags with the common labels."""
     out, before = [], "O"
     for tag in tags:
         mark, _, kind = tag.partition("-")
@@ -68,7 +68,7 @@ def bio(tags: list[str]) -> list[str]:
 
 
 def held_out(rows: Rows) -> tuple[Rows, Rows]:
-    """Nine tenths and one tenth, drawn once."""
+    """Split the rows into nine tenths and one tenth, at random with a fixed seed."""
     random.Random(0).shuffle(rows)
     return rows[len(rows) // 10 :], rows[: len(rows) // 10]
 
@@ -83,8 +83,8 @@ def squad(tasks: Path) -> tuple[Any, Any]:
     return tasks / "squad" / "v1.1-train.json", tasks / "squad" / "v1.1-dev.json"
 
 
-def questions(file: Path) -> list[dict[str, Any]]:
-    """Each question of a SQuAD file with its text."""
+def squad_rows(file: Path) -> list[dict[str, Any]]:
+    """The questions of a SQuAD file, each with its context."""
     found = json.loads(file.read_text("utf-8"))["data"]
     return [
         {"id": q["id"], "question": q["question"], "context": p["context"], "answers": first(q["answers"])}
@@ -116,7 +116,7 @@ FACTS = [
     (COUNTS.split(), "{x} has {a} books", ["How many books does {x} have?"]),
     (COUNTS.split(), "{x} sold {a} tickets", ["How many tickets did {x} sell?"]),
 ]
-"""Kinds of answers, a statement, and questions about it."""
+"""(possible answers, a statement, questions about it)."""
 
 
 OWNERS = "hotel ship school farm castle museum factory library village bridge tower theatre station zoo bank town"
@@ -129,36 +129,36 @@ COUNTINGS = [
 ]
 
 
-def two_facts(count: int) -> list[dict[str, Any]]:
-    """Made-up sentences of facts of one kind, one of which is asked: which is it, and where does its answer end?"""
-    chance, rows = random.Random(0), []
+def fact_questions(count: int) -> list[dict[str, Any]]:
+    """Sentences from templates that state several facts of one kind, with a question about one of them."""
+    rng, rows = random.Random(0), []
     for number in range(count):
-        question, text, answer, behind = (two_people if chance.random() < 0.6 else some_counts)(chance)
-        start = text.index(answer, behind)
+        question, text, answer, begin = (two_people if rng.random() < 0.6 else several_counts)(rng)
+        start = text.index(answer, begin)
         given = {"text": [answer], "answer_start": [start]}
         rows.append({"id": f"facts-{number}", "question": question, "context": text, "answers": given})
     return rows
 
 
-def two_people(chance: random.Random) -> tuple[str, str, str, int]:
-    """(question, text, answer, where to look for it from): each of two has or does something."""
-    answers, statement, questions = chance.choice(FACTS)
-    (x, y), (a, b) = chance.sample(NAMES.split(), 2), chance.sample(answers, 2)
-    glue = chance.choice((" and ", " and ", ", and ", ", while ", " but ", ". "))
-    text = statement.format(x=x, a=a) + glue + statement.format(x=y, a=b) + chance.choice(("", "."))
-    asked, answer = chance.choice(((x, a), (y, b)))
-    return chance.choice(questions).format(x=asked), text, answer, text.index(asked)
+def two_people(rng: random.Random) -> tuple[str, str, str, int]:
+    """(question, text, answer, position from which to search for it): facts about two people."""
+    answers, statement, questions = rng.choice(FACTS)
+    (x, y), (a, b) = rng.sample(NAMES.split(), 2), rng.sample(answers, 2)
+    joint = rng.choice((" and ", " and ", ", and ", ", while ", " but ", ". "))
+    text = statement.format(x=x, a=a) + joint + statement.format(x=y, a=b) + rng.choice(("", "."))
+    asked, answer = rng.choice(((x, a), (y, b)))
+    return rng.choice(questions).format(x=asked), text, answer, text.index(asked)
 
 
-def some_counts(chance: random.Random) -> tuple[str, str, str, int]:
-    """The same of one thing that has several others, each with its number."""
+def several_counts(rng: random.Random) -> tuple[str, str, str, int]:
+    """The same, about one thing that has several others in different numbers."""
     x, nouns, numbers = (
-        chance.choice(OWNERS.split()),
-        chance.sample(COUNTED.split(), 3),
-        chance.sample(COUNTS.split(), 3),
+        rng.choice(OWNERS.split()),
+        rng.sample(COUNTED.split(), 3),
+        rng.sample(COUNTS.split(), 3),
     )
-    statement = chance.choice(COUNTINGS)
-    text = statement.format(x=x, **dict(zip("abc", numbers)), **dict(zip("nmo", nouns))) + chance.choice(".!")
+    statement = rng.choice(COUNTINGS)
+    text = statement.format(x=x, **dict(zip("abc", numbers)), **dict(zip("nmo", nouns))) + rng.choice(".!")
     known = [(noun, n) for noun, n in zip(nouns, numbers) if f"{n} {noun}" in text]
-    noun, answer = chance.choice(known)
+    noun, answer = rng.choice(known)
     return f"How many {noun} does the {x} have?", text, answer, text.index(f"{answer} {noun}")
