@@ -1,64 +1,20 @@
-"""What the site's pages are made of besides their own text: code quoted from the source, equations, generated pages.
+"""Hooks of the documentation site: equations, generated pages.
 
-- A ```source block names a function or class (`everybert.model.attention:watched`) and is replaced by its code as it
-  stands in src/. Two more lines, `from: …` and `to: …`, keep the part between the first lines that begin so.
-- `$…$` and `$$…$$` become MathML, which browsers draw without a script.
-- reference/cli.md, recipes.md and http.md are made from the commands, the recipes and the server themselves;
-  CONTRIBUTING.md and CHANGELOG.md come from the project's folder.
+- `$…$` and `$$…$$` become MathML, which browsers render without a script.
+- reference/cli.md, recipes.md and http.md are generated from the commands, the recipes and the server;
+  CONTRIBUTING.md and CHANGELOG.md are copied from the project folder.
 """
 
 from __future__ import annotations
 
-import ast
 import re
-import textwrap
 from html import escape
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-SOURCE = re.compile(r"^```source\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(^ *```.*?^ *```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.DOTALL)
-
-
-# ── code as it stands ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def quote(reference: str) -> tuple[str, str]:
-    """(path from the root, code) of a ```source block's text."""
-    name, *limits = reference.strip().splitlines()
-    module, _, inner = name.strip().partition(":")
-    path = ROOT.joinpath("src", *module.split(".")).with_suffix(".py")
-    text = path.read_text("utf-8")
-    node: Any = ast.parse(text)
-    for part in filter(None, inner.split(".")):
-        node = next((n for n in node.body if _names(n) == part), None)
-        if node is None:
-            raise ValueError(f"{name}: {path.name} has no {inner}")
-    lines = text.splitlines()
-    if inner:
-        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-        lines = lines[first - 1 : node.end_lineno]
-    for limit in limits:
-        which, _, start = limit.partition(":")
-        at = next((i for i, line in enumerate(lines) if line.strip().startswith(start.strip())), None)
-        if at is None or which not in ("from", "to"):
-            raise ValueError(f"{name}: no line begins with {start.strip()!r}")
-        lines = lines[at:] if which == "from" else lines[: at + 1]
-    return str(path.relative_to(ROOT)), textwrap.dedent("\n".join(lines))
-
-
-def _names(node: ast.AST) -> str | None:
-    if isinstance(node, ast.Assign | ast.AnnAssign):
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        return getattr(target, "id", None)
-    return getattr(node, "name", None)
-
-
-def _quoted(match: re.Match[str]) -> str:
-    path, code = quote(match[1])
-    return f'<p class="quoted">{path}</p>\n\n```python\n{code}\n```'
 
 
 # ── equations ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -82,9 +38,9 @@ def mathml(text: str) -> tuple[str, list[str]]:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put quoted code and placeholders of equations into a page."""
+    """Put placeholders of equations into a page."""
     markdown = re.sub(r"^( *)```output$", r"\1``` { .text .output .no-copy }", markdown, flags=re.MULTILINE)
-    markdown, page.meta["equations"] = mathml(SOURCE.sub(_quoted, markdown))
+    markdown, page.meta["equations"] = mathml(markdown)
     return markdown
 
 
@@ -120,8 +76,8 @@ def cli() -> str:
     out = [
         "# Command line",
         "",
-        "Made from the commands themselves; `everybert COMMAND --help` says the same. Errors are one line, with exit "
-        "code 2. `--json` prints results for machines.",
+        "Generated from the commands; `everybert COMMAND --help` prints the same. Errors are one line, with exit code "
+        "2. `--json` prints machine-readable results.",
         "",
     ]
     panel = ""
@@ -161,7 +117,7 @@ def _metavar(parameter: Any) -> str:
 
 
 def _prose(text: str | None) -> str:
-    """One line, whose brackets are no links."""
+    """One line, in which brackets are not links."""
     return " ".join((text or "").split()).replace("][", "]&#91;")
 
 
@@ -174,15 +130,15 @@ def _cell(text: str) -> str:
 
 
 def recipes() -> str:
-    """Every recipe that comes with the library, as its file has it."""
+    """The text of every bundled recipe."""
     from everybert.training import recipe
 
     out = [
         "# Recipes",
         "",
         "A recipe is one TOML file: the model, the examples, the masking, the batch, the optimiser, the schedule. "
-        "`everybert pretrain --list` lists those that come with the library, `--show` prints one, `--set` changes a "
-        "line. Copy one to make your own.",
+        "`everybert pretrain --list` lists the bundled recipes, `--show` prints one, `--set` changes a setting. Copy "
+        "one to write your own.",
         "",
     ]
     for name in recipe.names():
@@ -191,7 +147,7 @@ def recipes() -> str:
 
 
 def http() -> str:
-    """Every endpoint, with an example of what goes in and comes out."""
+    """Every endpoint, with an example of a request and a response."""
     import json
 
     from everybert.serving.app import Service, create_app
@@ -200,18 +156,16 @@ def http() -> str:
     out = [
         "# HTTP",
         "",
-        "What `everybert serve` answers. Bodies are JSON. The running server shows the same, to try out, at `/docs`; "
-        "clients that speak OpenAI's or TEI's embedding interface work as they are. Every endpoint takes `model` where "
-        "several are served. Errors are JSON with a cause: 401 (the key), 413 (too large), 422 (what is wrong with the "
-        "request), 429 (too busy: try again), 503 (ending).",
+        "The endpoints of `everybert serve`. Bodies are JSON. The running server has an interactive page at `/docs`; "
+        "clients of OpenAI's or TEI's embedding API work unchanged. If several models are served, `model` selects one. "
+        "Errors are JSON with the cause: 401 (API key), 413 (too large), 422 (invalid request), 429 (too busy: try "
+        "again), 503 (shutting down).",
         "",
     ]
-    shapes = document["components"]["schemas"]
 
     def example(content: Any) -> str | None:
-        name = content.get("application/json", {}).get("schema", {}).get("$ref", "").rpartition("/")[2]
-        examples = shapes.get(name, {}).get("examples")
-        return json.dumps(examples[0], ensure_ascii=False) if examples else None
+        shown = content.get("application/json", {}).get("example")
+        return None if shown is None else json.dumps(shown, ensure_ascii=False)
 
     for path, methods in document["paths"].items():
         if path.startswith("/playground") or path == "/":
@@ -221,5 +175,5 @@ def http() -> str:
             if body := example(about.get("requestBody", {}).get("content", {})):
                 out += ["```json", body, "```", ""]
             if answer := example(about["responses"]["200"].get("content", {})):
-                out += ["answers", "", "```json", answer, "```", ""]
+                out += ["returns", "", "```json", answer, "```", ""]
     return "\n".join(out)
