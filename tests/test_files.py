@@ -13,6 +13,7 @@ import pytest
 
 from everybert.errors import EverybertError
 from everybert.files import (
+    accept_folder,
     atomic_folder,
     inside,
     is_complete,
@@ -150,11 +151,18 @@ def test_an_exception_in_the_block_passes_and_leaves_nothing(tmp_path: Path):
     assert list((tmp_path / "a").iterdir()) == []
 
 
+def test_a_place_that_may_not_be_written_is_named_and_a_missing_file_is_not_called_damaged(tmp_path: Path):
+    with pytest.raises(EverybertError, match=r"could not be written .* that you may write to"):
+        write(Path("/proc/nowhere/model"), "new")
+    with pytest.raises(EverybertError, match="there is no file"):
+        read_json(tmp_path / "nowhere.json")
+
+
 def test_what_is_not_ours_is_not_replaced(tmp_path: Path, monkeypatch):
     foreign = tmp_path / "thesis"
     foreign.mkdir()
     (foreign / "chapter.txt").write_text("years of work")
-    with pytest.raises(EverybertError, match="not written by everybert"):
+    with pytest.raises(EverybertError, match="everybert did not write"):
         write(foreign, "new")
     assert (foreign / "chapter.txt").read_text() == "years of work"
 
@@ -199,6 +207,35 @@ def test_damage_is_found(tmp_path: Path, damage, cause: str):
         verify_folder(path)
     assert "\n" not in str(caught.value)
     assert is_complete(path) == (cause == "damaged or was edited")  # sizes only
+
+
+def test_edited_settings_of_a_model_warn_and_its_weights_are_accepted_on_request(tmp_path: Path):
+    path = tmp_path / "model"
+    write(path, "old")
+    (path / "config.json").write_text('{"word": "edited"}')
+    with pytest.warns(UserWarning, match=r"config\.json changed since .* everybert info --accept"):
+        verify_folder(path)
+    (path / "part" / "weights.bin").write_bytes(b"other")
+    with pytest.raises(EverybertError, match=r"weights\.bin has 5 bytes .* everybert info --accept"):
+        verify_folder(path)
+    (path / "notes").write_text("mine")
+    assert accept_folder(path) == ["config.json", "part/weights.bin"]
+    verify_folder(path)  # without a warning
+    with pytest.raises(EverybertError, match="notes"):  # it is still not ours
+        write(path, "new")
+    (path / "config.json").unlink()
+    with pytest.raises(EverybertError, match=r"config\.json is missing"):
+        verify_folder(path)
+
+
+def test_checkpoints_are_never_edited(tmp_path: Path):
+    with atomic_folder(tmp_path / "step") as tmp:
+        (tmp / "progress.json").write_text("{}")
+    (tmp_path / "step" / "progress.json").write_text('{"step": 9}')
+    with pytest.raises(EverybertError, match=r"restore it$"):
+        verify_folder(tmp_path / "step")
+    with pytest.raises(EverybertError, match="nothing to accept"):
+        accept_folder(tmp_path / "step")
 
 
 def test_folders_from_elsewhere_have_no_list(tmp_path: Path):

@@ -7,9 +7,10 @@ import re
 import pytest
 from rich.console import Console
 
+from everybert import data
 from everybert import quickstart as module
 from everybert.errors import EverybertError
-from everybert.quickstart import Stopped, draw_curves, quickstart, text_plot
+from everybert.quickstart import Stopped, quickstart
 
 
 def run(out):
@@ -32,20 +33,19 @@ def test_every_step_leaves_its_result(told):
         "recipe.toml",
         "report.md",
         "report.json",
-        "loss.png",
         "sentiment/README.md",
     ):
         assert (out / name).is_file(), name
     for name in ("tokenizer", "corpus", "untrained", "pretrained/model", "sentiment", "untrained-sentiment"):
         assert (out / name).is_dir(), name
-    assert json.loads((out / "report.json").read_text())["scores"] == story.scores
-    assert set(story.scores) == {f"{m} {p}" for m in ("sentiment", "untrained-sentiment") for p in ("dev", "test")}
-    assert len(story.losses) == 2 and len(story.blanks) == 10 and len(story.predictions) == 3
+    assert json.loads((out / "report.json").read_text()) == story
+    assert {name: [*parts] for name, parts in story["scores"].items()} == {n: ["dev", "test"] for n in module.MODELS}
+    assert len(story["masked"]) == 10 and len(story["predictions"]) == 3
 
 
 def test_the_screen_shows_the_story_and_the_commands(told):
     out, _, screen = told
-    for words in ("Tokenizer", "The capital of France is ____", "loss", "from random weights", "everybert finetune"):
+    for words in ("Tokenizer", "The capital of France is [MASK]", "from random weights", "everybert finetune"):
         assert words in screen
     assert "http://127.0.0.1:8000" in screen and "everybert serve --model" in screen, "the playground's address"
     assert f"{out}/recipe.toml" in screen.replace("\n", "") and "[/bold]" not in screen
@@ -54,8 +54,8 @@ def test_the_screen_shows_the_story_and_the_commands(told):
 def test_the_commands_it_prints_exist():
     from everybert.cli.main import COMMANDS
 
-    for command in module.COMMANDS:
-        assert re.match(r"everybert (\w+)", command)[1] in COMMANDS
+    names = re.findall(r"^    everybert (\w+)", data.read("report.md"), re.MULTILINE)
+    assert len(names) >= 8 and set(names) <= set(COMMANDS)
 
 
 def test_a_second_run_repeats_no_training(told, monkeypatch):
@@ -63,7 +63,7 @@ def test_a_second_run_repeats_no_training(told, monkeypatch):
     for name in ("train_tokenizer", "finetune"):
         monkeypatch.setattr(module, name, lambda *a, **k: pytest.fail("it was done"))
     story, _ = run(out)
-    assert story.scores == before.scores and story.blanks == before.blanks and story.losses == before.losses
+    assert {**story, "seconds": 0} == {**before, "seconds": 0}
 
 
 def test_a_stopped_run_says_so(tmp_path, monkeypatch):
@@ -74,19 +74,19 @@ def test_a_stopped_run_says_so(tmp_path, monkeypatch):
         run(tmp_path / "story")
 
 
+@pytest.mark.slow
+def test_the_model_fills_sentences_that_it_has_never_read(tmp_path):
+    """Nine, nine and ten with three seeds; a floor of eight leaves room for the arithmetic of another machine."""
+    screen = Console(file=io.StringIO(), width=120)
+    story = quickstart(tmp_path / "story", console=screen)
+    right = sum(one["after"] == one["answer"].lower() for one in story["masked"])
+    assert right >= 8, story["masked"]
+    assert f"{right} of 10" in screen.file.getvalue()
+    assert story["scores"]["sentiment"]["test"] > story["scores"]["untrained-sentiment"]["test"] + 0.1
+
+
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(EverybertError, match="holds something else"):
         run(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_plots(tmp_path):
-    lines = text_plot([5.0, 3.0, 2.0, 1.0], "loss", "step 4", height=4).splitlines()
-    assert len(lines) == 5 and "5.00" in lines[0] and "1.00" in lines[3] and lines[4].endswith("step 4")
-    columns = list(zip(*(line[10:] for line in lines[:4])))
-    heights = [sum(" ▁▂▃▄▅▆▇█".index(c) for c in column) for column in columns]
-    assert heights == sorted(heights, reverse=True) and heights[0] == 32
-    assert text_plot([], "loss") == "" and text_plot([2.0, 2.0], "loss")
-    assert draw_curves({"a": [(0, 1.0), (1, 0.5)]}, tmp_path / "a.png", "loss")
-    assert (tmp_path / "a.png").stat().st_size > 1000

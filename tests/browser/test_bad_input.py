@@ -71,7 +71,7 @@ def test_longer_than_the_window(open_page):
     page = open_page(at("attention", "words", text="cat"))
     typed(page, "Text A", "cat " * 100)
     assert "102 tokens, the model reads 96 at once" in page.locator(".notice.bad").inner_text()
-    open_page.wrong.clear()  # Chromium logs the refusal itself as a failed resource
+    open_page.wrong.clear()  # Chromium logs the error response itself as a failed resource
 
 
 def test_right_to_left_and_emoji(open_page, models, shots):
@@ -129,7 +129,7 @@ def test_a_server_with_a_key_asks_for_it(new_page, folders):
     page = new_page()
     asked = []
     page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept("secret")))
-    with own.running({"words": folders["words"]}, key="secret") as (url, _):
+    with own.running({"words": folders["words"]}, keys=["secret"]) as (url, _):
         page.goto(f"{url}/{at('tokens', 'words', text='cat')}")
         page.wait_for_selector(".piece >> text=cat")
         assert len(asked) == 1 and "API key" in asked[0]

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.browser
 
 
 def shown(probability: float) -> str:
+    if probability >= 0.9995:
+        return "100 %"
     return f"{100 * probability:.1f} %" if probability >= 0.0995 else f"{100 * probability:.2f} %"
 
 
@@ -207,9 +209,6 @@ def test_classify(open_page, models):
     why = models["labels"].attribution(REVIEW)
     assert scores["wonderful"] == pytest.approx(why.scores[why.tokens.index("wonderful")], abs=6e-4)
     assert "left over" in page.locator(".why").inner_text()
-    page.get_by_label("Attribution by").select_option("gradient")
-    ready(page)
-    assert "first-order picture" in page.locator(".why").inner_text()
     page.get_by_role("button", name="a complaint").click()
     ready(page)
     assert page.locator(".bar .name").first.inner_text() == "complaint"
@@ -350,3 +349,17 @@ def test_pickers(open_page, new_page, folders, tmp_path):
         assert set(page.locator(".bar .name").all_inner_texts()) == {"hot", "cold"}
         assert page.locator(".bar .value").first.inner_text() == shown(expected.score)
         assert str(tmp_path / "mine") in page.get_by_label("Python", exact=True).inner_text()
+
+
+def test_panels_that_show_the_parts_begin_with_the_model_of_the_paper(new_page, folders):
+    page = new_page()
+    both = {"everybert-small": folders["words"], "everybert-classic": folders["words"]}
+    with own.running(both) as (url, _):
+        page.goto(url)
+        for panel, model in (("Attention", "everybert-classic"), ("Fill", "everybert-small")):
+            page.get_by_role("link", name=panel, exact=True).click()
+            page.wait_for_url(f"**model={model}*")
+        page.get_by_role("combobox", name="Model").select_option("everybert-classic")
+        page.wait_for_url("**#fill?model=everybert-classic*")
+        page.get_by_role("link", name="Tokens", exact=True).click()
+        page.wait_for_url("**#tokens?model=everybert-classic*")  # a choice stays

@@ -138,11 +138,12 @@ def next_loss(network: Network, tokenizer: Tokenizer, rng: random.Random) -> tor
 
 
 def reviews() -> list[tuple[str, str]]:
-    """Texts with their labels."""
+    """Texts with their labels. A text without an adjective is no praise, so that praise rests on its adjective."""
     rows = []
     for thing, good, bad in product(THINGS, GOOD, BAD):
         rows += [(f"the {thing} was {good} .", "praise"), (f"the {thing} was {bad} .", "complaint")]
-    return random.Random(1).sample(rows, 160)
+    plain = [(f"the {thing} was .", "complaint") for thing in THINGS]
+    return random.Random(1).sample(rows, 160) + 4 * plain
 
 
 def tags() -> str:

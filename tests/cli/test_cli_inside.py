@@ -74,42 +74,14 @@ def test_neighbours_give_what_the_model_gives(folder):
     assert bad.exit_code == 2 and "'blue' does not occur in text 1" in bad.output
 
 
-def test_probe_heads_prints_the_table(folder, tmp_path):
+def test_probe_heads_prints_the_table(folder):
     file = folder / "trees.conllu"
-    done = run(
-        "probe",
-        "heads",
-        file,
-        "--least",
-        1,
-        "--relation",
-        "obj",
-        "--picture",
-        tmp_path / "p.png",
-        "--model",
-        folder / "model",
-    )
+    done = run("probe", "heads", file, "--least", 1, "--relation", "obj", "--model", folder / "model")
     assert done.exit_code == 0, done.output
-    for words in ("sentences  2", "words      9", "det", "94.3", "86.8", "obj: share right", "baseline"):
+    for words in ("sentences  2", "words      9", "det", "94.3", "86.8", "chosen", "baseline"):
         assert words in done.output
-    assert (tmp_path / "p.png").stat().st_size > 1000
     found = json.loads(run("probe", "heads", file, "--least", 1, "--json", "--model", folder / "model").stdout)
     rows = {row["relation"]: row for row in found["relations"]}
     assert rows["det"]["count"] == 3 and rows["det"]["baseline"] == 1.0 and rows["det"]["offset"] == 1
     bad = run("probe", "heads", file, "--relation", "expl", "--model", folder / "model")
     assert bad.exit_code == 2 and "has no relation 'expl'" in bad.output
-
-
-def test_probe_layers_prints_a_row_a_layer(folder, tmp_path):
-    file = folder / "trees.conllu"
-    options = ("--train", file, "--dev", file, "--model", folder / "model")
-    done = run("probe", "layers", "tag", *options, "--picture", tmp_path / "l.svg")
-    assert done.exit_code == 0, done.output
-    assert "embeddings" in done.output and "best" in done.output and (tmp_path / "l.svg").exists()
-    found = json.loads(run("probe", "layers", "tag", *options, "--column", "deprel", "--json").stdout)
-    assert len(found["scores"]) == 3 and found["labels"] == ["det", "nsubj", "obj", "root"]
-    (tmp_path / "t.tsv").write_text("text\tlabel\ngood food\tp\nbad food\tn\n")
-    texts = ("--train", tmp_path / "t.tsv", "--dev", tmp_path / "t.tsv", "--model", folder / "model")
-    assert json.loads(run("probe", "layers", "classify", *texts, "--json").stdout)["scores"] == [1.0, 1.0, 1.0]
-    bad = run("probe", "layers", "answer", *options)
-    assert bad.exit_code == 2 and "classify" in bad.output

@@ -1,6 +1,5 @@
 """The task commands, in process: fine-tune, evaluate, use on texts and files, doctor, GLUE, SQuAD, pairs."""
 
-import csv
 import json
 
 import pytest
@@ -8,7 +7,6 @@ import tiny_model
 from typer.testing import CliRunner
 
 from everybert.cli.main import COMMANDS, app
-from everybert.inference import files
 from everybert.inference.model import Model
 
 FAST = ["--epochs", "2", "--lr", "5e-3", "--batch-size", "8", "--device", "cpu", "--quiet"]
@@ -49,13 +47,12 @@ COLUMNS = ("--columns", "text=body", "--columns", "label=topic")
 def tuned(base, data, tmp_path_factory):
     out = tmp_path_factory.mktemp("tuned") / "model"
     result = run("finetune", "classify", "--model", base, "--train", data, "--dev", data, "--out", out, *COLUMNS, *FAST)
-    assert "→ accuracy" in result.output and "one run" in result.output
+    assert "accuracy" in result.output and "finished  yes" in result.output
     return out
 
 
-def test_finetune_writes_a_folder_whose_card_has_the_command(tuned):
-    card = (tuned / "README.md").read_text()
-    assert "everybert finetune classify" in card and "--columns text=body" in card and "--epochs 2" in card
+def test_finetune_writes_a_folder_whose_card_has_the_settings(tuned):
+    assert "| epochs | 2 |" in (tuned / "README.md").read_text()
 
 
 def test_finetune_as_json_over_seeds_and_an_adapter(base, data, tmp_path):
@@ -106,7 +103,7 @@ def test_mistakes_are_one_line_and_exit_code_2(base, data, tuned, tmp_path):
         (("tag", "john", "--model", tuned), "no tag head"),
         (("answer", "who?", "--model", tuned), "no context"),
         (("choose", "only a prompt", "--model", tuned), "two endings"),
-        (("blimp", tmp_path / "nowhere"), "no file"),
+        (("blimp", tmp_path / "nowhere"), "does not exist"),
         (("glue", tmp_path / "nowhere"), "not a folder"),
     ):
         result = run(*args, code=2)
@@ -125,20 +122,6 @@ def test_classify_texts_pairs_and_scores(tuned):
     assert len(lines) == 3 and {"neg", "pos"} < set(lines[0].split()) and "the film was good" in lines[1]
     found = json.loads(run("classify", "the film", "--pair", "the song", "--model", tuned, "--json").stdout)
     assert set(found[0]["scores"]) == {"neg", "pos"}
-
-
-def test_classify_a_file_goes_on_where_it_stopped(tuned, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "CHUNK", 7)
-    out = tmp_path / "scored.csv"
-    run("classify", data, "--text-column", "body", "--out", out, "--model", tuned)
-    whole = out.read_text()
-    out.write_text(whole[: len(whole) // 2])
-    result = run("classify", data, "--text-column", "body", "--out", out, "--model", tuned)
-    assert "from before" in result.stdout
-    with out.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 20 and {r["prediction"] for r in rows} <= {"pos", "neg"}
-    assert "were there already" in run("classify", data, "--text-column", "body", "--out", out, "--model", tuned).stdout
 
 
 def test_ctrl_c_exits_with_130_and_says_how_to_go_on(tuned, data, tmp_path, monkeypatch):
@@ -170,16 +153,16 @@ def test_tag_answer_choose_regress_on_texts(tmp_path):
     answers = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert all(a["context"][a["start"] : a["end"]] == a["prediction"] for a in answers)
     chooser = tiny_model.save(tmp_path / "c", {"choose": None})
-    assert run("choose", "the dog", "eats", "sees", "--model", chooser).stdout.count("→") == 1
+    assert "index" in run("choose", "the dog", "eats", "sees", "--model", chooser).stdout
     regressor = tiny_model.save(tmp_path / "r", {"classify": 1}, problem_type="regression")
-    float(run("regress", "the dog", "--model", regressor).stdout.split()[0])
+    float(run("regress", "the dog", "--model", regressor).stdout.split()[-1])
 
 
 def test_doctor_finds_what_is_wrong(base, tmp_path):
     rows = [("the film was good", "pos"), ("the food was bad", "neg")] * 3 + [("the film was good", "neg"), ("", "pos")]
     data = tsv(tmp_path / "sick.tsv", ("text", "label"), *rows)
     result = run("doctor", "classify", "--data", data, "--dev", data, "--model", base, code=1)
-    assert "error" in result.stdout and "labels of train" in result.stdout and "tokens of dev" in result.stdout
+    assert "error: " in result.stdout and "neg 4, pos 3" in result.stdout and "longest" in result.stdout
     found = json.loads(run("doctor", "classify", "--data", data, "--json", code=1).stdout)
     assert {"bad rows", "conflicts"} <= {f["kind"] for f in found["findings"]}
 
@@ -211,8 +194,8 @@ def test_squad_scores_a_model_and_its_predictions_alike(tmp_path):
 def test_blimp_prints_a_table(base, tmp_path):
     row = {"sentence_good": "he sees it", "sentence_bad": "he see it", "UID": "u", "linguistics_term": "agreement"}
     (tmp_path / "u.jsonl").write_text(json.dumps(row) + "\n")
-    result = run("blimp", tmp_path / "u.jsonl", "--model", base, "--variant", "word", "--paradigms")
-    assert "agreement" in result.stdout and "all (mean of paradigms)" in result.stdout
+    result = run("blimp", tmp_path / "u.jsonl", "--model", base)
+    assert "agreement" in result.stdout and "\nall " in result.stdout
 
 
 @pytest.mark.parametrize(

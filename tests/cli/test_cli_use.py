@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from typer.testing import CliRunner
 
@@ -108,7 +110,9 @@ def test_tokens(folder: Path):
     assert (found["tokens"][2]["start"], found["tokens"][2]["end"]) == (4, 7)
     expected = load(folder, device="cpu").tokens("the dog", layer=1).vectors
     np.testing.assert_allclose([t["vector"] for t in found["tokens"]], expected, atol=1e-6)
-    assert "layer 2" in run("tokens", "the dog", "--model", folder).stdout
+    assert "layer  2" in run("tokens", "the dog", "--model", folder).stdout
+    (both,) = json.loads(run("tokens", "the dog", "--pair", "cat", "--model", folder, "--json").stdout)
+    assert [t["segment"] for t in both["tokens"]] == [0, 0, 0, 0, 1, 1]
 
 
 def test_next(folder: Path, tmp_path: Path):
@@ -117,16 +121,21 @@ def test_next(folder: Path, tmp_path: Path):
     assert found["probability"] == pytest.approx(load(folder, device="cpu").next_sentence("the dog plays", "the cat"))
     (tmp_path / "pairs.tsv").write_text("the dog plays\tthe cat\nthe\tdog\n")
     result = run("next", "--file", tmp_path / "pairs.tsv", "--model", folder)
-    assert result.stdout.splitlines()[0].startswith(f"{found['probability']:.4f}")
-    assert len(result.stdout.splitlines()) == 2
+    title, first, _ = result.stdout.splitlines()
+    assert title.split() == ["first", "second", "probability"] and first.endswith(f"{found['probability']:.4f}")
 
 
-def test_info(folder: Path):
+def test_info(folder: Path, tmp_path: Path):
     assert "109,482,240" in run("info", "bert-base-uncased").stdout
     about = json.loads(run("info", folder, "--json").stdout)
     assert about["layers"] == 2 and about["heads"] == ["mlm", "nsp"]
     assert about["total"] == sum(p.numel() for p in load(folder, device="cpu").network.parameters())
+    load(folder, device="cpu").save(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text((folder / "config.json").read_text() + " ")
+    assert json.loads(run("info", "--accept", tmp_path / "model", "--json").stdout)["accepted"] == ["config.json"]
+    assert "2,307" in run("info", "bert-base-uncased", "--task", "classify", "--labels", 3).stdout
     rows = run("info", "--compare").stdout.splitlines()
+    assert any("79.6*" in row for row in rows) and any("Devlin et al. 2019" in row for row in rows)
     assert any("66,362,880" in row for row in rows) and any("559,890,432" in row for row in rows)
 
 
@@ -143,6 +152,9 @@ def test_info(folder: Path):
         (["next", "only one"], "both"),
         (["info"], "--compare"),
         (["info", "bert-base-uncase"], "bert-base-uncased"),
+        (["embed", "report.pdf"], "is a file, not a text"),
+        (["fill", "a [MASK]", "--top", "x"], "--top"),
+        (["fill", "a [MASK]", "--bogus"], "--bogus"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(folder: Path, arguments, message):
@@ -155,9 +167,25 @@ def test_mistakes_are_one_line_and_exit_code_2(folder: Path, arguments, message)
     assert line.startswith("error: ") and message in line
 
 
+def test_the_folder_of_a_run_and_pickled_weights_are_refused_with_the_remedy(folder: Path, tmp_path: Path):
+    shutil.copytree(folder, tmp_path / "run" / "model")
+    refused = run("fill", "the [MASK]", "--model", tmp_path / "run")
+    assert refused.exit_code == 2 and f"did you mean {tmp_path / 'run' / 'model'}?" in refused.stderr
+    old = Path(shutil.copytree(folder, tmp_path / "old"))
+    torch.save(safetensors.torch.load_file(old / "model.safetensors"), old / "pytorch_model.bin")
+    for name in ("model.safetensors", "manifest.json"):
+        (old / name).unlink()
+    refused = run("fill", "the [MASK]", "--model", old)
+    assert refused.exit_code == 2 and "give --allow-pickle" in refused.stderr
+    assert run("export", "hf", old, tmp_path / "new", "--allow-pickle").exit_code == 0
+    lines = ([folder], [tmp_path / "new"], [old, "--allow-pickle"])
+    texts = [run("fill", "the [MASK]", "--model", *line).stdout for line in lines]
+    assert texts[0] == texts[1] == texts[2]
+
+
 def test_an_unknown_command_gets_a_close_one():
     result = run("fil")
-    assert result.exit_code == 2 and "Did you mean fill" in result.stderr
+    assert result.exit_code == 2 and "did you mean fill?" in result.stderr
 
 
 def test_a_lone_surrogate_and_a_broken_file(folder: Path, tmp_path: Path):
@@ -172,7 +200,7 @@ def test_a_lone_surrogate_and_a_broken_file(folder: Path, tmp_path: Path):
         env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
     )
     assert done.returncode == 0, done.stderr
-    assert rb"the \udcff dog" in done.stdout and b"  dog  " in done.stdout
+    assert rb"the \udcff dog" in done.stdout and b"\ndog  " in done.stdout
 
 
 def test_importing_and_helping_load_no_torch():

@@ -21,31 +21,22 @@ def everybert(*words: object):
     return CliRunner().invoke(app, list(map(str, words)))
 
 
-def test_int8_is_scored_on_the_users_data(classifier, tmp_path):
-    data = tmp_path / "dev.tsv"
-    rows = [f"{['bad', 'good'][i % 2]}\tthe {w} is {w} and {i % 7}" for i, w in enumerate(["film", "food", "song"] * 8)]
-    data.write_text("label\ttext\n" + "\n".join(rows) + "\n")
-    done = everybert("export", "onnx", classifier, tmp_path / "onnx", "--int8", "--check", data, "--json")
+def test_a_graph_is_compared_with_the_model(classifier, tmp_path):
+    done = everybert("export", "onnx", classifier, tmp_path / "onnx", "--json")
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["task"] == "classify" and found["outputs"] == ["logits"] and found["difference"] < 1e-4
-    assert found["int8"]["least"] > 0.9 and found["int8"]["agree"] > 0.9
-    scores = found["scores"]
-    assert scores["examples"] == 24 and set(scores["model"]) == set(scores["export"])
-    assert scores["model"]["accuracy"] == pytest.approx(scores["export"]["accuracy"], abs=0.1)
     assert {"model.onnx", "config.json", "everybert.json"} <= {p.name for p in (tmp_path / "onnx").iterdir()}
 
 
 def test_a_folder_for_transformers(classifier, tmp_path):
     done = everybert("export", "hf", classifier, tmp_path / "hf")
-    assert "BertForSequenceClassification" in done.stdout and "read back and the same" in done.stdout
+    assert "BertForSequenceClassification" in done.stdout
     again = everybert("export", "hf", classifier, tmp_path / "hf")
     assert again.exit_code == 2 and again.stderr.startswith("error: ") and "exists already" in again.stderr
 
 
 def test_errors_are_one_line(classifier, tmp_path):
-    lost = everybert("export", "onnx", classifier, tmp_path / "a", "--check", tmp_path / "none.tsv")
-    assert lost.exit_code == 2 and "is not a file" in lost.stderr
     headless = everybert("export", "onnx", classifier, tmp_path / "a", "--task", "tag")
     assert headless.exit_code == 2 and "no tag head" in headless.stderr and headless.stderr.count("\n") == 1
     assert not (tmp_path / "a").exists()

@@ -1,4 +1,4 @@
-"""`everybert pretrain`, `distil` and `extend` as a user runs them."""
+"""`everybert pretrain` and `distil` as a user runs them."""
 
 import json
 import os
@@ -67,9 +67,6 @@ def test_runs_to_the_end_and_prints_json(place):
     third = everybert("distil", "--teacher", model, *corpus, "--out", place / "small", *shape, "--json")
     assert third.exit_code == 0, third.output
     assert json.loads(third.stdout)["model"] == str(place / "small" / "model")
-    (place / "words.txt").write_text("farmerette\ncat\n")
-    fourth = everybert("extend", "--model", model, "--words", place / "words.txt", "--out", place / "wider")
-    assert fourth.exit_code == 0 and fourth.stdout.startswith("1 words added")
 
 
 def test_mistakes_are_one_line(place):

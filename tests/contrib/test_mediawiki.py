@@ -105,3 +105,8 @@ def test_damaged_and_foreign_xml_are_told(tmp_path):
     path.write_text("")
     with pytest.raises(EverybertError, match="cut short"):
         list(read_pages(path))
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("{{", "}}"), ("{{{", "}}}"), ("{{a|", "}}"), ("<ref>", "</ref>")])
+def test_markup_nested_five_thousand_deep(opening, closing):
+    assert prose(f"Before it. {opening * 5000}x{closing * 5000} After it.").endswith("After it.")

@@ -70,11 +70,10 @@ def test_documents_sentences_and_counts(tmp_path, wordpiece, texts):
     corpus = Corpus.open(tmp_path / "c")
     corpus.check_tokenizer(tok.digest)
     assert corpus.dtype.itemsize == 2
-    assert summary.splits["train"]["documents"] == corpus.documents == len(train)
-    assert summary.splits["train"]["tokens"] == corpus.token_count == corpus.unigram().sum()
+    assert summary["splits"]["train"]["documents"] == corpus.documents == len(train)
+    assert summary["splits"]["train"]["tokens"] == corpus.token_count == corpus.unigram().sum()
     assert (corpus.unigram() == np.bincount(corpus.tokens(0, corpus.token_count), minlength=tok.size)).all()
-    assert sum(summary.sentence_lengths.values()) == summary.counts["sentences"]
-    assert sum(summary.document_lengths.values()) == summary.counts["documents"] == 200
+    assert summary["counts"]["documents"] == 200
     assert not (tmp_path / "c/records").exists()
     verify(tmp_path / "c")
 
@@ -98,7 +97,7 @@ def test_copies_are_dropped_and_the_first_stays(tmp_path, wordpiece, monkeypatch
     summary = build_corpus(tmp_path / "in.txt", wordpiece, tmp_path / "c", workers=2, heldout=0, shard_characters=999)
     tok = Tokenizer.load(wordpiece)
     assert corpus_documents(tmp_path / "c") == [normal(tok, t) for t in some + documents(5, seed=9)]
-    assert summary.counts["duplicates"] == 11
+    assert summary["counts"]["duplicates"] == 11
 
 
 def test_heldout_depends_on_the_document_alone(tmp_path, wordpiece):
@@ -110,6 +109,14 @@ def test_heldout_depends_on_the_document_alone(tmp_path, wordpiece):
         build_corpus(tmp_path / "in.txt", wordpiece, tmp_path / str(seed), workers=1, heldout=0.2)
         found.append(sorted(corpus_documents(tmp_path / str(seed), "heldout")))
     assert found[0] == found[1]
+
+
+def test_too_little_held_out_text_is_told(tmp_path, wordpiece, texts, caplog):
+    build_corpus(texts, wordpiece, tmp_path / "some", workers=1, heldout=0.5)
+    build_corpus(texts, wordpiece, tmp_path / "none", workers=1, heldout=0)
+    assert not caplog.text
+    build_corpus(texts, wordpiece, tmp_path / "few", workers=1, heldout=0.01)
+    assert "tokens are held out, too few to measure a model: raise --heldout" in caplog.text
 
 
 def interrupted(monkeypatch, after):
@@ -139,10 +146,10 @@ def test_an_interrupted_build_continues_without_redoing_shards(tmp_path, wordpie
         Corpus.open(tmp_path / "c")
     tokenized = []
     original = encode.Encoder.sentences
-    monkeypatch.setattr(encode.Encoder, "sentences", lambda s, p: tokenized.append(p.text) or original(s, p))
+    monkeypatch.setattr(encode.Encoder, "sentences", lambda s, text: tokenized.append(text) or original(s, text))
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "c.building/shards").iterdir()}
     summary = build_corpus(texts, wordpiece, tmp_path / "c", workers=1, **kwargs)
-    assert summary.kept_shards == 3
+    assert summary["kept_shards"] == 3
     assert tokenized
     assert not set(tokenized) & set(documents(200)[:20])
     finished = [name for name in before if name < "00003"]
@@ -181,8 +188,8 @@ def test_killed_outright_it_continues_and_leaves_no_worker(tmp_path, wordpiece, 
     child.wait()
     small(monkeypatch)
     summary = build_corpus(texts, wordpiece, out, workers=1, shard_characters=2000)
-    assert summary.kept_shards >= 2
-    assert summary.counts["documents"] == 200
+    assert summary["kept_shards"] >= 2
+    assert summary["counts"]["documents"] == 200
     build_corpus(texts, wordpiece, tmp_path / "whole", workers=1, shard_characters=2000)
     assert contents(out) == contents(tmp_path / "whole")
     while any(Path(f"/proc/{worker}").exists() for worker in family):
@@ -210,24 +217,24 @@ def test_changes_are_noticed(tmp_path, wordpiece, texts, monkeypatch):
     with pytest.raises(EverybertError, match="inputs differ"):
         build_corpus(texts, wordpiece, tmp_path / "c", **kwargs)
     summary = build_corpus(texts, wordpiece, tmp_path / "c", fresh=True, **kwargs)
-    assert summary.kept_shards == 0
+    assert summary["kept_shards"] == 0
 
 
 def test_a_finished_corpus_is_left_alone_or_replaced(tmp_path, wordpiece, texts):
     first = build_corpus(texts, wordpiece, tmp_path / "c", workers=1)
     before = contents(tmp_path / "c")
     again = build_corpus(texts, wordpiece, tmp_path / "c", workers=2)
-    assert again.counts == first.counts
+    assert again["counts"] == first["counts"]
     assert contents(tmp_path / "c") == before
     with pytest.raises(EverybertError, match=r"other options.*--fresh"):
-        build_corpus(texts, wordpiece, tmp_path / "c", workers=1, min_tokens=3)
+        build_corpus(texts, wordpiece, tmp_path / "c", workers=1, wrapped=True)
     texts.write_text("Another text.", "utf-8")
     with pytest.raises(EverybertError, match="other inputs"):
         build_corpus(texts, wordpiece, tmp_path / "c", workers=1)
-    assert build_corpus(texts, wordpiece, tmp_path / "c", workers=1, heldout=0, fresh=True).counts["documents"] == 1
+    assert build_corpus(texts, wordpiece, tmp_path / "c", workers=1, heldout=0, fresh=True)["counts"]["documents"] == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "in.txt"]
     mined = build_corpus(texts, wordpiece, tmp_path / "c", workers=1, heldout=0, pmi=True)
-    assert mined.collocations == 0
+    assert mined["collocations"] == 0
     assert Corpus.open(tmp_path / "c").collocations() == []
     verify(tmp_path / "c")
 
@@ -251,16 +258,16 @@ def test_languages_are_stored_by_document(tmp_path, wordpiece):
     corpus = Corpus.open(tmp_path / "c")
     assert corpus.languages == ("de", "en", "fr")
     assert np.bincount(corpus.document_language).tolist() == [5, 6, 7]
-    assert summary.languages == {"de": 5, "en": 6, "fr": 7}
+    assert summary["languages"] == {"de": 5, "en": 6, "fr": 7}
     with pytest.raises(EverybertError, match="LANGUAGE=FILE"):
         build_corpus([tmp_path / "en/x.txt"], wordpiece, tmp_path / "d", languages=languages)
 
 
-def test_one_endless_line_is_one_document(tmp_path, wordpiece, monkeypatch):
+def test_a_document_longer_than_a_unit_is_whole(tmp_path, wordpiece, monkeypatch):
     small(monkeypatch, unit=1000)
     (tmp_path / "in.txt").write_text("the river sings " * 5000 + "x" * 5000, "utf-8")
     summary = build_corpus(tmp_path / "in.txt", wordpiece, tmp_path / "c", workers=2, heldout=0)
-    assert summary.counts["documents"] == 1
+    assert summary["counts"]["documents"] == 1
     (text,) = corpus_documents(tmp_path / "c")
     assert text.count("theriversings") == 5000
 
@@ -277,7 +284,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path, texts):
     corpus = Corpus.open(tmp_path / "c")
     assert corpus.dtype.itemsize == 4
     assert corpus.tokens(0, 3).tolist() == [69999, 1, 0]
-    assert summary.unknown_rate == pytest.approx(1 / 3)
+    assert summary["unknown_rate"] == pytest.approx(1 / 3)
 
 
 def test_bad_text_is_located_or_replaced(tmp_path, wordpiece):
@@ -286,7 +293,7 @@ def test_bad_text_is_located_or_replaced(tmp_path, wordpiece):
         build_corpus(tmp_path / "in.txt", wordpiece, tmp_path / "c", workers=2, heldout=0)
     # What was read before the bad byte is the same either way, so the build goes on.
     summary = build_corpus(tmp_path / "in.txt", wordpiece, tmp_path / "c", errors="replace", workers=2, heldout=0)
-    assert (summary.counts["documents"], summary.counts["replaced"]) == (2, 1)
+    assert (summary["counts"]["documents"], summary["counts"]["replaced"]) == (2, 1)
 
 
 def test_nothing_to_build_is_an_error(tmp_path, wordpiece):
@@ -300,7 +307,7 @@ def test_nothing_to_build_is_an_error(tmp_path, wordpiece):
     with pytest.raises(EverybertError, match="lower --heldout"):
         build_corpus(tmp_path / "in.txt", wordpiece, tmp_path / "c", workers=1, heldout=0.99999999)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.txt"]
-    for kwargs in ({"heldout": 1.0}, {"heldout": -0.1}, {"workers": 0}, {"min_tokens": 0}):
+    for kwargs in ({"heldout": 1.0}, {"heldout": -0.1}, {"workers": 0}):
         with pytest.raises(EverybertError, match="must be"):
             build_corpus(tmp_path / "in.txt", wordpiece, tmp_path / "c", **kwargs)
 
@@ -318,7 +325,7 @@ def test_a_full_disk_is_told_and_the_build_continues(tmp_path, wordpiece, texts,
     with pytest.raises(EverybertError, match="disk is full"):
         build_corpus(texts, wordpiece, tmp_path / "c", workers=2, shard_characters=4000)
     monkeypatch.setattr(build, "write_shard", original)
-    assert build_corpus(texts, wordpiece, tmp_path / "c", workers=1, shard_characters=4000).kept_shards == 2
+    assert build_corpus(texts, wordpiece, tmp_path / "c", workers=1, shard_characters=4000)["kept_shards"] == 2
 
 
 def test_unwritable_place_is_told(tmp_path, wordpiece, texts):
@@ -343,13 +350,13 @@ def test_compressed_texts_and_records_are_read(tmp_path, wordpiece):
     (tmp_path / "r.jsonl.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
     inputs = [tmp_path / "w.txt.bz2", tmp_path / "r.jsonl.gz"]
     summary = build_corpus(inputs, wordpiece, tmp_path / "c", workers=2, heldout=0)
-    assert (summary.counts["documents"], summary.counts["duplicates"]) == (3, 1)
+    assert (summary["counts"]["documents"], summary["counts"]["duplicates"]) == (3, 1)
     assert corpus_documents(tmp_path / "c")[0] == "theoldtown."
 
 
 def test_damage_is_found(tmp_path, wordpiece, texts):
     build_corpus(texts, wordpiece, tmp_path / "c", workers=1)
-    assert summarise(tmp_path / "c").counts["documents"] == 200
+    assert summarise(tmp_path / "c")["counts"]["documents"] == 200
     file = tmp_path / "c/shards/00000.tokens.bin"
     file.write_bytes(bytes(file.stat().st_size))
     with pytest.raises(EverybertError, match="was changed"):

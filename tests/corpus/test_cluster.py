@@ -57,18 +57,18 @@ def on_cluster(texts, out, **more):
 
 
 def killer(mark: Path, times: int):
-    """`encode_pieces`, but a worker kills itself by SIGKILL, `times` times in all, in the middle of the corpus."""
-    encode = build.encode_pieces
+    """`encode_documents`, but a worker kills itself by SIGKILL, `times` times in all, in the middle of the corpus."""
+    encode = build.encode_documents
 
-    def dying(encoder, pieces):  # known here alone, so it is sent to the workers as it is
+    def dying(encoder, documents):  # known here alone, so it is sent to the workers as it is
         import os
         import signal
 
         at = sum(1 for _ in mark.iterdir())
-        if any("Paris" in piece.text for piece in pieces) and at < times:
+        if any("Paris" in text for text, _ in documents) and at < times:
             (mark / f"{at}-{os.getpid()}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return encode(encoder, pieces)
+        return encode(encoder, documents)
 
     return dying
 
@@ -82,10 +82,10 @@ def test_same_bytes_as_the_local_engine(two_workers, texts, tmp_path, local):
 
 def test_a_killed_worker_loses_nothing(two_workers, texts, tmp_path, local, monkeypatch):
     (tmp_path / "killed").mkdir()
-    monkeypatch.setattr(build, "encode_pieces", killer(tmp_path / "killed", times=2))
+    monkeypatch.setattr(build, "encode_documents", killer(tmp_path / "killed", times=2))
     summary = on_cluster(texts, tmp_path / "c")
     assert len(list((tmp_path / "killed").iterdir())) >= 2
-    assert summary.counts["documents"] == 200
+    assert summary["counts"]["documents"] == 200
     assert contents(tmp_path / "c") == local
 
 
@@ -93,11 +93,11 @@ def test_work_that_kills_every_worker_ends_and_what_was_done_is_kept(two_workers
     (tmp_path / "killed").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(module, "RETRIES", 0)
-        patch.setattr(build, "encode_pieces", killer(tmp_path / "killed", times=1000))
+        patch.setattr(build, "encode_documents", killer(tmp_path / "killed", times=1000))
         with pytest.raises(EverybertError, match="out of memory"):
             on_cluster(texts, tmp_path / "c", workers=1)
     with monkeypatch.context() as patch:
-        patch.setattr(build, "encode_pieces", lambda encoder, pieces: 1 / 0)
+        patch.setattr(build, "encode_documents", lambda encoder, pieces: 1 / 0)
         with pytest.raises(EverybertError, match=r"ZeroDivisionError.*same everybert"):
             on_cluster(texts, tmp_path / "c")
     assert not (tmp_path / "c").exists()
@@ -109,7 +109,7 @@ STOPPED = """
 from everybert.cli.main import run
 from everybert.corpus import build
 build.UNIT = 300
-build.BuildOptions.__init__.__defaults__ = (0.005, 1, False, 4000, None, "strict", False)
+build.BuildOptions.__init__.__defaults__ = (0.005, False, 4000, None, "strict", False)
 run()
 """
 
@@ -135,7 +135,7 @@ def test_a_stopped_build_leaves_no_process_and_goes_on_in_either_engine(tmp_path
         assert time.monotonic() < deadline, alive
         time.sleep(0.1)
     options = {"heldout": 0, "workers": 1, "shard_characters": SHARD}
-    assert build_corpus(tmp_path / "in.txt", texts / "tokenizer", tmp_path / "c", **options).kept_shards >= 1
+    assert build_corpus(tmp_path / "in.txt", texts / "tokenizer", tmp_path / "c", **options)["kept_shards"] >= 1
     build_corpus(tmp_path / "in.txt", texts / "tokenizer", tmp_path / "whole", **options)
     assert contents(tmp_path / "c") == contents(tmp_path / "whole")
 
@@ -146,15 +146,15 @@ def test_a_lost_machine_loses_nothing(texts, tmp_path, local, monkeypatch):
 
     machines = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     lost = machines.add_node(num_cpus=2)
-    encode = build.encode_pieces
+    encode = build.encode_documents
 
     def slow(encoder, pieces):
         import time
 
         time.sleep(0.05)
-        return encode(encoder, pieces)
+        return encode(encoder, documents)
 
-    monkeypatch.setattr(build, "encode_pieces", slow)
+    monkeypatch.setattr(build, "encode_documents", slow)
     close = build.ShardWriter.close
 
     def losing(self, number, digest):

@@ -9,20 +9,18 @@ import pytest
 from corpus_texts import documents, tokenizer
 from faults import DONE, KINDS, SAID, SURVIVED, Faults
 
-from everybert.corpus import build
+from everybert.corpus import build, pmi
 from everybert.corpus.build import build_corpus, verify
-from everybert.corpus.pmi import PmiOptions
 from everybert.corpus.shards import Corpus
 from everybert.errors import EverybertError
 from everybert.text.tokenizer import Tokenizer
-
-SHORT = PmiOptions(min_count=2, min_pmi=1.0, words=2, table=1 << 12)
-LONG = PmiOptions(min_count=2, min_pmi=1.0, words=4, table=1 << 12)
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(build, "UNIT", 300)
+    monkeypatch.setattr(pmi, "MIN_COUNT", 2)
+    monkeypatch.setattr(pmi, "MIN_PMI", 1.0)
     monkeypatch.setattr("os.fsync", lambda handle: None)  # processes die here, not machines
 
 
@@ -70,7 +68,7 @@ class Sweep:
         assert (corpus.unigram() == np.bincount(ids, minlength=corpus.vocab_size)).all()
         assert Tokenizer.load(corpus.tokenizer_path).digest == corpus.tokenizer_digest
         mined = corpus.collocations()
-        assert (mined is None) == ("pmi" not in corpus.meta)
+        assert (mined is None) == ("collocations" not in corpus.meta)
         return ids.tobytes(), corpus.sentence_offsets.tobytes(), None if mined is None else tuple(mined)
 
     def examine(self, kind, step, code):
@@ -102,7 +100,7 @@ def nothing(sweep):
 
 
 def another(sweep):
-    sweep.make(sweep.out, "old.txt", pmi=SHORT)
+    sweep.make(sweep.out, "old.txt", pmi=True)
 
 
 def unfinished(sweep):
@@ -119,15 +117,15 @@ def unfinished(sweep):
         sweep.make(sweep.out)
 
 
-def mined(sweep):
-    sweep.make(sweep.out, pmi=SHORT)
+def made(sweep):
+    sweep.make(sweep.out)
 
 
 CASES = {
-    "new": (nothing, {"pmi": SHORT}),
+    "new": (nothing, {"pmi": True}),
     "in place of another": (another, {"fresh": True}),
     "continued": (unfinished, {}),
-    "mined again": (mined, {"pmi": LONG}),
+    "mined": (made, {"pmi": True}),
 }
 
 
@@ -144,9 +142,9 @@ def swept(tmp_path, texts, case, kinds):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_build_killed_or_out_of_disk_anywhere(tmp_path, texts, case):
-    more = {"continued": ("ENOSPC",), "mined again": ("EIO", "cut")}.get(case, ())
+    more = {"continued": ("ENOSPC",), "mined": ("EIO", "cut")}.get(case, ())
     faults = swept(tmp_path, texts, case, ("kill", *more))
-    assert len(faults.codes["kill"]) >= (5 if case == "mined again" else 20)
+    assert len(faults.codes["kill"]) >= (5 if case == "mined" else 20)
 
 
 @pytest.mark.slow

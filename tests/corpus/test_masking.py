@@ -43,7 +43,7 @@ def sequences(lengths, seed=0, stray=0.0):
 
 def masker(strategy="token", where=LAYOUT, **kwargs):
     counts = np.arange(where.vocab_size)
-    return Masker(MaskingConfig(strategy=strategy, **kwargs), where, counts, Phrases(PHRASES, where.vocab_size))
+    return Masker(MaskingConfig(strategy=strategy, **kwargs), where, counts, Phrases(PHRASES))
 
 
 def runs(index):

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from memory_corpus import MemoryCorpus, layout, random_corpus
 
 from everybert.corpus import packs as module
+from everybert.corpus import pmi
 from everybert.corpus.build import build_corpus
 from everybert.corpus.examples import KINDS, ExampleConfig
 from everybert.corpus.masking import STRATEGIES, MaskingConfig
 from everybert.corpus.packs import PackStream, Position, fill_packs
-from everybert.corpus.pmi import PmiOptions
 from everybert.corpus.shards import Corpus, Layout
 from everybert.errors import EverybertError
 from everybert.text.tokenizer import Tokenizer
@@ -239,9 +239,11 @@ def built(tmp_path_factory):
     """A corpus folder in several shards, with collocations."""
     folder = tmp_path_factory.mktemp("packs")
     (folder / "text.txt").write_text("\n\n".join(corpus_texts.documents(300)), "utf-8")
-    mined = PmiOptions(min_count=2, min_pmi=0.5)
-    options = {"workers": 1, "pmi": mined, "shard_characters": 20_000, "heldout": 0.1}
-    build_corpus(folder / "text.txt", corpus_texts.tokenizer(), folder / "corpus", **options)
+    options = {"workers": 1, "pmi": True, "shard_characters": 20_000, "heldout": 0.1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pmi, "MIN_COUNT", 2)
+        patch.setattr(pmi, "MIN_PMI", 0.5)
+        build_corpus(folder / "text.txt", corpus_texts.tokenizer(), folder / "corpus", **options)
     return folder / "corpus"
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from everybert.corpus import pmi
 from everybert.corpus.build import build_corpus
-from everybert.corpus.pmi import Phrases, PmiOptions, mine
+from everybert.corpus.pmi import Phrases, mine
 from everybert.corpus.shards import Corpus
 
 
@@ -22,12 +22,17 @@ def build(tmp_path, text, kind="wordpiece"):
     return Corpus.open(tmp_path / "c"), tok
 
 
-def by_definition(sentences, options):
+def limits(monkeypatch, **values):
+    for name, value in values.items():
+        monkeypatch.setattr(pmi, name, value)
+
+
+def by_definition(sentences):
     """PMI_n straight from its definition, over sentences of words."""
     total = sum(len(sentence) for sentence in sentences)
     counts = {}
     for sentence in sentences:
-        for n in range(1, options.words + 1):
+        for n in range(1, pmi.WORDS + 1):
             for i in range(len(sentence) - n + 1):
                 ngram = tuple(sentence[i : i + n])
                 if all(any(c.isalnum() for c in word) for word in ngram):
@@ -42,34 +47,29 @@ def by_definition(sentences, options):
             for cut in cuts
         )
 
-    scores = {g: score(g) for g, count in counts.items() if len(g) > 1 and count >= options.min_count}
-    return {ngram: value for ngram, value in scores.items() if value >= options.min_pmi}
+    scores = {g: score(g) for g, count in counts.items() if len(g) > 1 and count >= pmi.MIN_COUNT}
+    return {ngram: value for ngram, value in scores.items() if value >= pmi.MIN_PMI}
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from([40, 1 << 20]))
-def test_scores_follow_the_definition(tmp_path_factory, seed, block):
+@given(st.integers(0, 10**6))
+def test_scores_follow_the_definition(tmp_path_factory, seed):
     rng = random.Random(seed)
     sentences = [
         rng.choices(["river", "hill", "New", "York", "old", ",", "stone"], k=rng.randint(1, 9)) for _ in range(60)
     ]
     corpus, tok = build(tmp_path_factory.mktemp("p"), "\n".join(" ".join(s) for s in sentences))
-    options = PmiOptions(words=4, min_count=3, min_pmi=0.2)
-    original, pmi.BLOCK = pmi.BLOCK, block
-    try:
-        found = mine(corpus, tok, options)
-    finally:
-        pmi.BLOCK = original
-    expected = {
-        tuple(tok.encode(" ".join(ngram), specials=False).ids): value
-        for ngram, value in by_definition([[w.lower() for w in s] for s in sentences], options).items()
-    }
-    assert dict(zip(found.ngrams, found.scores)) == pytest.approx(expected, rel=1e-5)
-    assert [len(ngram) for ngram in found.ngrams] == sorted((len(n) for n in found.ngrams), reverse=True)
+    with pytest.MonkeyPatch.context() as patch:
+        limits(patch, WORDS=4, MIN_COUNT=3, MIN_PMI=0.2)
+        ngrams, scores = mine(corpus, tok)
+        defined = by_definition([[w.lower() for w in s] for s in sentences])
+    expected = {tuple(tok.encode(" ".join(ngram), specials=False).ids): value for ngram, value in defined.items()}
+    assert dict(zip(ngrams, scores)) == pytest.approx(expected, rel=1e-5)
+    assert [len(ngram) for ngram in ngrams] == sorted(map(len, ngrams), reverse=True)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_planted_collocations_are_found_and_chance_is_not(tmp_path, kind):
+def test_planted_collocations_are_found_and_chance_is_not(tmp_path, kind, monkeypatch):
     rng = random.Random(1)
     words = ["river", "hill", "town", "old", "green", "quiet", "stone", "bridge", "morning", "light", "near", "under"]
     lines = []
@@ -78,31 +78,26 @@ def test_planted_collocations_are_found_and_chance_is_not(tmp_path, kind):
         line.insert(rng.randint(1, 8), rng.choice(["New York,", "naïve café"]) if rng.random() < 0.2 else "over")
         lines.append(" ".join(line))
     corpus, tok = build(tmp_path, "\n".join(lines), kind)
-    found = {tok.decode(ngram).strip().lower() for ngram in mine(corpus, tok, PmiOptions(min_pmi=2.0)).ngrams}
+    limits(monkeypatch, MIN_PMI=2.0)
+    found = {tok.decode(ngram).strip().lower() for ngram in mine(corpus, tok)[0]}
     plain = {"naïve café", "naive cafe"}  # BERT's uncased vocabulary strips accents
     assert "new york" in found
     assert found & plain
     assert found <= plain | {"new york"}
 
 
-def test_a_small_table_keeps_the_frequent(tmp_path):
+def test_the_best_are_kept_and_a_large_corpus_is_sampled(tmp_path, monkeypatch):
     rng = random.Random(2)
     lines = [
         " ".join(rng.choices(["river", "hill", "town", "old", "green", "quiet", "stone"], k=6)) for _ in range(300)
     ]
     corpus, tok = build(tmp_path, "\n".join([*lines, *["New York sings"] * 60]))
-    options = PmiOptions(words=3, min_count=5, min_pmi=1.5, table=12)
-    found = mine(corpus, tok, options)
-    assert tok.decode(found.ngrams[0]) == "new york sings"
-    assert len(mine(corpus, tok, PmiOptions(words=3, min_count=5, min_pmi=-9, size=4)).ngrams) == 4
-
-
-def test_one_sentence_longer_than_a_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(pmi, "BLOCK", 16)
-    corpus, tok = build(tmp_path, "New York river hill " * 30)
-    found = mine(corpus, tok, PmiOptions(words=2, min_count=10, min_pmi=0.5))
-    assert tuple(tok.encode("new york", specials=False).ids) in found.ngrams
-    assert np.isfinite(found.scores).all()
+    limits(monkeypatch, WORDS=3, MIN_COUNT=5, MIN_PMI=1.5)
+    assert tok.decode(mine(corpus, tok)[0][0]) == "new york sings"
+    limits(monkeypatch, SAMPLE=corpus.token_count // 3)
+    assert tok.decode(mine(corpus, tok)[0][0]) == "new york sings"
+    limits(monkeypatch, MIN_PMI=-9, SIZE=4)
+    assert len(mine(corpus, tok)[0]) == 4
 
 
 phrases = st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=4).map(tuple), min_size=1, max_size=8)
@@ -136,7 +131,7 @@ def test_joins_the_longest_first(found, cells):
     last[-1] = True
     first = begins | np.append(True, last[:-1])  # a run of text begins with a word
     before = first.copy()
-    joined = Phrases(found, 10).join(token, first, last)
+    joined = Phrases(found).join(token, first, last)
     assert joined.tolist() == plain_join(set(found), token.tolist(), first.tolist(), last.tolist())
     assert np.array_equal(first, before)
 
@@ -146,6 +141,5 @@ def test_finds_one_phrase_among_many():
     many = {tuple(p) for p in rng.integers(0, 30_000, (20_000, 3)).tolist()} | {(1, 2), (1, 2, 3, 4, 5)}
     token = np.array([9, 1, 2, 3, 4, 5, 9, 1, 2, 9])
     first, last = np.ones(10, bool), np.zeros(10, bool)
-    assert sorted(Phrases(list(many), 30_000).find(token, first, last)) == [(-5, 1), (-2, 1), (-2, 7)]
-    joined = Phrases(list(many), 30_000).join(token, first, last)
+    joined = Phrases(many).join(token, first, last)
     assert np.flatnonzero(joined).tolist() == [0, 1, 6, 7, 9]

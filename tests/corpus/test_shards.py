@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everybert.corpus import shards
-from everybert.corpus.shards import Corpus, Layout, Shard, dtype_for, write_shard
+from everybert.corpus.shards import Corpus, Layout, dtype_for, write_shard
 from everybert.errors import EverybertError
+from everybert.files import size_and_hash
 from everybert.text.tokenizer import Tokenizer
 
 
@@ -25,13 +26,11 @@ def make_corpus(path, parts, vocab_size=100, languages=("en",), collocations=Non
         write_shard(
             path / "shards",
             names[-1],
-            Shard(
-                np.array([i for s in sentences for i in s], dtype),
-                np.cumsum([0, *(len(s) for s in sentences)]),
-                np.cumsum([0, *(len(d) for d in documents)]),
-                np.zeros(len(documents), np.uint8),
-            ),
-            len(languages) > 1,
+            np.array([i for s in sentences for i in s], dtype),
+            {
+                "sentences": np.cumsum([0, *(len(s) for s in sentences)]),
+                "documents": np.cumsum([0, *(len(d) for d in documents)]),
+            },
         )
     if collocations:
         ids = np.array([i for c in collocations for i in c], np.int32)
@@ -43,7 +42,7 @@ def make_corpus(path, parts, vocab_size=100, languages=("en",), collocations=Non
         "tokenizer_digest": "abc",
         "languages": list(languages),
         "splits": {"train": names, "heldout": []},
-        "files": {"pmi.npz": []} if collocations else {},
+        "files": {str(p.relative_to(path)): size_and_hash(p) for p in path.rglob("*.*") if p.is_file()},
     }
     (path / "corpus.json").write_text(json.dumps(meta))
     return path
@@ -117,21 +116,41 @@ def test_collocations(tmp_path):
     assert Corpus.open(make_corpus(tmp_path / "b", [[[[1]]]], collocations=mined)).collocations() == mined
 
 
+def rewrite(path, **changes):
+    meta = json.loads((path / "corpus.json").read_text())
+    (path / "corpus.json").write_text(json.dumps(meta | changes))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda p: (p / "corpus.json").unlink(), "not a corpus folder"),
         (lambda p: (p / "corpus.json").write_text("{"), "could not be read as JSON"),
         (lambda p: (p / "corpus.json").write_text('{"version": 99}'), "format 99"),
+        (lambda p: (p / "corpus.json").write_text('{"version": 1}'), r"corpus\.json is damaged \(KeyError"),
+        (lambda p: rewrite(p, dtype="words"), "is damaged"),
+        (lambda p: rewrite(p, splits={"train": 3}), "is damaged"),
+        (lambda p: rewrite(p, files={"shards/00000.tokens.bin": 1}), "is damaged"),
         (lambda p: (p / "shards/00000.tokens.bin").write_bytes(b"x"), "cut short"),
-        (lambda p: (p / "shards/00000.tokens.bin").unlink(), "missing"),
-        (lambda p: (p / "shards/00000.documents.npy").write_bytes(b"junk"), "cannot be read"),
+        (lambda p: (p / "shards/00000.tokens.bin").unlink(), "No such file"),
+        (lambda p: (p / "shards/00000.documents.npy").write_bytes(b"junk"), "was changed"),
     ],
 )
 def test_damage_is_told(tmp_path, damage, message):
     path = make_corpus(tmp_path / "c", [[[[1, 2]]]])
     damage(path)
     with pytest.raises(EverybertError, match=message):
+        Corpus.open(path)
+
+
+def test_changed_shards_are_noticed_when_they_are_opened(tmp_path):
+    path = make_corpus(tmp_path / "c", [[[[1, 2, 3]]]])
+    (path / "shards/00000.tokens.bin").write_bytes(np.array([3, 2, 1], "<u2").tobytes())  # the same size
+    with pytest.raises(EverybertError, match=r"tokens\.bin was changed"):
+        Corpus.open(path).tokens(0, 3)
+    sentences = path / "shards/00000.sentences.npy"
+    sentences.write_bytes(sentences.read_bytes()[:-1] + b"\x7f")  # one flipped bit
+    with pytest.raises(EverybertError, match=r"sentences\.npy was changed"):
         Corpus.open(path)
 
 

@@ -8,6 +8,7 @@ Comments before a block say what the test does differently (readers do not see t
     <!-- test: pretrain += --steps 2 -->       words added to every `everybert pretrain` of the block
     <!-- test: numbers = free -->              decimals of the output may differ (random weights, timings)
     <!-- test: tier = slow -->                 run by `make test-slow`; `make test` checks its commands
+    <!-- test: source = module:name -->        not run; the code of that name in src/, see `quote`
     <!-- test: skip = why -->                  not run; `SKIPS` in test_pages.py bounds how many there are
 
 Commands other than `everybert` and `curl` are checked here, and run by test_commands.py.
@@ -15,12 +16,14 @@ Commands other than `everybert` and `curl` are checked here, and run by test_com
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import os
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +38,8 @@ ELSEWHERE = ("SCALING.md", "CLUSTER.md", "DISTRIBUTED.md")
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+|~~~+) *(?P<language>[\w+-]*)(?P<rest>.*)$")
 DIRECTIVE = re.compile(r"^\s*<!-- test: (?P<key>[^=]+?) (?P<sign>\+?=) (?P<value>.*?) -->\s*$")
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
+ENVIRONMENT = ("python3 -m venv .venv", ". .venv/bin/activate")
+"""How a reader makes an environment; test_packaging.py installs the package into one."""
 SHELLS = ("sh", "bash", "shell", "console")
 
 
@@ -52,6 +57,11 @@ class Block:
     output_lines: tuple[int, int] = (0, 0)
     """Where that text lies: lines first … last − 1, counted from 0."""
     indent: int = 0
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """Where its text lies: lines first … last − 1, counted from 0."""
+        return self.line - 1, self.line - 1 + len(self.text.splitlines())
 
 
 def pages() -> list[Path]:
@@ -105,7 +115,7 @@ class Run:
 
     def block(self, block: Block) -> str:
         """Run a block; what it printed."""
-        if "skip" in block.directives:
+        if "skip" in block.directives or "source" in block.directives:
             return ""
         if is_slow(block) and not self.whole:
             for words in commands(block.text):
@@ -149,6 +159,39 @@ class Run:
         return text.replace("http://127.0.0.1:8000", self.server.url) if self.server else text
 
 
+def quote(reference: str) -> str:
+    """The code that a `source` comment names: `everybert.model.heads:Network.forward | x = | return`.
+
+    The two optional parts select what lies between the first lines that begin with these texts.
+    """
+    name, *limits = [part.strip() for part in reference.split(" | ")]
+    module, _, inner = name.partition(":")
+    text = ROOT.joinpath("src", *module.split(".")).with_suffix(".py").read_text("utf-8")
+    node: Any = ast.parse(text)
+    for part in inner.split("."):
+        node = next((n for n in node.body if getattr(n, "name", None) == part), None)
+        if node is None:
+            raise ValueError(f"there is no {name}")
+    lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
+    for i, limit in enumerate(limits):
+        at = next((k for k, line in enumerate(lines) if line.strip().startswith(limit)), None)
+        if at is None:
+            raise ValueError(f"{name}: no line begins with {limit!r}")
+        lines = lines[: at + 1] if i else lines[at:]
+    return textwrap.dedent("\n".join(lines))
+
+
+def write_quotes(page: Path) -> None:
+    """Put the code of src/ as it stands now into a page."""
+    text = page.read_text("utf-8")
+    lines = text.splitlines()
+    for block in reversed(blocks(text)):
+        if "source" in block.directives:
+            first, last = block.lines
+            lines[first:last] = quote(block.directives["source"]).splitlines()
+    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def is_slow(block: Block) -> bool:
     """Whether it waits for `make test-slow`; only commands may."""
     slow = block.directives.get("tier") == "slow"
@@ -185,7 +228,7 @@ def check(words: list[str]) -> None:
         source = (ROOT / words[1]).read_text("utf-8")
         for flag in (w for w in words if w.startswith("--")):
             assert f'"{flag}"' in source, f"{words[1]} has no option {flag}"
-    else:
+    elif shlex.join(words) not in ENVIRONMENT:
         raise AssertionError(f"no test runs {shlex.join(words)!r}: teach doc_pages.py and test_commands.py to")
 
 
@@ -270,13 +313,20 @@ def run(page: Path, folder: Path, rewrite: bool = False, whole: bool = True) -> 
     return wrong
 
 
-if __name__ == "__main__":  # make docs-outputs
+if __name__ == "__main__":  # make docs-outputs; --quotes: only the quoted code and the notebooks, in seconds
     import tempfile
 
+    import doc_notebooks
+
     chosen = [Path(name).resolve() for name in sys.argv[1:]] or [p for p in pages() if p.name not in ELSEWHERE]
+    if sys.argv[1:] == ["--quotes"]:
+        chosen = []
+    for one in pages():
+        write_quotes(one)
     with tempfile.TemporaryDirectory() as models, world.stand_ins(Path(models)):
         for one in chosen:
             with tempfile.TemporaryDirectory() as place:
                 world.write_data(Path(place))
                 changed = run(one, Path(place), rewrite=True)
             print(f"{one.relative_to(ROOT)}: {len(changed)} outputs rewritten" if changed else f"{one.name}: as shown")
+    doc_notebooks.write()

@@ -80,7 +80,6 @@ def write_data(folder: Path) -> None:
     (folder / "texts").mkdir()
     (folder / "texts" / "world.txt").write_text("\n\n".join(documents(400)) + "\n", encoding="utf-8")
     (folder / "book.txt").write_text(" ".join(documents(60)) + "\n", encoding="utf-8")
-    (folder / "terms.txt").write_text("tachycardia\nstethoscope\n", encoding="utf-8")
     (folder / "student.toml").write_text(STUDENT, encoding="utf-8")
     for name, pairs in (("train", list(product(PEOPLE, PLACES))), ("dev", list(zip(PEOPLE, PLACES)))):
         (folder / f"{name}.conll").write_text("".join(map(_conll, pairs)), encoding="utf-8")
@@ -139,8 +138,8 @@ class Server:
 
         from everybert.serving import app as serving
 
-        def run(asgi, host, port, started):
-            config = uvicorn.Config(asgi, host="127.0.0.1", port=0, ws="none", log_level="warning")
+        def run(chosen, host, port, started):
+            config = uvicorn.Config(chosen.create_app(), host="127.0.0.1", port=0, ws="none", log_level="warning")
             self.server = uvicorn.Server(config)
             self.thread = threading.Thread(target=self.server.run, daemon=True)
             self.thread.start()

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import doc_notebooks as notebooks
 import doc_pages as pages
 import doc_world as world
 import pytest
@@ -15,7 +16,7 @@ from everybert.cli.main import COMMANDS, app
 
 SKIPS = 0
 """Blocks that no test runs. A new one needs a reason beside it, and this number raised."""
-PLAIN = {"", "text", "toml", "json", "output", "source", "math", "tsv", "conll", "yaml", "dockerfile"}
+PLAIN = {"", "text", "toml", "json", "output", "math", "tsv", "conll", "yaml", "dockerfile"}
 """Languages that are shown and not run."""
 PAGES = [p for p in pages.pages() if p.name not in pages.ELSEWHERE]
 
@@ -30,13 +31,20 @@ def models(tmp_path_factory: pytest.TempPathFactory):
         yield
 
 
+SAMPLED = ("01-why-context.md", "04-attention.md")
+"""Lectures that `make test` runs; the others are run by `make test-slow`."""
+
+
+def waits(page: Path) -> bool:
+    """Whether `make test-slow` alone runs a page."""
+    return page in notebooks.lectures() and page.name not in SAMPLED
+
+
 RUN = [p for p in PAGES if any(b.language in ("python", *pages.SHELLS) for b in pages.blocks(p.read_text("utf-8")))]
+SLOW = [p for p in PAGES if waits(p) or any(map(pages.is_slow, pages.blocks(p.read_text("utf-8"))))]
 
 
-SLOW = [p for p in PAGES if any(map(pages.is_slow, pages.blocks(p.read_text("utf-8"))))]
-
-
-@pytest.mark.parametrize("page", RUN, ids=name_of)
+@pytest.mark.parametrize("page", [p for p in RUN if not waits(p)], ids=name_of)
 def test_a_page_runs_and_prints_what_it_shows(page: Path, models: None, tmp_path: Path, whole: bool = False):
     world.write_data(tmp_path)
     wrong = pages.run(page, tmp_path, whole=whole)
@@ -66,6 +74,13 @@ def test_commands_for_other_machines_have_options_that_exist(page: Path):
             pages.check(words)
 
 
+@pytest.mark.parametrize("page", pages.pages(), ids=name_of)
+def test_quoted_code_is_the_code_as_it_stands(page: Path):
+    for block in pages.blocks(page.read_text("utf-8")):
+        if "source" in block.directives:
+            assert block.text == pages.quote(block.directives["source"]), f"{page.name}:{block.line}: make docs-outputs"
+
+
 def test_skipped_blocks_are_few_and_say_why():
     found = [
         (page.name, block.line, block.directives["skip"])
@@ -77,7 +92,7 @@ def test_skipped_blocks_are_few_and_say_why():
     assert all(len(why) > 10 for _, _, why in found), found
 
 
-@pytest.mark.parametrize("page", pages.pages(), ids=name_of)
+@pytest.mark.parametrize("page", [p for p in pages.pages() if p.name != "LOG.md"], ids=name_of)  # LOG.md is history
 def test_commands_in_running_text_exist(page: Path):
     text = re.sub(r"^ *```.*?^ *```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     for name in re.findall(r"`everybert (\w+)[^`]*`", text):
@@ -166,6 +181,21 @@ def test_a_wrong_output_and_a_failing_block_are_told(tmp_path: Path):
         with pytest.raises(Exception, match=r"coffee|tea|rm x|sugar|brew"):
             pages.check(line.split())
     pages.check(["torchrun", "--nproc_per_node=8", "-m", "everybert", "pretrain", "bert-base", "--out", "run"])
+
+
+def test_a_quote_is_a_name_or_a_part_of_it():
+    import inspect
+
+    from everybert.model.heads import Pooler
+    from everybert.text.windows import windows
+
+    assert pages.quote("everybert.text.windows:windows") == inspect.getsource(windows).rstrip()
+    assert inspect.getsource(Pooler.forward).strip().endswith(pages.quote("everybert.model.heads:Pooler.forward")[-30:])
+    part = pages.quote("everybert.model.attention:_formula | scores = | weights =").splitlines()
+    assert part[0].startswith("scores = ") and part[-1] == "weights = torch.softmax(scores, dim=-1)"
+    for wrong in ("everybert.text.windows:doors", "everybert.text.windows:windows | nowhere"):
+        with pytest.raises(ValueError):
+            pages.quote(wrong)
 
 
 def test_commands_are_read_as_a_shell_reads_them():

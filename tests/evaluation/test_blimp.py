@@ -10,7 +10,6 @@ import everybert
 from everybert.errors import EverybertError
 from everybert.evaluation import blimp as module
 from everybert.evaluation.blimp import blimp, likelihoods, read_pairs
-from everybert.inference import model as inference
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +34,10 @@ def folder(tmp_path):
 
 
 def test_paradigms_are_read_with_their_phenomena(folder):
-    found = {p.name: p for p in read_pairs([folder])}
-    assert {n: (p.phenomenon, len(p.good)) for n, p in found.items()} == {
-        "a1": ("agree", 2),
-        "a2": ("agree", 1),
-        "i1": ("island", 1),
-    }
-    assert found["a1"].good[0] == "the dog eats" and found["a1"].bad[0] == "the dog eat"
-    assert [len(p.good) for p in read_pairs([folder], limit=1)] == [1, 1, 1]
+    found = read_pairs([folder])
+    assert {k: len(p) for k, p in found.items()} == {("agree", "a1"): 2, ("agree", "a2"): 1, ("island", "i1"): 1}
+    assert found["agree", "a1"][0] == ("the dog eats", "the dog eat")
+    assert [len(p) for p in read_pairs([folder], limit=1).values()] == [1, 1, 1]
 
 
 def test_accuracy_is_how_often_the_good_one_is_likelier(folder, model, monkeypatch):
@@ -57,22 +52,21 @@ def test_accuracy_is_how_often_the_good_one_is_likelier(folder, model, monkeypat
 
 
 def test_a_real_model_scores_real_pairs(folder, model):
-    found = blimp(model, read_pairs([folder]), "word")
+    found = blimp(model, read_pairs([folder]))
     assert 0 <= found.accuracy <= 1 and found.pairs == 4
 
 
 def test_other_tables_of_pairs_and_mistakes(tmp_path):
     (tmp_path / "pairs.tsv").write_text("good\tbad\nhe sees\the see\n")
-    (paradigm,) = read_pairs([tmp_path / "pairs.tsv"])
-    assert (paradigm.name, paradigm.good, paradigm.bad) == ("pairs", ["he sees"], ["he see"])
+    assert read_pairs([tmp_path / "pairs.tsv"]) == {("pairs", "pairs"): [("he sees", "he see")]}
     (tmp_path / "no.tsv").write_text("x\ty\n1\t2\n")
     with pytest.raises(EverybertError, match="needs sentence_good"):
         read_pairs([tmp_path / "no.tsv"])
-    with pytest.raises(EverybertError, match="no file or folder"):
+    with pytest.raises(EverybertError, match="does not exist"):
         read_pairs([tmp_path / "nowhere"])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(EverybertError, match="no files of pairs"):
-        read_pairs([tmp_path / "empty"])
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(EverybertError, match="no pairs"):
+        read_pairs([tmp_path / "notes.txt"])
 
 
 # ── pseudo-log-likelihoods ───────────────────────────────────────────────────────────────────────────────────
@@ -97,27 +91,7 @@ def test_chunks_change_nothing(short, monkeypatch):
     assert done == [2, 4, 5]
 
 
-def test_word_variant_masks_the_rest_of_the_word_to_the_right(short, monkeypatch):
-    encoding = short.tokenizer.encode("the xyq dog")  # x ##y ##q: three pieces of one word
-    assert encoding.words == [None, 0, 1, 1, 1, 2, None]
-    calls = []
-    monkeypatch.setattr(inference, "token_log_probs", lambda network, *rest: calls.append(rest) or [np.zeros(5)])
-    likelihoods(short, ["the xyq dog"], "word")
-    (((ids,), (positions,), mask, (ends,)),) = calls
-    assert list(ids) == encoding.ids and mask == short.tokenizer.mask_id
-    assert list(zip(positions, ends)) == [(1, 2), (2, 5), (3, 5), (4, 5), (5, 6)]
-
-
-def test_variants_agree_where_every_word_is_one_piece(short):
-    text = ["john smith lives in paris", "the film was good"]
-    assert likelihoods(short, text, "word") == pytest.approx(likelihoods(short, text, "token"), abs=1e-5)
-    split = ["the xyzzyq dog"]
-    assert abs(likelihoods(short, split, "word") - likelihoods(short, split, "token"))[0] > 1e-3
-
-
-def test_empty_texts_and_unknown_variants(short):
+def test_empty_and_unknown_texts(short):
     assert likelihoods(short, [""]).tolist() == [0.0]
     assert len(likelihoods(short, [])) == 0
-    with pytest.raises(EverybertError, match="token or word"):
-        likelihoods(short, ["a"], "sentence")
     assert np.isfinite(likelihoods(short, ["\N{SNOWMAN} \N{SNOWMAN}"])).all()

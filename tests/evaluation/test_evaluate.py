@@ -17,7 +17,7 @@ def model(tmp_path_factory):
 
 
 def test_accuracy_and_confusion_are_those_of_the_predictions(model):
-    found = evaluate(model, "classify", ROWS)
+    found = evaluate("classify", model, ROWS)
     guess = [p.label for p in model.classify([text for text, _ in ROWS])]
     assert found.scores["accuracy"] == pytest.approx(np.mean([g == gold for g, (_, gold) in zip(guess, ROWS)]))
     assert found.confusion.sum() == found.examples == 4
@@ -28,15 +28,15 @@ def test_accuracy_and_confusion_are_those_of_the_predictions(model):
 
 def test_unknown_labels_and_tasks_are_named(model):
     with pytest.raises(EverybertError, match="'mixed'"):
-        evaluate(model, "classify", [*ROWS, ("so so", "mixed")])
+        evaluate("classify", model, [*ROWS, ("so so", "mixed")])
     with pytest.raises(EverybertError, match="there is no 'sort'"):
-        evaluate(model, "sort", ROWS)
+        evaluate("sort", model, ROWS)
 
 
 def test_tags_and_numbers(tmp_path):
     tagger = everybert.load(tiny_model.save(tmp_path / "t", {"tag": 3}, ["O", "B-X", "I-X"]))
-    found = evaluate(tagger, "tag", [(["john", "lives"], ["B-X", "O"]), (["the", "dog"], ["O", "O"])])
+    found = evaluate("tag", tagger, [(["john", "lives"], ["B-X", "O"]), (["the", "dog"], ["O", "O"])])
     assert {"precision", "recall", "f1", "accuracy"} <= set(found.scores) and found.metric == "f1"
     regressor = everybert.load(tiny_model.save(tmp_path / "r", {"classify": 1}, problem_type="regression"))
-    found = evaluate(regressor, "regress", [("the film", 1.0), ("the song", 2.5), ("a day", 0.5)])
+    found = evaluate("regress", regressor, [("the film", 1.0), ("the song", 2.5), ("a day", 0.5)])
     assert found.metric == "spearman" and found.confusion is None

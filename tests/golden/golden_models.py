@@ -45,7 +45,7 @@ def methods(m: Any, mask: str, tmp: Path) -> Entries:
         "attention": lambda: m.attention(a),
         "attention pair": lambda: m.attention(a, pair=b),
         "attention long": lambda: m.attention(LONG * 9),
-        "trace": lambda: (lambda t: [t.tokens, t.ids, t.segments, {n: t[n] for n in t.names}])(m.trace(a, pair=b)),
+        "trace": lambda: (lambda t: [t.tokens, t.ids, t.segments, t.values])(m.trace(a, pair=b)),
         "score": lambda: m.score(a),
         "score long": lambda: m.score(LONG),
         "hidden": lambda: m.hidden([ids, ids[:4], ids[:4]]),
@@ -72,7 +72,6 @@ def tasks(m: Any) -> Entries:
         "choose": lambda: m.choose(a, ["It floats.", "The wolves sing.", "No."]),
         "choose long": lambda: m.choose(LONG, ["It floats.", LONG]),
         "attribution": lambda: m.attribution(a),
-        "attribution gradient": lambda: m.attribution(a, pair=b, method="gradient"),
         "attribution answer": lambda: m.attribution(question, pair=a, task="answer"),
     }
 
@@ -102,18 +101,18 @@ def small(tmp: Path) -> Entries:
         **found,
         **tasks(m),
         **adapters,
-        "trace names": lambda: (lambda t: [t.names, t["output"]])(m.trace(text)),
+        "trace names": lambda: (lambda t: [list(t.values), t["output"]])(m.trace(text)),
         "fill city": lambda: m.fill(text),
         "tag ner": lambda: m.tag(context),
         "tag pos": lambda: m.tag(context, adapter="pos"),
         "answer matt": lambda: m.answer("Where does Matt live?", context, top=3),
-        "embed trunk": lambda: _trunk(m),
+        "embed encoder": lambda: _bare(m),
         "int8": lambda: everybert.load("everybert-small", device="cpu", dtype="int8").embed([text, LONG]),
     }
 
 
-def _trunk(m: Any) -> Any:
-    """Vectors under an adapter in use, and of the bare trunk."""
+def _bare(m: Any) -> Any:
+    """Vectors under an adapter in use, and of the bare encoder."""
     m.use("sentiment")
     under = m.embed(["A dog sleeps."])
     m.use(None)

@@ -210,12 +210,11 @@ def finetuning_options(tmp: Path) -> Entries:
         "long cut": ("classify", {"train": long, "long": "cut", **whole}),
         "sum of four": ("classify", {"mode": "frozen", "features": "sum", "pool": "cls"}),
         "unknown option": ("classify", {"options": {"colour": "red"}}),
-        "tag all": ("tag", {"options": {"pieces": "all", "decode": "greedy", "class_weights": "balanced"}}),
         "tag long": ("tag", {"train": long_tags, **whole}),
         "tag cut": ("tag", {"train": long_tags, "long": "cut", **whole}),
         "answer long": ("answer", {"train": long_answers, **whole}),
         "answer cut": ("answer", {"train": long_answers, "long": "cut", **whole}),
-        "embed scored": ("embed", {"train": scored, "options": {"pooling": "cls", "scale": 10.0}}),
+        "embed scored": ("embed", {"train": scored, "options": {"pooling": "cls"}}),
         "roberta": ("classify", {"base": "roberta-mlm", "mode": "lora", **whole}),
         "distilbert": ("tag", {"base": "distilbert-mlm", **whole}),
         "albert": ("answer", {"base": "albert-mlm", **whole}),
@@ -227,7 +226,6 @@ def finetuning_options(tmp: Path) -> Entries:
         name: lambda name=name, task=task, more=more: finetune(tmp, task, name, **more)
         for name, (task, more) in cases.items()
     }
-    found["taught"] = lambda: finetune(tmp, "classify", "taught", teacher=tmp / "tuned" / "seeds", **whole)
     found["started"] = lambda: _started(tmp)
     found["never finite"] = lambda: _never_finite(tmp)
     return found
@@ -261,8 +259,7 @@ def write_old() -> None:
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(DATA / "old"):
         shutil.copytree(tiny(Path(scratch), "bert-mlm"), "base")
         for task, mode in OLD.items():
-            rows, weighted = EXAMPLES[task], {"class_weights": "balanced"} if task == "tag" else {}
-            settings = SETTINGS | {"epochs": 20, "lr": 2e-2, "mode": mode, "options": weighted}
+            rows, settings = EXAMPLES[task], SETTINGS | {"epochs": 20, "lr": 2e-2, "mode": mode}
             everybert.finetune("base", task, rows[:24], rows[24:34], task, **settings)
         everybert.load("base", device="cpu").save("int8", int8=True)
         pretrain(Path("run"), corpus=Path("../corpus"), stop_at=25)

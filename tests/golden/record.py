@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
+import re
 import sys
 import tempfile
 import warnings
@@ -53,8 +54,9 @@ def machine() -> dict[str, str]:
     """What decides the last digits of a float."""
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+        fields = dict(re.findall(r"^(.*?)\s*: (.*)$", first, re.MULTILINE))
+        cpu = ", ".join(fields.get(name, "") for name in ("model name", "cpu family", "model"))
     return {"platform": f"{platform.system()} {platform.machine()}", "cpu": cpu, "torch": torch.__version__}
 
 

@@ -7,6 +7,7 @@ Sentences meant for people (PROSE) may be reworded freely. One group: `pytest te
 
 import json
 import math
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -22,9 +23,16 @@ CLOSE = 1e-6 if SAME else 1e-4
 SLOW = {"pretraining_kinds", "finetuning_options", "finetuning_modes"}
 PROSE = {"message", "notes", "words", "advice", "remedy", "examples", "target", "title", "titles", "equation"}
 ON_PURPOSE = {
+    "commands/info --compare --json": "without published figures",
+    "commands/plan bert-base --json": "without other machines",
+    "commands/plan xlm-r --gpus 64 --gpu a100 --set batch.pack=32768 --json": "without other machines",
+    "commands/plan recipe.toml --steps 1000 --price 1.5 --json": "without other machines",
+    "commands/plan academic-24h --json": "without other machines",
+    'commands/tokens "The café." --pair "A boat?" --layer 1 --model roberta-mlm --json': "without segments",
     "faults/finetune regress --model bert-mlm --train sts.tsv --calibrate --out out/x": "the same error",
     "faults/finetune classify --model bert-mlm --train train.tsv --scheme BIO --out out/x": "it ended in a traceback",
-    "commands/corpus cloze names.txt --out out/cloze.jsonl --count 5": "the command is a recipe now, and says which",
+    'commands/explain "The boat." --pair "A drum." --model modernbert-mlm --json': "layer 0 has no norm",
+    "commands/quantize bert-mlm out/int8 --json": "compared on the bundled text, which has changed",
     "sentence_transformers/embed none": "embed([]) had the encoder's width where a Dense layer gives another",
 }
 """Entries that are wrong as recorded: a difference there is said in a warning, until it is recorded anew."""
@@ -52,7 +60,8 @@ def differences(was, now, path=""):
         return lost + [line for k in was if k in now for line in differences(was[k], now[k], f"{path}.{k}")]
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         return [line for i, (a, b) in enumerate(zip(was, now)) for line in differences(a, b, f"{path}[{i}]")]
-    if isinstance(was, float) and isinstance(now, int | float) and math.isclose(was, now, rel_tol=CLOSE, abs_tol=CLOSE):
+    close = CLOSE if SAME or not re.search("int8|quantize", path) else 0.1  # products in int8 differ between processors
+    if isinstance(was, float) and isinstance(now, int | float) and math.isclose(was, now, rel_tol=close, abs_tol=close):
         return []
     same = was == now and isinstance(was, bool) == isinstance(now, bool)
     return [] if same or was != was != now != now else [f"{path}: was {str(was)[:200]!r}, is {str(now)[:200]!r}"]

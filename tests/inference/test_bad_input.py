@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import everybert
 from everybert.errors import EverybertError
@@ -119,13 +120,13 @@ def test_strange_texts_get_an_answer(bert: Model, roberta: Model, text):
     for model in (bert, roberta):
         assert np.isfinite(model.embed([text])).all()
         found = model.tokens(text)
-        assert len(found) == len(found.vectors) >= 2
+        assert len(found.tokens) == len(found.vectors) >= 2
         assert np.isfinite(model.score(text).total)
-        assert model.attention(text).weights.shape[-1] == len(found)
+        assert model.attention(text).weights.shape[-1] == len(found.tokens)
 
 
 def test_texts_that_are_no_texts(bert: Model):
-    with pytest.raises(EverybertError, match="text 1 is int"):
+    with pytest.raises(EverybertError, match="text 2 is a int"):
         bert.embed(["a", 3])  # type: ignore[list-item]
 
 
@@ -155,3 +156,69 @@ def test_layers_that_there_are_none_of(bert: Model):
     for layer in (4, -5):
         with pytest.raises(EverybertError, match="no layer"):
             bert.tokens("the dog", layer=layer)
+
+
+class Frame:
+    """A table of an unknown library."""
+
+    columns = ("text", "pair", "label")
+
+    def __iter__(self):
+        return iter(self.columns)
+
+
+@pytest.mark.parametrize("given", [{"text": "a"}, {"a", "b"}, Frame(), None, 5])
+@pytest.mark.parametrize("task", ["embed", "classify", "regress", "tag", "answer", "choose", "neighbours"])
+def test_tables_and_what_is_no_text_are_refused(bert: Model, task, given):
+    """Lists of them would be the names of columns, or have no order."""
+    calls = {
+        "answer": lambda: bert.answer(given, "a text"),
+        "choose": lambda: bert.choose("a text", given),
+        "neighbours": lambda: bert.neighbours("a", given),
+    }
+    with pytest.raises(EverybertError, match=r"is no list of texts|lists of equal length") as error:
+        calls.get(task, lambda: getattr(bert, task)(given))()
+    one_line(error)
+
+
+@pytest.mark.parametrize("given", ["text", ["text"], [2, 3], [[2.0, float("nan")]], [[2.5, 3]], [[[2]]]])
+def test_hidden_takes_ids_alone(bert: Model, given):
+    with pytest.raises(EverybertError, match=r"lists of token ids.*tokens\(text\)") as error:
+        bert.hidden(given)
+    one_line(error)
+    with pytest.raises(EverybertError, match="lists of token ids"):
+        bert.hidden([[2, 3]], segments=[[0, 0.5]])
+
+
+@pytest.mark.parametrize("own", [{"normalise": True}, {"normalize": 1}])
+def test_odd_settings_of_embeddings_are_refused(bert: Model, own):
+    with pytest.raises(EverybertError, match="embedding") as error:
+        Model(bert.network, bert.tokenizer, extras={"embedding": own})
+    one_line(error)
+
+
+@pytest.mark.parametrize("second", [None, ["b"], 3])
+def test_two_texts_are_compared(bert: Model, second):
+    with pytest.raises(EverybertError, match="the second text is a"):
+        bert.next_sentence("a", second)
+
+
+def test_what_a_family_cannot_use_is_refused(bert: Model, roberta: Model):
+    with pytest.raises(EverybertError, match="no global attention"):
+        bert.hidden([[2, 3]], global_tokens=[[0]])
+    with pytest.raises(EverybertError, match="no second segment"):
+        roberta.hidden([[2, 3]], segments=[[0, 1]])
+    assert roberta.hidden([[2, 3]], segments=[[0, 0]])[0].shape[0] == 2
+
+
+@pytest.mark.parametrize("given", [[None], ["John", 3], [["John", 3]]])
+def test_tag_names_what_is_no_text(bert: Model, given):
+    with pytest.raises(EverybertError, match=r"text \d is a .*; give strings or words"):
+        bert.tag(given)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64, "float7", 5])
+def test_a_dtype_that_is_not_computed_is_refused(bert_folder: Path, dtype):
+    with pytest.raises(EverybertError, match="no dtype") as error:
+        everybert.load(bert_folder, dtype=dtype)
+    one_line(error)

@@ -1,4 +1,4 @@
-"""Parquet files on a real Ray cluster of several processes on this machine: the same bytes, whoever is killed."""
+"""Files on a real Ray cluster of several processes on this machine: the same rows, whoever is killed."""
 
 import os
 import signal
@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from everybert.cli.main import app
 from everybert.cluster import cluster
 from everybert.errors import EverybertError
-from everybert.inference import parts
-from everybert.inference.parts import predict_parts
+from everybert.inference import files as module
+from everybert.inference.files import predict_files
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.timeout(300)
@@ -52,42 +52,43 @@ def test_a_killed_worker_loses_nothing_and_the_bytes_are_the_local_engines(
 ):
     mark = tmp_path / "killed"
 
-    class Dying(parts.Actor):  # known here alone, so it is sent to the workers as it is
-        def __call__(self, row):
-            if row["number"] == 3 and not mark.exists():
-                mark.write_text(str(os.getpid()))
-                os.kill(os.getpid(), signal.SIGKILL)
-            return super().__call__(row)
+    write = module.Predictor.write
 
-    monkeypatch.setattr(parts, "Actor", Dying)
+    def dying(predictor, part):  # known here alone, so it is sent to the workers as it is
+        if part[0] == 3 and not mark.exists():
+            mark.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(predictor, part)
+
+    monkeypatch.setattr(module.Predictor, "write", dying)
     seen = []
-    how = {"part_rows": 16, "progress": lambda rows, total: seen.append((rows, total))}
-    done = predict_parts("embed", folder, files, tmp_path / "ray", engine="ray", **how)
+    how = {"part_rows": 16, "progress": seen.append}
+    done = predict_files("embed", folder, files, tmp_path / "ray", engine="ray", **how)
     assert mark.exists() and done.rows == 120
-    assert [total for _, total in seen] == [120] * 8 and seen[-1][0] == 120
-    predict_parts("embed", folder, files, tmp_path / "local", **how)
+    assert len(seen) == 8 and seen[-1] == 120
+    predict_files("embed", folder, files, tmp_path / "local", **how)
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
 def test_a_stopped_run_goes_on_in_the_other_engine(two_workers, folder, files, tmp_path):
-    def stop(rows, total):
+    def stop(rows):
         if rows >= 32:
             raise KeyboardInterrupt
 
     how = {"options": {"scores": True}, "part_rows": 16, "columns": {}}
-    assert predict_parts("classify", folder, files, tmp_path / "c", progress=stop, workers=1, **how).stopped
+    assert predict_files("classify", folder, files, tmp_path / "c", progress=stop, **how).stopped
     words = ["classify", *files, "--model", folder, "--scores", "--part-rows", 16, "--engine", "ray"]
     found = CliRunner().invoke(app, [*map(str, words), "--out", str(tmp_path / "c")])
     assert found.exit_code == 0, found.exception
     assert "120 rows, " in found.output and "from before" in found.output
-    predict_parts("classify", folder, files, tmp_path / "whole", **how)
+    predict_files("classify", folder, files, tmp_path / "whole", **how)
     assert contents(tmp_path / "c") == contents(tmp_path / "whole")
 
 
 def test_what_is_wrong_is_told_with_file_and_row(two_workers, folder, files, tmp_path):
     parquet.write_table(pa.table({"id": ["x"] * 40, "text": [*TEXTS[:30], None, *TEXTS[:9]]}), files[1])
-    with pytest.raises(EverybertError, match=r"b\.parquet: row 31 has no text in text; .*--skip-bad") as caught:
-        predict_parts("embed", folder, files, tmp_path / "out", part_rows=16, engine="ray")
+    with pytest.raises(EverybertError, match=r"b\.parquet, row 31: the column 'text' has no text; --skip") as caught:
+        predict_files("embed", folder, files, tmp_path / "out", part_rows=16, engine="ray")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from everybert.inference.describe import compare, describe_folder, head_parameters, parameters
+from everybert.errors import EverybertError
+from everybert.inference.describe import compare, describe_folder, head_parameters, new_parameters, parameters
 from everybert.inference.model import Model
 from everybert.model.config import PRESETS
 from everybert.store import config_json
@@ -49,7 +50,7 @@ def test_what_a_head_adds_is_transformers_to_the_parameter(name):
     config = PRESETS[name]
     counts, adds = parameters(config), head_parameters(config)
     for head, kind in CLASSES.items():
-        pooled = head == "classify" and config.family in ("bert", "albert", "megatron-bert")
+        pooled = head == "classify" and config.family in ("bert", "albert", "megatron-bert", "ernie")
         pooled |= head == "choose" and config.family != "distilbert"
         body = sum(counts.values()) - (0 if pooled else counts.get("pooler", 0))
         assert body + adds[head] == theirs(name, kind), head
@@ -63,11 +64,29 @@ def test_the_published_figures(name):
 
 def test_the_comparison_has_base_and_large_of_every_flavour():
     rows = {row["name"]: row for row in compare()}
-    for flavour in ("bert", "roberta", "xlm-roberta", "albert", "longformer", "modernbert"):
-        assert any(name.startswith(f"{flavour}-base") for name in rows)
-        assert any(name.startswith(f"{flavour}-large") for name in rows)
+    for family in ("bert", "roberta", "xlm-roberta", "albert", "longformer", "modernbert"):
+        assert any(name.startswith(f"{family}-base") for name in rows)
+        assert any(name.startswith(f"{family}-large") for name in rows)
     assert rows["albert-base-v2"]["total"] == 11_683_584
     assert rows["longformer-large-4096"]["positions"] == 4096
+    bert, modern = rows["bert-base-uncased"], rows["modernbert-base"]
+    assert rows["distilbert-base-uncased"]["share"] == pytest.approx(66_362_880 / bert["total"])
+    assert modern["glue"] == 88.4 and modern["source"] and bert["share"] == 1.0
+    assert all(row["source"] for row in rows.values() if row["glue"] or row["squad"])
+    assert all(row[key] is not None for row in rows.values() for key in row["memory"] or ())
+
+
+def test_what_a_task_adds_is_what_the_network_has():
+    rows = {row["task"]: row for row in new_parameters("bert-base-uncased", labels=3)}
+    assert rows["classify"]["new"] == rows["tag"]["new"] == 3 * 768 + 3
+    assert rows["answer"]["new"] == 2 * 768 + 2 and rows["embed"]["new"] == 0
+    # per layer six matrices of LoRA, r · (inputs + outputs)
+    adapter = 12 * 4 * (4 * (768 + 768) + 2 * (768 + 3072))
+    assert rows["classify"]["lora_rank_4"] == rows["classify"]["new"] + adapter
+    (distil,) = new_parameters("distilbert-base-uncased", "classify", 3)
+    assert distil["new"] == 768 * 768 + 768 + 3 * 768 + 3  # with the pooler that its base lacks
+    with pytest.raises(EverybertError, match="the tasks are"):
+        new_parameters("bert-base-uncased", "knit")
 
 
 def test_a_folder_is_described_by_its_headers(minilm: Model, minilm_folder: Path, bert: Model, bert_folder: Path):

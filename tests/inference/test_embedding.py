@@ -16,7 +16,6 @@ from everybert.inference.model import Model, load
 from everybert.model import engine
 from everybert.model.engine import in_order
 from everybert.model.ragged import Ragged
-from everybert.store.sentence_transformers import Dense, Pooling, write_pooling
 
 WORDS = [
     *("river", "mountain", "engine", "whisper", "theorem", "bread", "quickly", "violet", "because", "seven"),
@@ -51,10 +50,10 @@ def sentences(count: int) -> list[str]:
     return made
 
 
-def theirs(folder: Path, texts: list[str]) -> np.ndarray:
+def theirs(folder: Path, texts: list[str], **options) -> np.ndarray:
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(str(folder), device="cpu").encode(texts, batch_size=32)
+    return SentenceTransformer(str(folder), device="cpu").encode(texts, batch_size=32, **options)
 
 
 def test_500_sentences_equal_sentence_transformers(minilm: Model, minilm_folder: Path):
@@ -73,7 +72,7 @@ def test_500_sentences_equal_sentence_transformers(minilm: Model, minilm_folder:
 
 
 def test_a_long_text_is_the_mean_of_all_its_tokens(minilm: Model):
-    from everybert.inference.model import pieces_of
+    from everybert.inside.masked import pieces_of
 
     text = " ".join(sentences(80)[20:])
     encoding = minilm.tokenizer.encode(text)
@@ -115,6 +114,8 @@ def st_folder(base: Path, to: Path, pooling: dict, more: list[tuple[str, str]] =
         {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
         {"pooling_mode": "max"},
         {"pooling_mode": ["mean", "max"]},
+        {"pooling_mode_weightedmean_tokens": True, "pooling_mode_lasttoken": True},
+        {"pooling_mode": ["lasttoken", "weightedmean", "cls"]},
     ],
     ids=lambda p: "+".join(k.removeprefix("pooling_mode_") for k, on in p.items() if on),
 )
@@ -133,23 +134,222 @@ def test_every_pooling_equals_sentence_transformers(bert_folder: Path, tmp_path:
         np.testing.assert_allclose(theirs(tmp_path / "again", texts), mine, atol=1e-5)
 
 
-def test_a_dense_layer_equals_sentence_transformers(bert_folder: Path, tmp_path: Path):
+def add_dense(folder: Path, path: str, inner: int, outer: int, **settings) -> None:
     from safetensors.torch import save_file
 
-    folder = st_folder(bert_folder, tmp_path / "st", {"pooling_mode_cls_token": True}, [("2_Dense", "Dense")])
-    (folder / "2_Dense").mkdir()
+    (folder / path).mkdir()
     torch.manual_seed(0)
-    tensors = {"linear.weight": torch.randn(24, 48), "linear.bias": torch.randn(24)}
-    save_file(tensors, folder / "2_Dense" / "model.safetensors")
-    settings = {"in_features": 48, "out_features": 24, "bias": True}
-    settings["activation_function"] = "torch.nn.modules.activation.Tanh"
-    (folder / "2_Dense" / "config.json").write_text(json.dumps(settings))
+    tensors = {"linear.weight": torch.randn(outer, inner), "linear.bias": torch.randn(outer)}
+    save_file(tensors, folder / path / "model.safetensors")
+    sizes = {"in_features": inner, "out_features": outer, "bias": True}
+    about = sizes | {"activation_function": "torch.nn.modules.activation.Tanh"} | settings
+    (folder / path / "config.json").write_text(json.dumps(about))
+
+
+DENSE, NORMALIZE = ("2_Dense", "Dense"), ("3_Normalize", "Normalize")
+
+
+@pytest.mark.parametrize(
+    "more", [[DENSE], [NORMALIZE, DENSE], [NORMALIZE, DENSE, NORMALIZE], [("9_Dropout", "Dropout"), DENSE]]
+)
+@pytest.mark.parametrize("truncate", [None, 7])
+def test_modules_in_any_order_equal_sentence_transformers(bert_folder: Path, tmp_path: Path, more, truncate):
+    folder = st_folder(bert_folder, tmp_path / "st", {"pooling_mode_cls_token": True}, more)
+    add_dense(folder, "2_Dense", 48, 24)
+    (folder / "9_Dropout").mkdir()
+    (folder / "9_Dropout" / "config.json").write_text('{"dropout": 0.1}')
+    about = {"prompts": {"query": "a dog: "}, "similarity_fn_name": "dot", "truncate_dim": truncate}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(about))
     model = load(folder, device="cpu")
     texts = ["The dog plays", "a cat sleeps in the house"]
-    np.testing.assert_allclose(model.embed(texts), theirs(folder, texts), atol=1e-5)
-    assert model.embed(texts, pooling="mean").shape == (2, 48)  # a pooling of one's own leaves the layer out
+    found = model.embed(texts)
+    np.testing.assert_allclose(found, theirs(folder, texts), atol=1e-5)
+    assert found.shape == (2, truncate or 24) and model.embed([]).shape == (0, truncate or 24)
+    np.testing.assert_allclose(np.linalg.norm(model.embed(texts, normalize=True), axis=1), 1, atol=1e-6)
+    assert model.embed(texts, pooling="mean").shape == (2, 48)  # a pooling of one's own leaves the modules out
     model.save(tmp_path / "again")
+    np.testing.assert_allclose(theirs(tmp_path / "again", texts), found, atol=1e-5)
+    for name in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()  # nothing is lost
+
+
+def test_layer_norm_and_activations_equal_sentence_transformers(bert_folder: Path, tmp_path: Path):
+    from safetensors.torch import save_file
+
+    more = [("2_LayerNorm", "LayerNorm"), ("3_Dense", "Dense"), ("4_Dense", "Dense"), ("5_Dense", "Dense")]
+    folder = st_folder(bert_folder, tmp_path / "st", {"pooling_mode_mean_tokens": True}, more)
+    (folder / "2_LayerNorm").mkdir()
+    (folder / "2_LayerNorm" / "config.json").write_text('{"dimension": 48}')
+    save_file({"norm.weight": torch.randn(48), "norm.bias": torch.randn(48)}, folder / "2_LayerNorm/model.safetensors")
+    add_dense(folder, "3_Dense", 48, 24, activation_function="torch.nn.modules.activation.Mish")
+    add_dense(folder, "4_Dense", 24, 24, activation_function="torch.nn.modules.activation.SiLU")
+    add_dense(folder, "5_Dense", 24, 12, activation_function="torch.nn.modules.linear.Identity")
+    texts = ["The dog plays", "a cat sleeps in the house"]
+    found = load(folder, device="cpu").embed(texts)
+    np.testing.assert_allclose(found, theirs(folder, texts), rtol=1e-5, atol=1e-5)
+    load(folder, device="cpu").save(tmp_path / "again")
+    np.testing.assert_allclose(theirs(tmp_path / "again", texts), found, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"])
+@pytest.mark.parametrize("include", [True, False])
+def test_named_prompts_equal_sentence_transformers(bert_folder: Path, tmp_path: Path, mode: str, include: bool):
+    folder = st_folder(bert_folder, tmp_path / "st", {"pooling_mode": mode, "include_prompt": include})
+    prompts = {"query": "the dog plays : ", "document": "", "bird": "a bird"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    model = load(folder, device="cpu")
+    texts = ["The dog plays", "", "a cat sleeps in the house ."]
+    for name in prompts:
+        found = model.embed(texts, prompt=name)
+        np.testing.assert_allclose(found, theirs(folder, texts, prompt_name=name), atol=1e-5)
+    assert np.abs(model.embed(texts, prompt="query") - model.embed(texts)).max() > 1e-4
+
+
+@pytest.mark.parametrize("mode", ["mean", "max", "weightedmean", "lasttoken", "mean_sqrt_len_tokens"])
+def test_long_texts_are_pooled_over_the_tokens_of_all_windows(bert_folder: Path, tmp_path: Path, mode: str):
+    from everybert.inference.model import pieces_of
+
+    folder = st_folder(bert_folder, tmp_path / "st", {"pooling_mode": mode, "include_prompt": False})
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "a bird : "}}))
+    model = load(folder, device="cpu")
+    text = "the dog plays in the garden " * 8
+    for name, before in (("query", "a bird : "), (None, "")):
+        skip = len(model.tokenizer.encode(before)) - 1 if name else 0
+        pieces = pieces_of(model.tokenizer.encode(before + text), 20)
+        x_nH = np.concatenate([model.hidden([piece.ids])[0][piece.own].numpy() for piece in pieces])[skip:]
+        weight_n1 = np.arange(skip + 1, skip + len(x_nH) + 1)[:, None]
+        wanted = {
+            "mean": lambda x: x.mean(0),
+            "max": lambda x: x.max(0),
+            "weightedmean": lambda x, w=weight_n1: (x * w).sum(0) / w.sum(),
+            "lasttoken": lambda x: x[-1],
+            "mean_sqrt_len_tokens": lambda x: x.sum(0) / np.sqrt(len(x)),
+        }[mode](x_nH)
+        np.testing.assert_allclose(model.embed([text], prompt=name)[0], wanted, atol=1e-5)
+
+
+def test_unknown_prompts_and_too_many_dimensions_are_refused(bert_folder: Path, tmp_path: Path):
+    folder = st_folder(bert_folder, tmp_path / "st", {"pooling_mode": "mean"})
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "q: ", "doc": "d: "}}))
+    model = load(folder, device="cpu")
+    with pytest.raises(EverybertError, match=r"no prompt 'passage' \(it has query, doc\)"):
+        model.embed(["a"], prompt="passage")
+    for many in (0, 49):
+        with pytest.raises(EverybertError, match="vectors have 48"):
+            model.embed(["a"], dimensions=many)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_matryoshka_dimensions_have_length_one_again(bert_folder: Path, tmp_path: Path, normalize: bool):
+    more = [("2_Normalize", "Normalize")] if normalize else []
+    folder = st_folder(bert_folder, tmp_path / "st", {"pooling_mode": "mean"}, more)
+    model = load(folder, device="cpu")
+    texts = ["The dog plays", "a cat"]
+    found = model.embed(texts, dimensions=8)
+    np.testing.assert_allclose(found, theirs(folder, texts, truncate_dim=8, normalize_embeddings=normalize), atol=1e-5)
+    assert found.shape == (2, 8) and model.embed([], dimensions=8).shape == (0, 8)
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_weighted_layers_equal_sentence_transformers(bert_folder: Path, tmp_path: Path, hidden: bool):
+    """If config.json does not ask for all hidden states, sentence-transformers ignores the module."""
+    from safetensors.torch import save_file
+
+    folder = st_folder(bert_folder, tmp_path / "st", {"pooling_mode": "mean"})
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    modules = json.loads((folder / "modules.json").read_text())
+    name = "sentence_transformers.models.WeightedLayerPooling"
+    modules.insert(1, {"idx": 1, "name": "layers", "path": "1_Layers", "type": name})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    config = json.loads((folder / "config.json").read_text()) | {"output_hidden_states": hidden}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "1_Layers").mkdir()
+    about = {"word_embedding_dimension": 48, "layer_start": 1, "num_hidden_layers": layers}
+    (folder / "1_Layers" / "config.json").write_text(json.dumps(about))
+    save_file({"layer_weights": torch.rand(layers)}, folder / "1_Layers" / "model.safetensors")
+    texts = ["The dog plays", "a cat sleeps in the house"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = load(folder, device="cpu")
+    np.testing.assert_allclose(model.embed(texts), theirs(folder, texts), atol=1e-5)
+    assert bool(model.pooling.layers) == hidden
+
+
+def test_an_encoder_in_a_folder_of_its_own(bert_folder: Path, tmp_path: Path):
+    """0_Transformer, as in older folders; saved, the encoder is in the folder itself."""
+    folder = st_folder(bert_folder, tmp_path / "st", {"pooling_mode": "mean"})
+    inner = folder / "0_Transformer"
+    inner.mkdir()
+    for file in [path for path in folder.iterdir() if path.is_file() and path.name not in ("modules.json",)]:
+        file.rename(inner / file.name)
+    (inner / "manifest.json").unlink(missing_ok=True)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    texts = ["The dog plays", "a cat sleeps in the house"]
+    model = load(folder, device="cpu")
+    assert model.pooling.size == 20
+    np.testing.assert_allclose(model.embed(texts), theirs(folder, texts), atol=1e-5)
+    model.save(tmp_path / "again")
+    assert load(tmp_path / "again", device="cpu").pooling.size == 20
     np.testing.assert_allclose(theirs(tmp_path / "again", texts), model.embed(texts), atol=1e-5)
+    modules[0]["type"] = "sentence_transformers.models.StaticEmbedding"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(EverybertError, match="begin with a StaticEmbedding module"):
+        load(folder, device="cpu")
+
+
+def test_pickled_dense_weights_need_permission(bert_folder: Path, tmp_path: Path):
+    from safetensors.torch import load_file
+
+    folder = st_folder(bert_folder, tmp_path / "st", {"pooling_mode": "mean"}, [DENSE])
+    add_dense(folder, "2_Dense", 48, 24)
+    texts = ["The dog plays", "a cat"]
+    expected = load(folder, device="cpu").embed(texts)
+    torch.save(load_file(folder / "2_Dense" / "model.safetensors"), folder / "2_Dense" / "pytorch_model.bin")
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    with pytest.raises(EverybertError, match="a pickle; if you trust it, allow_pickle=True"):
+        load(folder, device="cpu")
+    model = load(folder, device="cpu", allow_pickle=True)
+    np.testing.assert_array_equal(model.embed(texts), expected)
+    model.save(tmp_path / "again")
+    np.testing.assert_allclose(theirs(tmp_path / "again", texts), expected, atol=1e-5)
+
+
+def test_a_limit_of_the_tokenizer_is_kept(bert_folder: Path, tmp_path: Path):
+    folder = shutil.copytree(bert_folder, tmp_path / "model")
+    about = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(about | {"model_max_length": 16}))
+    load(folder, device="cpu").save(tmp_path / "again")
+    assert load(tmp_path / "again", device="cpu").window == 16
+
+
+@pytest.mark.parametrize(
+    ("more", "pooling", "dense", "settings", "cause"),
+    [
+        ([("2_LSTM", "LSTM")], {}, {}, {}, "have a LSTM module"),
+        ([DENSE], None, {}, {}, "have a Dense module in place 1"),
+        ([], None, {}, {}, "have no Pooling module"),
+        ([DENSE], {}, {"module_input_name": "token_embeddings"}, {}, "changes the vectors of tokens"),
+        ([DENSE], {}, {"use_residual": True}, {}, "unknown form"),
+        ([DENSE], {}, {"activation_function": "torch.nn.MultiheadAttention"}, {}, "unknown form"),
+        ([DENSE], {}, {"activation_function": "numpy.tanh"}, {}, "unknown form"),
+        ([("2_Router", "Router")], {}, {}, {}, "have a Router module in place 2"),
+        ([], {"pooling_mode": "best"}, {}, {}, "no pooling 'best'"),
+        ([], {}, {}, {"prompts": {"q": 3}}, "prompts that are not texts"),
+        ([], {}, {}, {"default_prompt_name": "q"}, "default prompt"),
+        ([], {}, {}, {"truncate_dim": 0}, "truncate_dim"),
+    ],
+)
+def test_what_we_do_not_compute_is_refused_at_load(bert_folder, tmp_path, more, pooling, dense, settings, cause):
+    folder = st_folder(bert_folder, tmp_path / "st", pooling or {}, more)
+    add_dense(folder, "2_Dense", 48, 24, **dense)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    if pooling is None:
+        modules = json.loads((folder / "modules.json").read_text())
+        (folder / "modules.json").write_text(json.dumps([m for m in modules if "Pooling" not in m["type"]]))
+    with pytest.raises(EverybertError, match=cause):
+        load(folder, device="cpu")
 
 
 def test_lowering_the_case_and_prompts_are_followed(roberta_folder: Path, tmp_path: Path):
@@ -187,14 +387,6 @@ def test_the_cls_of_a_long_text_hears_all_windows(bert: Model):
 def test_settings_that_there_are_none_of(bert: Model, settings, message):
     with pytest.raises(EverybertError, match=message):
         bert.embed(["text"], **settings)
-
-
-def test_modules_unknown_to_us_are_named(bert_folder: Path, tmp_path: Path):
-    folder = st_folder(bert_folder, tmp_path / "st", {}, [("2_LSTM", "LSTM")])
-    model = load(folder, device="cpu")
-    with pytest.raises(EverybertError, match=r"LSTM.*pooling="):
-        model.embed(["text"])
-    assert model.embed(["text"], pooling="mean").shape == (1, 48)
 
 
 # ── tokenization ahead of compute ────────────────────────────────────────────────────────────────────────────
@@ -239,7 +431,7 @@ def test_an_accelerators_runs_fill_their_batches(bert: Model, monkeypatch, long)
 
 
 def test_what_is_no_text_is_named(bert: Model):
-    with pytest.raises(EverybertError, match="not a string"):
+    with pytest.raises(EverybertError, match="text 2 is a int"):
         bert.embed(["a", 3])
 
 
@@ -252,16 +444,3 @@ def test_vectors_on_the_device_are_those_of_the_cpu(bert: Model, bert_folder):
         for _ in range(3):  # run, recorded, replayed
             found = torch.from_numpy(device.embedded(texts, long=long).vectors)
             assert torch.cosine_similarity(found, wanted).min() > 0.999
-
-
-def test_no_texts_give_no_vectors_of_the_right_width(tmp_path, bert: Model, bert_folder):
-    """A Dense layer (LaBSE) or several poolings change the width."""
-    assert bert.embed([]).shape == (0, 48)
-    for name, pooling in {
-        "dense": Pooling(dense=(Dense(torch.ones(5, 48), None),)),
-        "two": Pooling(modes=("cls", "mean")),
-    }.items():
-        shutil.copytree(bert_folder, tmp_path / name)
-        write_pooling(tmp_path / name, pooling, 48)
-        model = load(tmp_path / name, device="cpu")
-        assert model.embed([]).shape == (0, model.embed(["a dog"]).shape[1])

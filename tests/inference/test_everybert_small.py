@@ -1,4 +1,4 @@
-"""The model in the box, as it is shipped: what the README shows comes out, offline, with no option, and soon."""
+"""The bundled everybert-small: the README examples give the results shown, offline, without options, and quickly."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 import everybert
+from everybert import data
 from everybert.evaluation.glue import TASKS, suggested
-from everybert.quickstart import BERT_LARGE, QUESTIONS
 from everybert.training.tuning import Settings
 
+QUESTIONS = [(first, second) for task, first, second in data.rows("bundled.tsv") if task == "answer"]
+BERT_LARGE = QUESTIONS[1][1]
 GLUE_SETS = ("CoLA", "MRPC", "RTE", "SST-2", "STS-B")
 MILK = "the man went to the [MASK] to buy a [MASK] of milk"
 
@@ -77,6 +80,15 @@ def test_judges_and_compares(small):
     assert small.next_sentence("Istanbul is a great city to visit", "I was just there.") > 0.5
     a, b, c = small.embed(["A man plays the guitar.", "Someone is playing an instrument.", "The stock market fell."])
     assert a @ b > a @ c
+
+
+@pytest.mark.parametrize("name", ["everybert-small", "everybert-classic"])
+def test_embeddings_are_unit_vectors(name, tmp_path):
+    model = everybert.load(name, device="cpu")
+    assert np.linalg.norm(model.embed(["A man.", "a", ""]), axis=1) == pytest.approx(1, abs=1e-5)
+    assert np.linalg.norm(model.embed(["A man."], normalize=False)) > 2
+    model.save(tmp_path / "again")
+    assert np.linalg.norm(everybert.load(tmp_path / "again").embed(["A man."])) == pytest.approx(1, abs=1e-5)
 
 
 def test_transformers_reads_its_export(small, tmp_path):

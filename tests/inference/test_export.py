@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from onnxruntime import InferenceSession
 from tiny_model import save
 from tiny_models import EVERY, saved
 
 import everybert
 from everybert.errors import EverybertError
 from everybert.inference import export as module
-from everybert.inference.export import Exported, Graph, Session, export_hf, export_onnx, quantise
+from everybert.inference.export import Exported, Graph, export_hf, export_onnx, quantise
 from everybert.model.ragged import Ragged
-from everybert.store.sentence_transformers import Dense, Pooling, write_pooling
+from everybert.store.sentence_transformers import Pooling, write_pooling
 
 TASKS = {
     "Model": "hidden",
@@ -25,7 +26,6 @@ TASKS = {
     "ForSequenceClassification": "classify",
     "ForTokenClassification": "tag",
     "ForQuestionAnswering": "answer",
-    "ForMultipleChoice": "choose",
     "ForNextSentencePrediction": "next",
 }
 LENGTHS = (9, 1, 20, 4)
@@ -49,7 +49,6 @@ def rectangle(kind: str, suffix: str, seed: int = 0) -> dict[str, torch.Tensor]:
 def against_transformers(tmp_path: Path, kind: str, suffix: str) -> Exported:
     """Export a random model of transformers; its graph and the model itself must agree on every real token."""
     import transformers
-    from onnxruntime import InferenceSession
 
     folder = saved(tmp_path / "theirs", kind, suffix)
     config = json.loads((folder / "config.json").read_text())
@@ -67,7 +66,7 @@ def against_transformers(tmp_path: Path, kind: str, suffix: str) -> Exported:
         key = {"fill": "prediction_logits"}.get(done.task, name) if suffix == "ForPreTraining" else name
         theirs = wanted[key].numpy()
         assert mine.shape == theirs.shape
-        if mine.shape[: there.ndim] == there.shape and done.task != "choose":
+        if mine.shape[: there.ndim] == there.shape:
             mine, theirs = mine[there], theirs[there]
         np.testing.assert_allclose(mine, theirs, atol=1e-4)
     return done
@@ -81,7 +80,7 @@ def test_graphs_agree_with_transformers(tmp_path, kind, suffix):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "suffix"), EVERY)
+@pytest.mark.parametrize(("kind", "suffix"), [one for one in EVERY if one[1] != "ForMultipleChoice"])
 def test_every_family_and_head_agrees_with_transformers(tmp_path, kind, suffix):
     against_transformers(tmp_path, kind, suffix)
 
@@ -90,16 +89,14 @@ def test_every_family_and_head_agrees_with_transformers(tmp_path, kind, suffix):
 def embedder(tmp_path_factory):
     """A folder with sentence-transformers files: two poolings, a dense layer, unit vectors."""
     folder = save(tmp_path_factory.mktemp("embedder") / "model")
-    torch.manual_seed(0)
-    dense = Dense(torch.randn(8, 64) * 0.2, torch.randn(8))
-    write_pooling(folder, Pooling(("max", "mean"), normalize=True, dense=(dense,), published=True), 32)
+    write_pooling(folder, Pooling(("max", "mean", "weightedmean", "lasttoken"), normalize=True), 32)
     return folder
 
 
 @pytest.fixture(scope="module")
 def exported(embedder):
     """Its export, and what was said of it."""
-    return export_onnx(embedder, embedder.with_name("onnx"), opset=20)
+    return export_onnx(embedder, embedder.with_name("onnx"))
 
 
 def test_sentence_vectors_and_the_folder(embedder, exported):
@@ -110,76 +107,23 @@ def test_sentence_vectors_and_the_folder(embedder, exported):
     assert "model.safetensors" not in files
     assert b".py" not in (folder / "model.onnx").read_bytes()  # no traces of the code, nor paths of this machine
     about = json.loads((folder / "everybert.json").read_text())["onnx"]
-    assert about["inputs"] == ["input_ids", "attention_mask", "token_type_ids"] and about["opset"] == 20
+    assert about["inputs"] == ["input_ids", "attention_mask", "token_type_ids"]
     model = everybert.load(embedder)
     texts = ["the cat sees a dog", "john lives in london and mary works in paris ."]
-    found = Session(folder / "model.onnx", "embed")(Ragged.of(model.tokenizer.ids_batch(texts)))
-    np.testing.assert_allclose(found["sentence_embedding"].numpy(), model.embed(texts), atol=1e-5)
+    given = module.padded(Graph(model, "embed"), Ragged.of(model.tokenizer.ids_batch(texts)))
+    _, found = InferenceSession(folder / "model.onnx").run(None, {name: x.numpy() for name, x in given.items()})
+    np.testing.assert_allclose(found, model.embed(texts), atol=1e-5)
     with pytest.raises(EverybertError):
         everybert.load(folder)
 
 
-def test_int8_is_measured_and_close(tmp_path, embedder, exported):
-    import onnx
-
-    module.quantise_graph(Path(exported.folder) / "model.onnx", tmp_path / "int8.onnx")
-    kinds = [node.op_type for node in onnx.load(tmp_path / "int8.onnx").graph.node]
-    assert kinds.count("MatMulInteger") == 9  # four a layer, and the dense layer
-    model = everybert.load(embedder)
-    session = Session(tmp_path / "int8.onnx", "embed")
-    texts = ["the cat sees a dog", "john lives in london", "she likes the red song"] * 5
-    for given in (texts, ()):
-        like = module.compare_int8(model, Graph(model, "embed"), session, given)
-        assert like.texts == 15 + (not given) and 0.98 < like.least <= like.mean < 1.0
-
-
-@pytest.mark.parametrize("kind", ["bert", "albert"])
-def test_int8_of_matrices_with_several_uses(tmp_path, kind):
-    """Embeddings that are the decoder too, layers that are one layer: each is turned and rounded once."""
-    import onnx
-
-    folder = saved(tmp_path / "theirs", kind, "ForMaskedLM")
-    done = export_onnx(folder, tmp_path / "int8", int8=True)
-    assert done.task == "fill" and done.int8.least > 0.97
-    graph = onnx.load(tmp_path / "int8" / "model.onnx").graph
-    weights = [node.input[1] for node in graph.node if node.op_type == "MatMulInteger"]
-    assert len(weights) > len(set(weights)) if kind == "albert" else len(weights) == len(set(weights))
-    held = {matrix.name for matrix in graph.initializer}
-    assert set(weights) <= held and not [name for name in held if name.endswith(".turned")], "no copy is left"
-
-
 def test_a_graph_that_differs_is_refused_and_nothing_is_written(tmp_path, embedder, monkeypatch):
-    monkeypatch.setattr(module, "_trace", _wrong)
+    trace, other = module._trace, everybert.load(embedder)
+    other.network.encoder.embeddings.token.weight.data.normal_()
+    monkeypatch.setattr(module, "_trace", lambda graph, path: trace(Graph(other, graph.task).eval(), path))
     with pytest.raises(EverybertError, match="differs from torch by"):
         export_onnx(embedder, tmp_path / "onnx")
     assert list(tmp_path.iterdir()) == []
-
-
-def _wrong(graph, opset, path):
-    """A graph whose outputs are all zeros, of the right shapes."""
-    from onnx import TensorProto, helper, save
-
-    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "n"])
-    mask = helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["b", "n"])
-    hidden = helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, ["b", "n", 32])
-    vector = helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, ["b", 8])
-    ones = {"data": helper.make_tensor("ones", TensorProto.FLOAT, [1, 1, 32], [0.0] * 32)}
-    nodes = [
-        helper.make_node("Cast", ["input_ids"], ["f"], to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", ["f", "last"], ["f1"]),
-        helper.make_node("Mul", ["f1", "ones"], ["last_hidden_state"]),
-        helper.make_node("ReduceMean", ["last_hidden_state", "middle"], ["m"], keepdims=0),
-        helper.make_node("Slice", ["m", "zero", "eight", "middle"], ["sentence_embedding"]),
-    ]
-    constants = [
-        ones["data"],
-        helper.make_tensor("last", TensorProto.INT64, [1], [2]),
-        helper.make_tensor("middle", TensorProto.INT64, [1], [1]),
-        helper.make_tensor("zero", TensorProto.INT64, [1], [0]),
-        helper.make_tensor("eight", TensorProto.INT64, [1], [8]),
-    ]
-    graph = helper.make_graph(nodes, "wrong", [ids, mask], [hidden, vector], constants)
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
 
 
 def test_what_cannot_be_exported_is_said(tmp_path, embedder, monkeypatch):
@@ -189,8 +133,6 @@ def test_what_cannot_be_exported_is_said(tmp_path, embedder, monkeypatch):
         export_onnx(embedder, tmp_path / "a", task="fill")
     with pytest.raises(EverybertError, match="there is no task 'sing'"):
         export_onnx(embedder, tmp_path / "a", task="sing")
-    with pytest.raises(EverybertError, match="opsets 18 to 22"):
-        export_onnx(embedder, tmp_path / "a", opset=11)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     for write in (export_onnx, export_hf):
@@ -246,15 +188,15 @@ def test_an_adapter_is_merged(tmp_path):
     batch = Ragged.of([[2, 9, 12, 3], [2, 3]])
     with torch.inference_mode():
         one, two = (Graph(m, "classify").outputs(batch)["logits"] for m in (plain, merged))
-        trunk = everybert.load(base).network.encoder(batch)
+        encoder = everybert.load(base).network.encoder(batch)
     torch.testing.assert_close(one, two, atol=1e-5, rtol=0.0)
-    assert (trunk - merged.network.encoder(batch)).abs().max() > 0.1
+    assert (encoder - merged.network.encoder(batch)).abs().max() > 0.1
 
 
 def test_int8_weights_are_widened(tmp_path, embedder):
     import transformers
 
-    quantise(embedder, tmp_path / "int8", ["the cat sees a dog"], step=lambda text: None)
+    quantise(embedder, tmp_path / "int8", ["the cat sees a dog"])
     assert not (tmp_path / "int8" / "model.safetensors").exists()
     export_hf(tmp_path / "int8", tmp_path / "wide")
     one, two = (everybert.load(tmp_path / name).network.state_dict() for name in ("int8", "wide"))

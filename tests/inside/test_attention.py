@@ -95,7 +95,7 @@ def test_page_holds_all_and_asks_for_nothing(words):
     assert page.count("<script") == 2 and page.count("</script>") == 2, "tokens must not end the script"
     assert "<b>title" not in page and "&lt;b&gt;title" in page
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL).group(1))
-    assert data["tokens"] == found.tokens and data["bits"] == 16
+    assert data["tokens"] == found.tokens
     weights = np.frombuffer(zlib.decompress(base64.b64decode(data["weights"])), "<u2") / 65535
     assert np.abs(weights.reshape(found.weights.shape) - found.weights).max() < 1e-5
 
@@ -120,10 +120,3 @@ def test_too_much_is_one_line(words):
     assert "too many for a page" in found._repr_html_()
     with pytest.raises(EverybertError, match="102 tokens, the model reads 64 at once; give a shorter text"):
         words.attention("cat " * 100)
-
-
-def test_highlighted_text_is_escaped(labels):
-    html = labels.attribution("good <script>alert(1)</script> food & song")._repr_html_()
-    assert "<script" not in html and "&lt;" in html and "&amp;" in html
-    plain = re.sub(r"<[^>]+>", "", html.split("<br>")[0])
-    assert plain == "good &lt;script&gt;alert(1)&lt;/script&gt; food &amp; song"

@@ -18,34 +18,34 @@ from everybert.model.ragged import Ragged
 def inputs(lengths, heads=2, size=4, seed=0):
     torch.manual_seed(seed)
     batch = Ragged.of([[1] * n for n in lengths])
-    return batch, *(torch.randn(sum(lengths), heads, size, dtype=torch.float64) for _ in range(3))
+    return batch, tuple(torch.randn(sum(lengths), heads, size, dtype=torch.float64) for _ in range(3))
 
 
-def textbook(q, k, v, batch, window):
-    return att.watched(q, k, v, batch, window, None, lambda *_: None)
+def textbook(qkv, batch, window):
+    return att.watched(qkv, batch, att.Pattern(window), None, lambda *_: None)
 
 
 @pytest.mark.parametrize("block", [1, 3, 256])
 @pytest.mark.parametrize("window", [1, 2, 5, 40])
 def test_windowed_equals_the_masked_formula(monkeypatch, block, window):
     monkeypatch.setattr(att, "QUERY_BLOCK", block)
-    batch, q, k, v = inputs((30, 1, 7, 13))
-    mine = att.windowed(q, k, v, batch, window, None, 0.0)
-    torch.testing.assert_close(mine, textbook(q, k, v, batch, window))
+    batch, qkv = inputs((30, 1, 7, 13))
+    mine = att.windowed(qkv, batch, att.Pattern(window), None, 0.0)
+    torch.testing.assert_close(mine, textbook(qkv, batch, window))
 
 
 def test_full_equals_the_formula_and_a_wide_window():
-    batch, q, k, v = inputs((5, 9, 5, 1))
-    full = att.attend(q, k, v, batch)
-    torch.testing.assert_close(full, textbook(q, k, v, batch, None))
-    torch.testing.assert_close(att.attend(q, k, v, batch, window=100), full)
+    batch, qkv = inputs((5, 9, 5, 1))
+    full = att.attend(qkv, batch, att.FULL)
+    torch.testing.assert_close(full, textbook(qkv, batch, None))
+    torch.testing.assert_close(att.attend(qkv, batch, att.Pattern(100)), full)
 
 
 def test_attention_dropout_acts_and_keeps_the_mean():
-    batch, q, k, v = inputs((6, 6, 4))
+    batch, qkv = inputs((6, 6, 4))
     torch.manual_seed(0)
-    draws = torch.stack([att.grouped(q, k, v, batch, 0.3) for _ in range(3000)])
-    exact = att.grouped(q, k, v, batch, 0.0)
+    draws = torch.stack([att.grouped(qkv, batch, 0.3) for _ in range(3000)])
+    exact = att.grouped(qkv, batch, 0.0)
     assert draws.std(0).mean() > 0.05
     torch.testing.assert_close(draws.mean(0), exact, atol=0.08, rtol=0.0)
 
@@ -71,15 +71,15 @@ from everybert.model.ragged import Ragged
 torch.set_num_threads(1)
 n = 4096
 batch = Ragged.of([[1] * n])
-q, k, v = (torch.randn(n, 12, 64) for _ in range(3))
+qkv = tuple(torch.randn(n, 12, 64) for _ in range(3))
 def peak():  # of this process: getrusage would count the process it was forked from too
     return int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1])
 base = peak()
 with torch.inference_mode():
     if sys.argv[1] == "sparse":
-        att.windowed(q, k, v, batch, 256, None, 0.0)
+        att.windowed(qkv, batch, att.Pattern(256), None, 0.0)
     else:
-        att.watched(q, k, v, batch, None, None, lambda *_: None)
+        att.watched(qkv, batch, att.Pattern(), None, lambda *_: None)
 print(peak() - base)
 """
     root = Path(__file__).parents[2]
@@ -95,9 +95,9 @@ print(peak() - base)
 
 def test_windowed_runs_at_16384_tokens():
     batch = Ragged.of([[1] * 16384])
-    q, k, v = (torch.randn(16384, 1, 8) for _ in range(3))
+    qkv = tuple(torch.randn(16384, 1, 8) for _ in range(3))
     with torch.inference_mode():
-        assert att.windowed(q, k, v, batch, 64, None, 0.0).isfinite().all()
+        assert att.windowed(qkv, batch, att.Pattern(64), None, 0.0).isfinite().all()
 
 
 @pytest.mark.parametrize("size", [16, 32, 48, 64, 80, 96, 128, 256])

@@ -102,3 +102,11 @@ def test_every_preset_builds_without_memory(name):
     with torch.device("meta"):
         network = Network(PRESETS[name])
     assert sum(p.numel() for p in network.parameters()) > 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"), [("modernbert-base", 6), ("modernbert-base", 40), ("longformer-base-4096", 3)]
+)
+def test_the_pattern_of_windows_follows_the_number_of_layers(name, layers):
+    windows = PRESETS[name].replace(layers=layers).windows
+    assert windows == tuple(None if i % 3 == 0 else 64 for i in range(layers)) or set(windows) == {256}

@@ -239,12 +239,6 @@ def test_each_position_is_masked_in_a_copy_of_its_own(predictor):
         assert values == pytest.approx([by_hand(predictor, ids, p, p + 1) for p in places], abs=1e-5)
 
 
-def test_tokens_up_to_an_end_are_masked_together(predictor):
-    (values,) = token_log_probs(predictor, SEQUENCES[1:2], [[1, 2, 4]], MASK, ends=[[2, 4, 5]])
-    wanted = [by_hand(predictor, SEQUENCES[1], p, end) for p, end in ((1, 2), (2, 4), (4, 5))]
-    assert values == pytest.approx(wanted, abs=1e-5)
-
-
 def test_nothing_to_score(predictor):
     assert token_log_probs(predictor, [], [], MASK) == []
 

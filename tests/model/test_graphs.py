@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from everybert.model import engine
 from everybert.model.engine import BUDGET_GPU, Inputs, run_head
-from everybert.model.graphs import WAVE, Recorder, Recording, filled, rounded
+from everybert.model.graphs import WAVE, Recorder, Recording, filled
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged, Targets
 
@@ -58,18 +58,17 @@ def run(network, batch):
 @given(st.lists(st.integers(1, 512), min_size=1, max_size=300))
 def test_a_filled_batch_holds_the_batch_and_has_the_shape(lengths):
     batch = Ragged.of([list(range(1, n + 1)) for n in lengths])
-    shape = rounded(batch)
-    full = filled(batch, shape)
-    size = sum(lengths)
-    assert len(full.tokens_T) == len(full.positions_T) == shape.tokens == sum(full.lengths)
-    assert len(full) == shape.sequences and len(full.offsets_B1) == shape.sequences + 1
+    full = filled(batch)
+    size, tokens = sum(lengths), len(full.tokens_T)
+    assert len(full.positions_T) == tokens == sum(full.lengths)
+    assert len(full) == len(full.offsets_B1) - 1
     assert torch.equal(full.tokens_T[:size], batch.tokens_T)
     assert torch.equal(full.positions_T[:size], batch.positions_T)
     assert torch.equal(full.offsets_B1[: len(batch) + 1], batch.offsets_B1)
-    assert full.offsets_B1[-1] == shape.tokens and bool((full.offsets_B1.diff() >= 0).all())
+    assert full.offsets_B1[-1] == tokens and bool((full.offsets_B1.diff() >= 0).all())
     assert full.positions_T.max() == batch.positions_T.max()  # filler has positions that the model has
-    assert full.offsets_B1.diff().max() == max(lengths) <= shape.longest
-    assert shape.tokens < size + 64 if size <= 512 else shape.tokens <= max(1.25 * size, size + WAVE)
+    assert full.offsets_B1.diff().max() == max(lengths) <= full.max_length
+    assert tokens < size + 64 if size <= 512 else tokens <= max(1.25 * size, size + WAVE)
 
 
 class Sizes(TorchDispatchMode):
@@ -91,17 +90,16 @@ def test_the_host_makes_a_large_batch_without_the_threads_of_torch(tiny: Network
     batch = ragged([30] * 1_120, segments=True)
     with Sizes() as sizes:
         tiny.encoder.check(batch)
-        filled(batch, rounded(batch))
+        filled(batch)
     views = {"aten.lift_fresh.default", "aten.detach.default"}
     assert not [name for name, size in sizes.seen if size > 32_768 and name not in views]
 
 
 def test_there_are_few_shapes():
     sizes = [[40] * n for n in range(1, 820)]
-    shapes = {rounded(ragged(s)) for s in sizes[::7]}
-    assert len({shape.tokens for shape in shapes}) <= 8 + 4 * 4 + 4
-    full = {rounded(ragged([80] * n)) for n in range(415, 423)}
-    assert {shape.tokens for shape in full} == {BUDGET_GPU} and len(full) == 1  # a full batch needs hardly any filler
+    assert len({len(filled(ragged(s)).tokens_T) for s in sizes[::7]}) <= 8 + 4 * 4 + 4
+    full = [filled(ragged([80] * n)) for n in range(415, 423)]
+    assert {(len(x.tokens_T), len(x)) for x in full} == {(BUDGET_GPU, 512)}  # a full batch needs hardly any filler
 
 
 @pytest.mark.parametrize("segments", [False, True])

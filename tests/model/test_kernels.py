@@ -25,7 +25,7 @@ for lengths in ([5, 33, 16], [5, 140, 64, 1]):
     grad = torch.randn(sum(lengths), 2, 16)
     offsets = torch.cat((batch.offsets_B1, batch.offsets_B1[-1:]))  # an empty sequence at the end, as filler is
     out, _ = kernels.attention(qkv, offsets, max(lengths))
-    want = grouped(*qkv.unbind(1), batch, 0.0)
+    want = grouped(qkv.unbind(1), batch, 0.0)
     torch.testing.assert_close(out, want, atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(*(torch.autograd.grad(x, qkv, grad)[0] for x in (out, want)), atol=5e-6, rtol=1e-5)
 x = (torch.randn(37, 100) * 3).requires_grad_()

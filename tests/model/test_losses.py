@@ -65,15 +65,6 @@ def test_masked_tokens_and_pairs(network, batch):
     assert pretrain_loss(network, alone)[1].tolist() == pytest.approx([mlm, 0.0], rel=1e-5)
 
 
-def test_targets_without_labels_teach_nothing(network, batch):
-    empty = replace(batch, targets=targets_of(batch).without_labels())
-    loss, figures = pretrain_loss(network, empty)
-    loss.backward()
-    assert figures.tolist() == [0.0, 0.0]
-    assert all(p.grad is None or not p.grad.any() for p in network.parameters())
-    network.zero_grad()
-
-
 @torch.no_grad()
 def test_the_boundary_objective_reads_the_tokens_around_a_span(network, batch):
     loss, figures = boundary_loss(network, batch)

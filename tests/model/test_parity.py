@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from everybert.model.losses import choice_loss, label_loss, span_loss
 from everybert.model.ragged import Ragged
-from everybert.store.huggingface import load_network, to_transformers
+from everybert.store.huggingface import load_network, save_network, to_transformers
 
-FAMILIES = [kind for kind in STEMS if kind != "camembert"]
+FAMILIES = list(STEMS)
 LENGTHS = (1, 30, 3, 38, 17, 17)
+NO_SEGMENTS = ("distilbert", "modernbert", "mpnet")
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 OFF = {
     kind: {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0} for kind in STEMS
@@ -22,6 +23,7 @@ OFF = {
     "distilbert": {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0, "qa_dropout": 0.0},
     "albert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout_prob": 0.0},
     "modernbert": {},
+    "electra": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "summary_last_dropout": 0.0},
 }
 
 
@@ -61,7 +63,7 @@ def test_hidden_states(tmp_path, kind, with_segments):
         batch = Ragged.of(ids, given)
         split = batch.split(ours.encoder(batch, states=states))
         for b, sequence in enumerate(ids):
-            passed = given[b] if given is not None and kind not in ("distilbert", "modernbert") else None
+            passed = given[b] if given is not None and kind not in NO_SEGMENTS else None
             want = theirs_of(theirs, sequence, passed, output_hidden_states=True)
             torch.testing.assert_close(split[b], want.last_hidden_state[0], **CLOSE)
             # every layer too; the last entry is compared above, since families differ on normalising it
@@ -91,7 +93,11 @@ def run_head(ours, suffix, ids, segments, seed=0):
     generator = torch.Generator().manual_seed(seed)
     draw = lambda high, *shape: torch.randint(0, high, shape, generator=generator)  # noqa: E731
     labels = {}
-    if suffix in ("ForMaskedLM", "ForPreTraining"):
+    if suffix == "ForPreTraining" and ours.config.family == "electra":
+        labels = {"labels": draw(2, count, n)}
+        logits = ours.token_logits(x_TH, "rtd").view(count, n)
+        loss = F.binary_cross_entropy_with_logits(logits, labels["labels"].float())
+    elif suffix in ("ForMaskedLM", "ForPreTraining"):
         full = draw(60, count, n)
         full[draw(2, count, n) == 0] = -100
         full[0, 0] = 7
@@ -147,7 +153,7 @@ def test_heads_losses_and_gradients(tmp_path, kind, suffix):
     torch.testing.assert_close(mine.loss, want.loss, **CLOSE)
     if suffix == "ForQuestionAnswering":
         reference = torch.stack((want.start_logits, want.end_logits), dim=-1)
-    elif suffix == "ForPreTraining":
+    elif suffix == "ForPreTraining" and kind != "electra":
         reference = want.prediction_logits
     else:
         reference = want.logits
@@ -210,6 +216,38 @@ def test_modernbert_local_layers(tmp_path, local):
     with torch.no_grad():
         for mine, sequence in zip(batch.split(ours.encoder(batch)), ids):
             torch.testing.assert_close(mine, theirs_of(theirs, sequence).last_hidden_state[0], **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position_biased_input": True, "type_vocab_size": 2},
+        {"position_buckets": 4, "max_relative_positions": 20},
+        {"position_buckets": 16},
+    ],
+)
+def test_deberta_positions(tmp_path, changes):
+    theirs, ours = both(tmp_path, "deberta-v2", **changes)
+    ids, segments = texts("bert")
+    batch = Ragged.of(ids, segments)
+    with torch.no_grad():
+        for mine, sequence, segment in zip(batch.split(ours.encoder(batch)), ids, segments):
+            torch.testing.assert_close(mine, theirs_of(theirs, sequence, segment).last_hidden_state[0], **CLOSE)
+
+
+def test_debertas_newer_mlm_head(tmp_path):
+    theirs, ours = both(tmp_path, "deberta-v2", "ForMaskedLM", legacy=False)
+    ids, _ = texts("deberta-v2", (12,))
+    batch = Ragged.of(ids)
+    with torch.no_grad():
+        want = theirs_of(theirs, ids[0]).logits[0]
+        torch.testing.assert_close(ours.mlm_logits(ours.encoder(batch)), want, **CLOSE)
+    loaded = load_network(tmp_path / "folder")
+    (tmp_path / "again").mkdir()
+    save_network(loaded.network, tmp_path / "again", raw_config=loaded.raw_config)
+    again = type(theirs).from_pretrained(tmp_path / "again").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(theirs_of(again, ids[0]).logits[0], want, **CLOSE)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "quick_gelu", "relu", "silu"])

@@ -14,6 +14,8 @@ FORMULAS = {
     "max": lambda x_nH: x_nH.amax(0),
     "mean": lambda x_nH: x_nH.mean(0),
     "mean_sqrt_len_tokens": lambda x_nH: x_nH.sum(0) / len(x_nH) ** 0.5,
+    "weightedmean": lambda x_nH: torch.arange(1.0, len(x_nH) + 1) @ x_nH / (len(x_nH) * (len(x_nH) + 1) / 2),
+    "lasttoken": lambda x_nH: x_nH[-1],
 }
 
 

@@ -35,11 +35,10 @@ def test_split_gives_back_the_sequences(ns):
 @given(lengths)
 def test_groups_hold_every_token_once_and_can_be_undone(ns):
     batch = Ragged.of(counted(ns))
-    laid = torch.cat([batch.tokens_T[rows] for _, rows in batch.groups])
-    assert sorted(laid.tolist()) == batch.tokens_T.tolist()
-    back = laid if batch.ungroup is None else laid[batch.ungroup]
-    assert torch.equal(back, batch.tokens_T)
-    assert sorted(n for n, _ in batch.groups) == sorted(set(ns))
+    parts = batch.by_length(batch.tokens_T)
+    assert sorted(torch.cat([x.flatten() for x in parts]).tolist()) == batch.tokens_T.tolist()
+    assert torch.equal(batch.from_lengths(parts), batch.tokens_T)
+    assert sorted(x.shape[1] for x in parts) == sorted(set(ns))
 
 
 @settings(deadline=None, max_examples=30)
@@ -51,9 +50,9 @@ def test_attention_is_blind_to_order_and_neighbours(ns, random):
     random.shuffle(order)
 
     def run(which):
-        q, k, v = torch.cat([sequences[i] for i in which]).unbind(1)
+        qkv = torch.cat([sequences[i] for i in which]).unbind(1)
         batch = Ragged.of(counted([ns[i] for i in which]))
-        return dict(zip(which, batch.split(grouped(q, k, v, batch, 0.0))))
+        return dict(zip(which, batch.split(grouped(qkv, batch, 0.0))))
 
     one, two = run(list(range(len(ns)))), run(order)
     for i in order:

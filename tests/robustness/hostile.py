@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors.torch import load_file, save_file
+
 from everybert.errors import EverybertError
 from everybert.inference.model import load
 
@@ -96,6 +98,24 @@ def many_tensors(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(body)) + body)
 
 
+def no_numbers(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.embeddings.LayerNorm.weight"][0] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+
+
+EXTRAS = (
+    '"encoder": []',
+    '"encoder": {"dropout": "x"}',
+    '"encoder": {"dropout": NaN}',
+    '"encoder": {"classifier_form": 7}',
+    '"encoder": {"layers": 99}',
+    '"feature_head": {}',
+    '"feature_head": {"name": "x", "outputs": 2, "layers": "last", "pool": "mean"}',
+    '"feature_head": 7',
+    '"task": "classify"',
+    '"adapters": {"x": 7}',
+)
 HUGE = {"dtype": "F32", "shape": [2**30, 2**30], "data_offsets": [0, 2**62]}
 CASES: dict[str, Callable[[Path], None]] = {
     "vocabulary of 2^60": setting("config.json", vocab_size=2**60),
@@ -129,6 +149,8 @@ CASES: dict[str, Callable[[Path], None]] = {
     "an added word of number 2^32": added(2**32 - 8),
     "extras that are deep": text("everybert.json", DEEP),
     "extras that are a pipe": pipe("everybert.json"),
+    **{f"extras with {more}": text("everybert.json", f'{{"version": 1, {more}}}') for more in EXTRAS},
+    "weights that are no numbers": no_numbers,
     "extras that are a link": link("everybert.json", "/etc/passwd"),
     "a list that is deep": text("manifest.json", DEEP),
     "a list that leads out": text("manifest.json", '{"everybert": 1, "files": {"../x": {"size": 1, "sha256": ""}}}'),

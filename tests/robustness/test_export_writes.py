@@ -42,17 +42,8 @@ def graph(folder: Path) -> str:
     return hashlib.sha256((folder / "model.onnx").read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize(
-    ("int8", "kinds"),
-    [
-        (False, ("cut-kill",)),
-        pytest.param(False, KINDS, marks=pytest.mark.slow),
-        pytest.param(True, KINDS, marks=pytest.mark.slow),
-    ],
-)
-def test_export_onnx(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, int8: bool, kinds: tuple[str, ...]
-):
+@pytest.mark.parametrize("kinds", [("cut-kill",), pytest.param(KINDS, marks=pytest.mark.slow)])
+def test_export_onnx(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]):
     """The graph is traced once, before; every child writes it, runs it, and writes the rest."""
     pytest.importorskip("onnxruntime")
     Model(network(0), tokenizer).save(tmp_path / "base")
@@ -68,9 +59,8 @@ def test_export_onnx(
     exporting.export_onnx(tmp_path / "base", tmp_path / "once", task="fill")
     path = tmp_path / "here" / "graph"
     place = Place(path, graph, None)
-    options = {"task": "fill", "int8": int8, "sentences": ["the dog runs .", "the cat sleeps ."] if int8 else ()}
     begin = beginning(exporting, "atomic_folder", monkeypatch)
-    sweep(place, lambda: exporting.export_onnx(tmp_path / "base", path, **options), begin, *kinds)
+    sweep(place, lambda: exporting.export_onnx(tmp_path / "base", path, task="fill"), begin, *kinds)
 
 
 @pytest.mark.parametrize("kinds", [("ENOSPC",), pytest.param(KINDS, marks=pytest.mark.slow)])

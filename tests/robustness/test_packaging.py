@@ -106,7 +106,6 @@ def test_the_tests_pass_without_the_source_tree(fresh: Path, unpacked: Path, tmp
         "tests/training/test_recipe.py",  # recipes are package data
         "tests/training/test_plan.py",
         "tests/store/test_folder.py",
-        "tests/store/test_push.py",
         "tests/text/test_windows.py",
         "tests/model/test_config.py",
         "tests/inside/test_attention.py",  # inside/web is package data

@@ -151,20 +151,19 @@ def test_what_finetuning_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     def read(folder: Path) -> object:
         verify_folder(folder)
         read_json(folder / "finetune.json")
-        if mode == "frozen":  # the trunk stays: the head tells the versions apart
+        if mode == "frozen":  # the encoder stays: the head tells the versions apart
             return weights(folder) + hashlib.sha256((folder / "head.safetensors").read_bytes()).hexdigest()
         if mode == "full":
             return weights(folder)
-        trunk = load_network(base).network
-        adapters = AdapterSet(trunk)
+        encoder = load_network(base).network
+        adapters = AdapterSet(encoder)
         load_adapter(adapters, "reviews", read_adapter(folder))
-        return f"{sum(float(v.double().abs().sum()) for v in trunk.state_dict().values()):.9f}"
+        return f"{sum(float(v.double().abs().sum()) for v in encoder.state_dict().values()):.9f}"
 
     place = Place(path, read, lambda: shutil.copytree(first, path))
-    monkeypatch.setattr("everybert.store.card.draw_confusion", lambda *_: False)  # matplotlib's own files are its own
 
     def tune() -> None:
-        finetune.finetune(base, "classify", reviews(0), reviews(1), path, seed=6, **settings)
+        finetune.finetune(base, "classify", reviews(0), reviews(1), path, seed=6, overwrite=True, **settings)
 
     sweep(place, tune, beginning(finetune, "atomic_folder", monkeypatch), *kinds)
 
@@ -211,7 +210,7 @@ def test_a_folder_that_was_cut_is_never_complete(tmp_path: Path, tokenizer: Toke
                 with pytest.raises(Exception, match="JSON"):
                     verify_folder(cut)
             assert not is_complete(cut), (file.name, share)
-            with pytest.raises(Exception, match=r"could not be read|bytes where"):
+            with pytest.raises(Exception, match=r"could not be read|can be read|bytes where"):
                 load(cut)
             shutil.rmtree(cut)
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ import tiny_bert
 import uvicorn
 
 from everybert.inference.model import load
-from everybert.serving.app import Service, create_app
-from everybert.serving.limits import Limits, Protocol
+from everybert.serving.app import Service, create_app, options
+from everybert.serving.limits import Limits
 
 LABELS = ["bad", "fine", "good"]
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -49,7 +49,7 @@ def make_folders(root: Path) -> dict[str, Path]:
 def running(
     folders: dict[str, Path],
     limits: Limits | None = None,
-    key: str | None = None,
+    keys: Sequence[str] = (),
     adapters: dict[str, dict[str, str | Path]] | None = None,
     port: int = 0,
 ) -> Iterator[tuple[str, Service]]:
@@ -57,16 +57,10 @@ def running(
     service = Service(limits or Limits())
     for name, folder in folders.items():
         service.registry.add(name, load(folder, device="cpu"), (adapters or {}).get(name))
-    config = uvicorn.Config(
-        create_app(service, key),
-        host="127.0.0.1",
-        port=port,
-        http=Protocol,
-        ws="none",
-        log_level="warning",
-        timeout_keep_alive=60,  # longer than a test: no request meets a connection that is being closed
-    )
-    server = uvicorn.Server(config)
+    own = {"host": "127.0.0.1", "port": port}
+    # kept alive for longer than a test: no request meets a connection that is being closed
+    own |= options() | {"timeout_keep_alive": 60}
+    server = uvicorn.Server(uvicorn.Config(create_app(service, keys), **own))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until(lambda: server.started or not thread.is_alive())

@@ -8,9 +8,11 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -25,7 +27,12 @@ from everybert.serving.app import Service
 from everybert.serving.limits import Limits
 
 BODY = json.dumps({"inputs": ["the cat eats"] * 3}).encode()
-HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+HEAD = b"POST /embed HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+
+def in_flight(service: Service) -> float | None:
+    """The requests accepted and not answered yet."""
+    return service.metrics.registry.get_sample_value("everybert_in_flight")
 
 
 def count(service: Service, status: int) -> float:
@@ -56,7 +63,7 @@ def test_overload_is_429_and_passes(folders):
 
 
 def test_bytes_in_the_queue_are_bounded(folders):
-    with own.running({"words": folders["words"]}, Limits(queue_bytes=3000)) as (url, _):
+    with own.running({"words": folders["words"]}, Limits(queue_bytes=6000)) as (url, _):
         assert post(url, "/embed", {"inputs": "a " * 1000}).status_code == 200
         assert post(url, "/embed", {"inputs": "a " * 2000}).status_code == 429
 
@@ -74,11 +81,7 @@ def test_clients_that_leave_are_not_worked_for(folders):
             first = []
             for count_of in range(1, threads + 1):
                 first.append(pool.submit(post, url, "/embed", {"inputs": "a"}))
-                own.until(
-                    lambda n=count_of: (
-                        service.metrics.in_flight._value.get() == loaded.running == n and not batcher.queue
-                    )
-                )
+                own.until(lambda n=count_of: in_flight(service) == loaded.running == n and not batcher.queue)
             for _ in range(20):
                 with connect(url) as client:
                     client.sendall(HEAD % len(BODY) + BODY)
@@ -86,17 +89,18 @@ def test_clients_that_leave_are_not_worked_for(folders):
             own.until(lambda: not any(piece.job.wanted for piece in batcher.queue))
         assert all(job.result(60).status_code == 200 for job in first)
         assert post(url, "/embed", {"inputs": "a"}).status_code == 200
-        own.until(lambda: service.metrics.in_flight._value.get() == 0)
+        own.until(lambda: in_flight(service) == 0)
         assert done.get() == warm + (2 + threads) * each
 
 
 def test_half_sent_bodies_do_not_block_others(folders):
-    with own.running({"words": folders["words"]}, Limits(queue=32, body_seconds=4.0)) as (url, service):
+    """More of them than there are places in the queue."""
+    with own.running({"words": folders["words"]}, Limits(queue=8, body_seconds=4.0)) as (url, service):
         clients = [connect(url) for _ in range(16)]
         for client in clients:
             client.sendall(HEAD % len(BODY) + BODY[:10])
-        own.until(lambda: service.metrics.in_flight._value.get() == 16)
-        assert post(url, "/embed", {"inputs": "a"}).status_code == 200
+        time.sleep(0.5)  # the server has read them
+        assert in_flight(service) == 0 and post(url, "/embed", {"inputs": "a"}).status_code == 200
         assert count(service, 408) == 0  # the answer came before any of them was given up
         for client in clients:
             assert client.recv(100).startswith(b"HTTP/1.1 408")
@@ -114,7 +118,7 @@ def test_slow_readers_hold_little_and_lose_their_place(folders):
             client.setsockopt(own.socket.SOL_SOCKET, own.socket.SO_RCVBUF, 4096)
             client.sendall(head + body)
         own.until(lambda: post(url, "/embed", {"inputs": "a"}).status_code == 200)
-        own.until(lambda: service.metrics.in_flight._value.get() == 0)
+        own.until(lambda: in_flight(service) == 0)
         for client in clients:
             client.close()
 
@@ -166,14 +170,18 @@ import sys, time
 from pathlib import Path
 sys.path[:0] = {path!r}
 import server as own
-from everybert.serving.app import Service, create_app, serve
-from everybert.serving.limits import Limits
-from everybert.inference.model import load
+from everybert.serving import app
 
-service = Service(Limits())
-service.registry.add("words", load({folder!r}, device="cpu"))
-own._before(service, "words", lambda: own.until(lambda: not Path({shut!r}).exists()))
-serve(create_app(service), "127.0.0.1", 0, lambda port: print(port, flush=True))
+made = app.Settings.create_app
+
+def create_app(settings):
+    found = made(settings)
+    own._before(found.state.service, "words", lambda: own.until(lambda: not Path({shut!r}).exists()))
+    return found
+
+app.Settings.create_app = create_app
+settings = app.Settings(["words=" + {folder!r}], device="cpu")
+app.serve(settings, "127.0.0.1", 0, lambda port: print(port, flush=True))
 """
 
 
@@ -257,6 +265,15 @@ def test_the_command_serves_and_ends(folders, workers):
     _, errors = process.communicate(timeout=60)
     timer.cancel()
     assert "Traceback" not in errors
+
+
+def test_a_port_in_use_is_one_line(folders):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = ["serve", "--model", f"m={folders['words']}", "--port", str(port)]
+        done = subprocess.run([sys.executable, "-m", "everybert", *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and not done.stdout
+    assert f"port {port} is in use; give another --port" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_the_api_reference_needs_nothing_but_this_server(url):

@@ -17,6 +17,13 @@ from everybert.serving.metrics import Metrics
 from everybert.serving.models import LoadedModel, Served
 
 
+def submit(batcher: Batcher, job: Job) -> asyncio.Future[bytes]:
+    """Put a job into the queue: its response."""
+    job.response = asyncio.get_running_loop().create_future()
+    batcher.submit(job)
+    return job.response
+
+
 class Echo:
     """In place of a model: gives each text back with the adapter in use, and remembers its calls."""
 
@@ -51,11 +58,11 @@ class World:
         self.batcher.start(threads)
 
     def submit(self, texts, adapter=None, options=(), context=None, task="echo"):
-        served = Served("echo", self.loaded, adapter, None, frozenset({"echo"}), False, "", True, None)
+        served = Served("echo", self.loaded, adapter, None, frozenset({"echo"}), 0, "", True, None)
         context = context or RequestContext(Limits())
         context.served = served
         job = Job(context, task, texts, lambda model, inputs: model.run(inputs), lambda results: results, options)
-        return self.batcher.submit(job)
+        return submit(self.batcher, job)
 
     async def busy(self):
         """Keep the one thread in a call until the door opens: what is submitted now waits in the queue."""
@@ -67,7 +74,7 @@ class World:
     def close(self):
         self.echo.opened.set()
         self.batcher.close()
-        assert self.batcher._waiting == 0 and self.loaded.running == 0
+        assert not self.batcher.queue and self.loaded.running == 0
 
 
 def played(story, **settings):
@@ -141,9 +148,9 @@ def test_one_bad_job_does_not_spoil_its_neighbours_and_its_other_pieces_are_drop
 def test_what_cannot_become_json_fails_alone():
     async def story(world):
         context = RequestContext(Limits())
-        context.served = Served("echo", world.loaded, None, None, frozenset(), False, "", True, None)
+        context.served = Served("echo", world.loaded, None, None, frozenset(), 0, "", True, None)
         with pytest.raises(Exception, match="serialize"):
-            await world.batcher.submit(once(context, "tokens", ("a",), lambda model: object()))
+            await submit(world.batcher, once(context, "tokens", ("a",), lambda model: object()))
 
     played(story)
 
@@ -194,6 +201,26 @@ def test_nobody_computes_for_clients_that_left_or_whose_time_is_over():
             with pytest.raises(HttpError, match="no answer within"):
                 await job
         assert [call for _, call in world.echo.calls] == [["a"], ["next"]]
+
+    played(story)
+
+
+def test_a_call_stops_between_passes_once_nobody_waits_for_it():
+    async def story(world):
+        context, passes = RequestContext(Limits()), []
+
+        def run(model, inputs):
+            for number in range(5):
+                world.batcher.check()  # as the encoder does before each pass
+                passes.append(number)
+                context.gone = number == 1  # the client leaves
+            return inputs
+
+        context.served = Served("echo", world.loaded, None, None, frozenset({"echo"}), 0, "", True, None)
+        with pytest.raises(HttpError, match="no answer"):
+            await submit(world.batcher, Job(context, "echo", ["a"], run, lambda results: results))
+        assert passes == [0, 1]
+        assert json.loads(await world.submit(["next"])) == echoed(["next"])
 
     played(story)
 

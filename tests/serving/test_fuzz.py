@@ -23,8 +23,16 @@ PATHS = [
     "/choose",
     "/tokens",
     "/attention",
+    "/embed_all",
+    "/similarity",
+    "/tokenize",
+    "/",
+    "/models/labels",
+    "/playground/fill",
+    "/playground/attribution",
 ]
 FIELDS = ["input", "inputs", "text", "texts", "query", "question", "context", "first", "second", "prompt", "endings"]
+FIELDS += ["parameters", "source_sentence", "sentences", "add_special_tokens", "top_k", "task", "word", "originals"]
 FIELDS += ["model", "top", "layer", "vectors", "pair", "normalize", "truncate", "encoding_format", "dimensions", "long"]
 MODELS = ["words", "labels", "ner", "qa", "ranker", "choice", "nobody", "words:nobody", ""]
 
@@ -95,7 +103,7 @@ def test_answers_fit_the_document(url):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_ten_thousand_bodies(url):
-    fuzz(url, 6000)
-    conform(url, 400)
+def test_twenty_thousand_bodies(url):
+    fuzz(url, 12_000)
+    conform(url, 500)  # for each of the sixteen endpoints
     assert CLIENT.get(f"{url}/health").status_code == 200

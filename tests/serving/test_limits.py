@@ -17,14 +17,27 @@ from server import CLIENT, connect, post
 from everybert.errors import EverybertError
 from everybert.inference.model import load
 from everybert.serving.app import Service, create_app
-from everybert.serving.limits import HEAD, PIPELINED, HttpError, Limits, error_response
+from everybert.serving.limits import (
+    HEAD,
+    OPEN,
+    PIPELINED,
+    HttpError,
+    Limits,
+    RateLimiter,
+    RequestContext,
+    Usage,
+    error_response,
+)
 
 SMALL = Limits(body=20_000, inputs=4, text_tokens=500, request_tokens=1000, body_seconds=2.0)
 
 
 @pytest.fixture(scope="module")
 def tight(folders):
-    with own.running({name: folders[name] for name in ("words", "labels")}, SMALL, key="secret") as (url, _):
+    with own.running({name: folders[name] for name in ("words", "labels")}, SMALL, keys=["secret", "other"]) as (
+        url,
+        _,
+    ):
         yield url
 
 
@@ -33,13 +46,19 @@ KEY = {"Authorization": "Bearer secret"}
 
 def test_the_key_is_asked_for_but_health_is_open(tight):
     assert CLIENT.get(f"{tight}/health").status_code == 200
-    assert CLIENT.get(f"{tight}/ready").json() == {"ready": True, "models": ["words", "labels"]}
-    for headers in ({}, {"Authorization": "Bearer wrong"}, {"X-API-Key": ""}):
+    assert CLIENT.get(f"{tight}/ready").json() == {"ready": True}  # no details
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"X-API-Key": ""}, {"Authorization": "secret"}):
         answer = post(tight, "/embed", {"inputs": "a"}, headers=headers)
         assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
-        assert CLIENT.get(f"{tight}/metrics", headers=headers).status_code == 401
-    assert post(tight, "/embed", {"inputs": "a"}, headers=KEY).status_code == 200
-    assert post(tight, "/embed", {"inputs": "a"}, headers={"X-API-Key": "secret"}).status_code == 200
+        for path in ("/metrics", "/info", "/v1/models", "/v1/models/words", "/nothing"):
+            assert CLIENT.get(tight + path, headers=headers).status_code == 401, path
+    for path in OPEN:
+        assert CLIENT.get(tight + path).status_code == 200, path
+    right = [{"Authorization": f"{word} secret"} for word in ("Bearer", "bearer", "BEARER")]
+    right += [{"Authorization": "Bearer other"}, {"X-API-Key": "secret"}]
+    right += [{"Authorization": "Bearer wrong", "X-API-Key": "secret"}]  # judged by the right one
+    for headers in right:
+        assert post(tight, "/embed", {"inputs": "a"}, headers=headers).status_code == 200, headers
     assert b"everybert_requests_total" in CLIENT.get(f"{tight}/metrics", headers=KEY).content
 
 
@@ -59,9 +78,32 @@ def test_too_much_is_413(tight, path, body, word):
     assert word in answer.json()["error"] and answer.json()["error_type"] == "too_large"
 
 
-def test_attention_that_nobody_could_look_at_is_413(url):
-    answer = post(url, "/attention", {"text": "cat " * 600})
-    assert answer.status_code == 413 and "attention weights" in answer.json()["error"]
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/fill", {"text": "[MASK] " * 2000, "top": 1000}),
+        ("/tokens", {"text": "cat " * 60_000, "vectors": True}),
+        ("/embed_all", {"inputs": ["cat " * 50_000] * 2}),
+        ("/v1/embeddings", {"input": ["a"] * 1500}),
+        ("/attention", {"text": "cat " * 200}),
+        ("/answer", {"question": ["a"] * 2000, "context": "a", "top": 1000, "model": "qa"}),
+        ("/choose", {"prompt": "cat " * 200, "endings": ["cat " * 10] * 2000, "model": "choice"}),
+    ],
+)
+def test_large_responses_are_refused_before_anything_is_computed(wide, path, body):
+    url, service = wide
+    before = service.metrics.batch_tokens._sum.get()
+    answer = post(url, path, body)
+    error = answer.json()["error"]
+    assert answer.status_code == (400 if path.startswith("/v1/") else 413), answer.text  # as OpenAI's clients expect
+    assert "numbers in a response" in str(error) or path == "/choose"
+    assert service.metrics.batch_tokens._sum.get() == before
+
+
+@pytest.fixture(scope="module")
+def wide(folders):
+    with own.running({name: folders[name] for name in ("words", "qa", "choice")}, Limits(numbers=40_000)) as found:
+        yield found
 
 
 def test_a_body_without_a_length_is_counted_as_it_comes(tight):
@@ -119,20 +161,21 @@ def test_other_forms_of_body(tight):
 
 def test_unknown_paths_and_methods(tight):
     assert post(tight, "/nothing", {}, headers=KEY).status_code == 404
-    assert CLIENT.get(f"{tight}/embed").status_code == 405
-    assert "error" in CLIENT.get(f"{tight}/embed").json()
+    assert CLIENT.get(f"{tight}/embed", headers=KEY).status_code == 405
+    assert "error" in CLIENT.get(f"{tight}/embed", headers=KEY).json()
+    assert CLIENT.get(f"{tight}/health/").status_code == 401  # no redirect, which would repeat the Host
     text = CLIENT.get(f"{tight}/metrics", headers=KEY).text
     assert "/nothing" not in text  # or anyone could fill the memory with names
 
 
 def test_openais_errors_have_openais_form(tight):
     error = post(tight, "/v1/embeddings", {"input": "a", "model": "nobody"}, headers=KEY).json()["error"]
-    assert error["code"] == "404" and "nobody" in error["message"]
+    assert error["code"] == "model_not_found" and "nobody" in error["message"]
 
 
 def test_a_body_that_does_not_come_is_408(tight):
     with connect(tight) as client:
-        head = "POST /embed HTTP/1.1\r\nhost: x\r\nauthorization: Bearer secret\r\ncontent-type: application/json\r\n"
+        head = "POST /embed HTTP/1.1\r\nhost: localhost\r\nx-api-key: secret\r\ncontent-type: application/json\r\n"
         client.sendall(f'{head}content-length: 100\r\n\r\n{{"inputs": '.encode())
         start = time.monotonic()
         assert client.recv(4096).startswith(b"HTTP/1.1 408")
@@ -158,13 +201,108 @@ def test_a_request_over_its_time_is_503(folders):
         own.until(lambda: not service.batcher.queue)
 
 
+def test_tokens_per_minute(folders):
+    """Of each key; what is over is 429 with the time to wait, and no other client is kept from asking."""
+    with own.running({"words": folders["words"]}, Limits(rate=100), keys=["one", "two"]) as (url, _):
+
+        def ask(key, text):
+            return post(url, "/embed", {"inputs": text}, headers={"Authorization": f"Bearer {key}"})
+
+        assert ask("one", "cat " * 130).status_code == 200  # 132 tokens: overdrawn once
+        answer = ask("one", "a")
+        assert answer.status_code == 429 and "100 tokens a minute" in answer.json()["error"]
+        assert 10 <= int(answer.headers["retry-after"]) <= 21
+        assert ask("two", "a").status_code == 200
+
+
+def test_rates_recover_and_only_the_latest_clients_are_remembered(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("everybert.serving.limits.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("everybert.serving.limits.CLIENTS", 3)
+    rates = RateLimiter(60)
+    rates.charge("a", 70)
+    with pytest.raises(HttpError, match="60 tokens a minute") as refused:
+        rates.check("a")
+    assert refused.value.headers == {"Retry-After": "11"}
+    now[0] = 11.0
+    rates.check("a")
+    for name in "bcd":
+        rates.charge(name, 1)
+    assert list(rates.buckets) == ["b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8000", 200),
+        ("127.0.0.1", 200),
+        ("192.168.7.7:80", 200),
+        ("[::1]:8000", 200),
+        ("evil.example", 400),
+        ("localhost.evil.example:80", 400),
+        ("127.0.0.1.evil.example", 400),
+        ("", 400),
+        ("[::1", 400),
+        (None, 400),
+        ("localhost\r\nhost: evil.example", 400),
+    ],
+)
+def test_foreign_names_in_the_host_header_are_refused_and_never_repeated(url, host, status):
+    line = "" if host is None else f"host: {host}\r\n"
+    with connect(url) as client:
+        client.sendall(f"GET /docs HTTP/1.1\r\n{line}connection: close\r\n\r\n".encode())
+        (found,) = answers(client, 1)
+    assert found[0] == status and b"evil" not in found[1]
+
+
+def test_named_hosts_are_allowed(folders):
+    service = Service()
+    app = create_app(service, hosts=["Bert.example"])
+    assert ask(app, "/nothing", http_version="1.1", host=b"bert.example:80")[0] == 404
+    assert ask(app, "/nothing", http_version="1.1", host=b"other.example")[0] == 400
+    assert ask(create_app(service, hosts=["*"]), "/nothing", http_version="1.1", host=b"other.example")[0] == 404
+
+
+def test_without_the_playground_there_is_the_api_alone():
+    app = create_app(Service(), with_playground=False)
+    assert ask(app, "/fill", b"")[0] == 422
+    for method, path in (("GET", "/docs"), ("GET", "/playground/web/app.js"), ("POST", "/playground/attribution")):
+        assert ask(app, path, method=method)[0] == 404
+
+
+def test_one_address_cannot_take_every_connection(folders):
+    """Half of them at most: here 4 of 8. More are closed at once; when some leave, others come in."""
+    with own.running({"words": folders["words"]}, Limits(connections=8)) as (url, _):
+        with contextlib.ExitStack() as stack:
+            held = [stack.enter_context(connect(url)) for _ in range(4)]
+            for client in held:
+                client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                assert answers(client, 1)[0][0] == 200
+            with connect(url) as fifth:
+                assert ended(fifth)
+
+        def again() -> bool:
+            with connect(url) as client, contextlib.suppress(ConnectionError):
+                client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                return answers(client, 1) != []
+            return False
+
+        own.until(again)
+
+
 # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def request(body: object, *headers: str) -> bytes:
     """A request for vectors as bytes."""
     data = json.dumps(body).encode()
-    lines = ["POST /embed HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {len(data)}"]
+    lines = [
+        "POST /embed HTTP/1.1",
+        "host: localhost",
+        "content-type: application/json",
+        f"content-length: {len(data)}",
+    ]
     return "\r\n".join([*lines, *headers, "", ""]).encode() + data
 
 
@@ -198,7 +336,7 @@ def ended(client: socket.socket) -> bool:
 @pytest.mark.parametrize("piece", [1000, 10_000_000])
 def test_a_head_without_end_is_refused(url, piece):
     """Whether it comes bit by bit, or whole and at once."""
-    head = b"GET /health HTTP/1.1\r\nhost: x\r\nlong: " + b"x" * 2 * HEAD + b"\r\n\r\n"
+    head = b"GET /health HTTP/1.1\r\nhost: localhost\r\nlong: " + b"x" * 2 * HEAD + b"\r\n\r\n"
     with connect(url) as client:
         with contextlib.suppress(ConnectionError):  # it may be closed before all is sent
             for start in range(0, len(head), piece):
@@ -209,7 +347,7 @@ def test_a_head_without_end_is_refused(url, piece):
 
 
 def test_a_long_head_within_the_limit_is_read(url):
-    head = b"GET /health HTTP/1.1\r\nhost: x\r\nlong: " + b"x" * (HEAD // 2) + b"\r\n\r\n"
+    head = b"GET /health HTTP/1.1\r\nhost: localhost\r\nlong: " + b"x" * (HEAD // 2) + b"\r\n\r\n"
     with connect(url) as client:
         for start in range(0, len(head), 500):
             client.sendall(head[start : start + 500])
@@ -262,19 +400,21 @@ def test_a_client_that_leaves_is_noticed_though_it_had_asked_for_more(folders):
 
 
 def test_trailers_without_end_are_refused(folders):
-    head = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
-    with own.running({"words": folders["words"]}, key="secret") as (url, _), connect(url) as client:
+    head = b"POST /embed HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    with own.running({"words": folders["words"]}, keys=["secret"]) as (url, _), connect(url) as client:
         client.sendall(head + b"0\r\n")
         with pytest.raises(ConnectionError):
             for _ in range(20_000):
                 client.sendall(b"a: " + b"x" * 1000 + b"\r\n")
 
 
-@pytest.mark.parametrize("start", [b"G", b"\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"])
+@pytest.mark.parametrize(
+    "start", [b"G", b"\r\n", b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\n"]
+)
 def test_a_slow_second_request_is_closed(tight, start):
     """One byte of the next request; an empty line; a body that never comes: on a connection that is kept alive."""
     with connect(tight) as client:
-        client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert [status for status, _ in answers(client, 1)] == [200]
         client.sendall(start)
         begin = time.monotonic()
@@ -301,6 +441,28 @@ def test_who_asks_whether_to_go_on_is_told_so(url):
         assert [status for status, _ in answers(client, 1)] == [200]
 
 
+def test_one_client_holds_at_most_half_of_the_bytes():
+    usage, limits = Usage(), Limits(queue_bytes=1000)
+    first, second, other = (RequestContext(limits, usage, client) for client in ("a", "a", "b"))
+    first.hold(400)
+    with pytest.raises(HttpError, match="too many requests"):
+        second.hold(101)
+    other.hold(500)
+    with pytest.raises(HttpError):
+        RequestContext(limits, usage, "c").hold(101)
+    for context in (first, second, other):
+        context.release()
+    assert usage == Usage()
+
+
+def test_requests_at_once_do_not_exceed_the_rate(folders):
+    """The tokens of each are counted only later; its body counts at once."""
+    requests = [("/embed", {"inputs": "the cat eats " * 200})] * 24
+    with own.running({"words": folders["words"]}, Limits(rate=1000)) as (url, _):
+        statuses = [answer.status_code for answer in own.post_all(url, requests, clients=24)]
+    assert set(statuses) == {200, 429} and statuses.count(200) <= 4
+
+
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -311,10 +473,10 @@ def app(folders):
     return create_app(service)
 
 
-def ask(app, path, body=b"{}", method="POST", **more):
+def ask(app, path, body=b"{}", method="POST", host=b"localhost", **more):
     """(status, body) of a request to the application, without a server."""
     sent = []
-    headers = [(b"content-type", b"application/json")]
+    headers = [(b"content-type", b"application/json"), (b"host", host)]
     scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b"", **more}
 
     async def receive():
@@ -331,7 +493,7 @@ def test_other_paths_and_methods_have_the_same_form_of_error(app):
     assert ask(app, "/nothing")[0] == 404
     assert ask(app, "/embed", method="PUT")[0] == 405
     status, body = ask(app, "/v1/nothing")
-    assert status == 404 and body["error"]["code"] == "404"
+    assert status == 404 and body["error"]["code"] == "model_not_found"
     assert ask(app, "/bert/embed", root_path="/bert")[0] == 422  # mounted in another application
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 import server as own
 
+import everybert
 from everybert.inference.model import load
 from everybert.serving import playground
-from everybert.serving.playground import CHARACTERS, Cache, assets
+from everybert.serving.playground import CHARACTERS
 
 TEXT = "the cat sees a red dog ."
 
@@ -23,6 +24,12 @@ TEXT = "the cat sees a red dog ."
 @pytest.fixture(scope="module")
 def models(folders):
     return {name: load(folder, device="cpu") for name, folder in folders.items()}
+
+
+def assets():
+    """The files of the page and of the attention viewer, by name."""
+    folders = [Path(everybert.__file__).parent / room / "web" for room in ("serving", "inside")]
+    return {file.name: file.read_bytes() for folder in folders for file in folder.iterdir()}
 
 
 def ask(url, path, **body):
@@ -43,8 +50,7 @@ def test_first_paint_is_small():
     shell = ["index.html", "mark.svg", "colours.css", "style.css", "app.js", "kit.js"]
     heaviest = max((name for name in files if name.startswith("panel-")), key=lambda n: len(files[n]))
     shell += [heaviest, "attention-view.js", "attention-draw.js", "attention-view.css"]
-    assert sum(len(files[name]) for name in shell) < 100_000, "before compression, with the heaviest panel"
-    assert sum(len(gzip.compress(files[name])) for name in shell) < 40_000
+    assert sum(len(files[name]) for name in shell) < 100_000, "with the heaviest panel"
 
 
 def test_files_name_no_other_place():
@@ -60,11 +66,11 @@ def test_page_headers_and_caching(url):
     policy = page.headers["content-security-policy"]
     assert page.status_code == 200 and "<main" in page.text
     assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
-    assert page.headers["content-encoding"] == "gzip"
-    again = httpx.get(url + "/", headers={"if-none-match": page.headers["etag"]})
+    script = httpx.get(url + "/playground/web/app.js")
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert script.headers["cache-control"] == "no-cache"
+    again = httpx.get(url + "/playground/web/app.js", headers={"if-none-match": script.headers["etag"]})
     assert again.status_code == 304 and not again.content
-    plain = httpx.get(url + "/playground/web/app.js", headers={"accept-encoding": "identity"})
-    assert plain.headers["content-type"].startswith("text/javascript") and "content-encoding" not in plain.headers
     linked = re.findall(r'(?:href|src)="(playground/web/[^"]+)"', page.text)
     assert len(linked) >= 4
     for path in linked:
@@ -77,7 +83,7 @@ def test_only_its_own_files_are_sent(url, name):
 
 
 def test_models_for_the_picker(url, folders):
-    found = {m["name"]: m for m in httpx.get(url + "/playground/models").json()}
+    found = {m["id"]: m for m in httpx.get(url + "/v1/models").json()["data"]}
     assert list(found) == list(folders)
     assert found["words"]["folder"] == str(folders["words"]) and "fill" in found["words"]["tasks"]
     assert found["words"]["layers"] == 2 and found["words"]["window"] == 64
@@ -96,7 +102,7 @@ def test_adapters_for_the_picker(folders, tmp_path):
         task = {"task": "classify", "labels": own.LABELS}
         save_adapter(adapters, "mine", draft, base=str(folders["labels"]), extras={"task": task})
     with own.running({"labels": folders["labels"]}, adapters={"labels": {"mine": tmp_path / "mine"}}) as (url, _):
-        plain, adapted = httpx.get(url + "/playground/models").json()
+        plain, adapted = httpx.get(url + "/v1/models").json()["data"]
         assert (plain["adapter"], adapted["adapter"], adapted["model"]) == (None, "mine", "labels")
         assert adapted["folder"] == str(tmp_path / "mine"), "what everybert.load takes"
         found = ask(url, "attribution", model="labels:mine", text="good food")
@@ -182,13 +188,6 @@ def test_attribution_under_the_scheduler(url, models):
             assert abs(answer["gap"]) < 1e-3 and answer["target"] == alone.target
 
 
-def test_similar_lines(url, models):
-    texts = ["the cat", "a dog", "the cat"]
-    found = np.array(ask(url, "similar", model="words", texts=texts)["cosine"])
-    vectors = models["words"].embed(texts, normalize=True)
-    assert np.abs(found - vectors @ vectors.T).max() < 1e-4 and found[0, 2] == pytest.approx(1, abs=1e-4)
-
-
 def test_steps_carry_the_numbers(url, models):
     trace = models["words"].trace(TEXT)
     first = ask(url, "step", model="words", text=TEXT, layer=1, head=1, step=0)
@@ -217,7 +216,7 @@ def test_steps_carry_the_numbers(url, models):
 def test_too_long_is_said_with_the_count(url, path, body):
     reply = own.post(url, f"/playground/{path}", {"model": "words", **body})
     assert reply.status_code == 413
-    assert reply.json()["error"].startswith(f"100,000 characters in a text where the limit is {CHARACTERS:,}")
+    assert re.match(rf"100,00\d characters where the limit is {CHARACTERS:,}", reply.json()["error"])
 
 
 def test_mistakes_are_sentences(url):
@@ -236,23 +235,12 @@ def test_mistakes_are_sentences(url):
     assert lacking.status_code == 422 and "no mlm head" in lacking.json()["error"]
     empty = ask(url, "attention", model="words", text="")
     assert empty["tokens"] == ["[CLS]", "[SEP]"]
-    many = own.post(url, "/playground/similar", {"model": "words", "texts": ["a"] * 51})
-    assert many.status_code == 413 and "51 lines where the limit is 50" in many.json()["error"]
 
 
-def test_what_is_kept_is_bounded():
-    kept = Cache(100)
-    made = []
-
-    def compute(key):
-        return lambda: (made.append(key), 40)
-
-    for key in "abca":
-        kept.get(key, compute(key))
-    assert made == ["a", "b", "c", "a"], "the oldest went when the third came"
-    assert list(kept.entries) == ["c", "a"]
-    kept.get("d", lambda: (None, 1000))
-    assert list(kept.entries) == ["d"]
+def test_more_weights_than_the_page_can_draw_are_refused(url, monkeypatch):
+    monkeypatch.setattr(playground, "MOST_WEIGHTS", 100)
+    reply = own.post(url, "/playground/attention", {"text": "more than ten tokens are too many here"})
+    assert reply.status_code == 413 and "attention weights" in reply.json()["error"]
 
 
 def test_a_second_head_costs_no_second_pass(url, served, monkeypatch):

@@ -34,7 +34,7 @@ def close(found, expected, tolerance=1e-5):
 
 
 def test_embeddings_are_the_models_in_both_encodings(url, models):
-    expected = models["words"].embed(TEXTS)
+    expected = models["words"].embed(TEXTS, normalize=True)
     answer = post(url, "/v1/embeddings", {"input": TEXTS, "model": "words"}).json()
     assert [row["index"] for row in answer["data"]] == list(range(len(TEXTS)))
     np.testing.assert_allclose([row["embedding"] for row in answer["data"]], expected, atol=1e-5)
@@ -44,21 +44,36 @@ def test_embeddings_are_the_models_in_both_encodings(url, models):
     np.testing.assert_allclose(rows, expected, atol=1e-5)
 
 
-def test_embeddings_take_ids_of_the_models_own_tokenizer(url, models):
-    ids = models["words"].tokenizer.encode(TEXTS[0]).ids
-    one = post(url, "/v1/embeddings", {"input": ids}).json()["data"][0]["embedding"]
-    np.testing.assert_allclose(one, models["words"].embed(TEXTS[:1])[0], atol=1e-5)
-    assert post(url, "/v1/embeddings", {"input": [[10**9]]}).status_code == 422
+@pytest.mark.parametrize("ids", [[5, 6], [[5, 6], [7]]])
+def test_token_ids_are_refused_since_they_may_be_another_tokenizers(url, ids):
+    """LangChain sends those of cl100k by default."""
+    answer = post(url, "/v1/embeddings", {"input": ids})
+    assert answer.status_code == 400 and "send texts, not token ids" in answer.json()["error"]["message"]
 
 
 def test_the_openai_client_works(url, models):
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="any")
     found = client.embeddings.create(model="words", input=TEXTS[:3])
-    np.testing.assert_allclose([row.embedding for row in found.data], models["words"].embed(TEXTS[:3]), atol=1e-5)
+    unit = models["words"].embed(TEXTS[:3], normalize=True)
+    np.testing.assert_allclose([row.embedding for row in found.data], unit, atol=1e-5)
+    short = client.embeddings.create(model="words", input=TEXTS[:3], dimensions=8, encoding_format="float")
+    first = unit[:, :8] / np.linalg.norm(unit[:, :8], axis=1, keepdims=True)
+    np.testing.assert_allclose([row.embedding for row in short.data], first, atol=1e-5)
+    assert len(client.embeddings.create(model="words", input=["a"] * 2048).data) == 2048
     assert "words" in [model.id for model in client.models.list()]
-    with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model="gpt", input="a")
+    assert client.models.retrieve("ranker").owned_by == "everybert"
+    for call in (
+        lambda: client.embeddings.create(model="gpt", input="a"),
+        lambda: client.models.retrieve("gpt"),
+    ):
+        with pytest.raises(openai.NotFoundError) as missing:
+            call()
+        assert missing.value.code == "model_not_found" and missing.value.type == "invalid_request_error"
+    for wrong in ({"input": 5}, {"input": []}, {"input": "a", "dimensions": 999}, {"input": "a", "dimensions": 0}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.embeddings.create(model="words", **wrong)
+        assert refused.value.type == "invalid_request_error"
 
 
 def test_tei_embed_normalizes_and_says_what_was_cut(url, models):
@@ -95,6 +110,12 @@ def test_rerank_by_cross_encoder_and_by_vectors(url, models):
     squashed = post(url, "/rerank", {"query": query, "texts": texts, "model": "ranker", "return_text": True}).json()
     close([row["score"] for row in squashed], [1 / (1 + np.exp(-x)) for x in sorted(raw, reverse=True)])
     assert squashed[0]["text"] == texts[squashed[0]["index"]]
+    assert [(row["index"], pytest.approx(row["score"], abs=1e-5)) for row in squashed] == [
+        (one.index, one.score) for one in models["ranker"].rank(query, texts)
+    ]
+    for bad in ({"query": " ", "texts": texts}, {"query": query, "texts": []}):
+        refused = post(url, "/rerank", bad | {"model": "ranker"})
+        assert refused.status_code == 422 and "nothing to rank" in refused.text
     near = post(url, "/rerank", {"query": TEXTS[0], "texts": [TEXTS[3], TEXTS[0]]}).json()
     assert near[0]["index"] == 1 and near[0]["score"] == pytest.approx(1.0, abs=1e-5)
 
@@ -136,6 +157,57 @@ def test_tokens_and_attention_look_inside(url, models):
     assert post(url, "/attention", {"text": "a", "layer": 2}).status_code == 422
 
 
+def test_hugging_faces_client_works(url, models):
+    hub = pytest.importorskip("huggingface_hub")
+
+    def client(name):
+        return hub.InferenceClient(base_url=f"{url}/models/{name}")
+
+    words = hub.InferenceClient(base_url=url)  # the first model
+    np.testing.assert_allclose(words.feature_extraction(TEXTS[0]), models["words"].embed(TEXTS[:1]), atol=1e-5)
+    unit = words.feature_extraction(TEXTS[0], normalize=True, dimensions=8)
+    assert unit.shape == (1, 8) and np.linalg.norm(unit) == pytest.approx(1, abs=1e-5)
+    vectors = models["words"].embed(TEXTS[:3], normalize=True)
+    similar = words.sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:3])
+    np.testing.assert_allclose(similar, vectors[1:] @ vectors[0], atol=1e-5)
+    guesses = words.fill_mask("the [MASK] eats", top_k=3)
+    expected = models["words"].fill("the [MASK] eats", top=3)[0]
+    assert [(g.token, g.token_str) for g in guesses] == [(c.id, c.token) for c in expected]
+    assert guesses[0].sequence == f"the {expected[0].token} eats"
+    labels = client("labels").text_classification(TEXTS[0], top_k=2)
+    assert len(labels) == 2 and labels[0].label == models["labels"].classify(TEXTS[0])[0].label
+    spans = client("ner").token_classification(TEXTS[1], aggregation_strategy="simple")
+    assert [(t.entity_group, t.word) for t in spans] == [(x.label, x.text) for x in models["ner"].tag(TEXTS[1])]
+    best = client("qa").question_answering(question="where ?", context=TEXTS[1])
+    assert best.answer == models["qa"].answer("where ?", TEXTS[1])[0].text
+    with pytest.raises(hub.errors.HfHubHTTPError):  # refused, not ignored
+        words.fill_mask("the [MASK] eats", targets=["cat"])
+
+
+def test_teis_other_endpoints(url, models):
+    info = CLIENT.get(f"{url}/info").json()
+    assert info["model_id"] == "words" and info["max_client_batch_size"] == 2048 and "embedding" in info["model_type"]
+    (found,) = post(url, "/tokenize", {"inputs": TEXTS[0]}).json()
+    encoding = models["words"].tokenizer.encode(TEXTS[0])
+    assert [(t["id"], t["text"], t["special"], t["start"], t["stop"]) for t in found] == [
+        (i, t, s, *o) for i, t, s, o in zip(encoding.ids, encoding.tokens, encoding.special, encoding.offsets)
+    ]
+    plain = post(url, "/tokenize", {"inputs": TEXTS[:2], "add_special_tokens": False}).json()
+    assert [len(x) for x in plain] == [len(models["words"].tokenizer.encode(t, specials=False)) for t in TEXTS[:2]]
+    vectors = post(url, "/embed_all", {"inputs": TEXTS[:2]}).json()
+    np.testing.assert_allclose(vectors[1], models["words"].tokens(TEXTS[1]).vectors, atol=1e-5)
+    assert post(url, "/embed", {"inputs": "a", "prompt_name": "query"}).status_code == 422  # no such prompt
+    body = {"inputs": {"source_sentence": TEXTS[0], "sentences": [TEXTS[0], TEXTS[1]]}}
+    assert post(url, "/similarity", body).json()[0] == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/health", "/ready", "/v1/models", "/playground/web/app.js"])
+def test_head_is_get_without_a_body(url, path):
+    answer = CLIENT.head(url + path)
+    assert answer.status_code == 200 and not answer.content
+    assert answer.headers["content-type"] == CLIENT.get(url + path).headers["content-type"]
+
+
 def test_batched_answers_equal_single_answers(served, models):
     """A storm of mixed requests: every answer is the one it would have been alone."""
     url, service = served
@@ -146,7 +218,7 @@ def test_batched_answers_equal_single_answers(served, models):
         kind = i % 4
         if kind == 0:
             requests.append(("/v1/embeddings", {"input": text, "model": "words"}))
-            expected.append(models["words"].embed([text])[0].tolist())
+            expected.append(models["words"].embed([text], normalize=True)[0].tolist())
         elif kind == 1:
             requests.append(("/classify", {"text": text, "model": "labels"}))
             expected.append(asdict(models["labels"].classify(text)[0]) | {"labels": []})
@@ -179,16 +251,19 @@ def test_the_document_has_examples_and_every_path(url):
     assert paths | {"/tokens", "/attention", "/health", "/ready", "/metrics"} <= document["paths"].keys()
     for path, methods in document["paths"].items():
         if "post" in methods:
-            schema = methods["post"]["requestBody"]["content"]["application/json"]["schema"]
-            named = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-            answer = post(url, path, named["examples"][0] | {"model": _able(path)})
+            about = methods["post"]
+            parts = (about["requestBody"], about["responses"]["200"])
+            shown, said = (part["content"]["application/json"] for part in parts)
+            answer = post(url, path, shown["example"] | {"model": _able(path)})
             assert answer.status_code == 200, (path, answer.text)
+            assert type(answer.json()) is type(said["example"]) and "schema" in shown and "schema" in said
+            if isinstance(said["example"], dict):
+                assert answer.json().keys() == said["example"].keys()
 
 
 def _able(path: str) -> str:
-    return {"/predict": "labels", "/classify": "labels", "/tag": "ner", "/answer": "qa", "/choose": "choice"}.get(
-        path, "words"
-    )
+    other = {"/tag": "ner", "/answer": "qa", "/choose": "choice"}
+    return other.get(path, "labels" if path in ("/predict", "/classify", "/") else "words")
 
 
 def test_copies_of_a_long_context_are_counted_before_anything_is_computed(served, models):
@@ -198,3 +273,9 @@ def test_copies_of_a_long_context_are_counted_before_anything_is_computed(served
     answer = post(url, "/answer", body)
     assert answer.status_code == 413 and "windows of long pairs" in answer.json()["error"]
     assert service.metrics.batch_tokens._sum.get() == before
+
+
+def test_own_endpoints_refuse_unknown_fields_and_others_ignore_them(url):
+    answer = post(url, "/fill", {"text": "a [MASK]", "colour": "red"})
+    assert answer.status_code == 422 and "colour: this endpoint has no such field" in answer.json()["error"]
+    assert post(url, "/embed", {"inputs": "a", "colour": "red"}).status_code == 200

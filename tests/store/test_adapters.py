@@ -1,5 +1,7 @@
 """Adapter folders: PEFT reads what everybert writes, and the other way round, for every family."""
 
+import json
+
 import pytest
 import tiny_models
 import torch
@@ -68,16 +70,20 @@ def test_peft_reads_what_we_write(tmp_path, kind, suffix, head, targets):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("targets", [["query", "value"], ["query", "key", "value", "dense"]])
-def test_we_read_what_peft_writes(tmp_path, targets):
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [
+        ("bert", ["query", "value"]),
+        ("bert", ["query", "key", "value", "dense"]),  # the pooler's too
+        ("bert", "all-linear"),
+        ("albert", ["query", "pooler"]),
+    ],
+)
+def test_we_read_what_peft_writes(tmp_path, kind, targets):
     peft = pytest.importorskip("peft")
-    base = tiny_models.make("bert", "ForSequenceClassification", num_labels=3)
+    base = tiny_models.make(kind, "ForSequenceClassification", num_labels=3)
     base.save_pretrained(tmp_path / "base")
     config = peft.LoraConfig(task_type="SEQ_CLS", r=3, lora_alpha=7, target_modules=targets)
-    if "dense" in targets:  # also the pooler's dense, which we do not adapt: name the layers' own
-        config = peft.LoraConfig(
-            task_type="SEQ_CLS", r=3, lora_alpha=7, target_modules=r".*encoder.*(query|key|value|dense)"
-        )
     theirs = peft.get_peft_model(base, config)
     with torch.no_grad():
         for name, p in theirs.named_parameters():
@@ -96,6 +102,8 @@ def test_we_read_what_peft_writes(tmp_path, targets):
 
 
 def test_an_adapter_knows_its_base(tmp_path):
+    with pytest.raises(EverybertError, match="give the folder of an adapter"):
+        read_adapter(tmp_path)
     for seed in (0, 1):
         tiny_models.saved(tmp_path / f"base{seed}", "bert", "ForSequenceClassification", seed=seed)
     adapters = AdapterSet(load_network(tmp_path / "base0").network)
@@ -108,3 +116,28 @@ def test_an_adapter_knows_its_base(tmp_path):
     roberta = AdapterSet(load_network(tiny_models.saved(tmp_path / "d", "distilbert")).network)
     with pytest.raises(EverybertError, match="no tensor fits a distilbert"):
         load_adapter(roberta, "x", read_adapter(tmp_path / "adapter"), verify=False)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("settings", "changes", "cause"),
+    [
+        ({"target_modules": ["query", "word_embeddings"]}, {}, "changes embeddings.word_embeddings"),
+        ({"target_modules": ["query"], "modules_to_save": ["classifier", "word_embeddings"]}, {}, "changes embeddings"),
+        ({"target_modules": ["query"], "layers_to_transform": [0]}, {}, "has no encoder.layer.1"),
+        ({"target_modules": ["query"]}, {"init_lora_weights": "pissa"}, "uses init_lora_weights"),
+        ({"target_modules": ["query"]}, {"lora_alpha": float("nan")}, "a finite alpha"),
+        ({"target_modules": ["query"]}, {"r": 5}, "is not of rank 5"),
+    ],
+)
+def test_what_is_not_supported_is_refused(tmp_path, settings, changes, cause):
+    peft = pytest.importorskip("peft")
+    base = tiny_models.make("bert", "ForSequenceClassification")
+    base.save_pretrained(tmp_path / "base")
+    peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", **settings)).save_pretrained(tmp_path / "adapter")
+    config = tmp_path / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    adapters = AdapterSet(load_network(tmp_path / "base").network)
+    with pytest.raises(EverybertError, match=cause):
+        load_adapter(adapters, "x", read_adapter(tmp_path / "adapter"))
+    assert not adapters.entries

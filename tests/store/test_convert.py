@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from extend_vocabulary import add_words
 from grammar import write_tokenizer
 
 from everybert.errors import EverybertError
@@ -9,7 +10,7 @@ from everybert.files import atomic_folder
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
-from everybert.store.convert import add_words, extend, to_longformer
+from everybert.store.convert import extend, to_longformer
 from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer
 

@@ -49,18 +49,18 @@ def test_close_names_are_suggested(tmp_path: Path, monkeypatch):
     assert "did you mean sentiment?" in refused("sentimnet")
     assert "did you mean bert-base-uncased" in refused("bert-base-uncasd")
     assert f"did you mean {tmp_path / 'sentiment'}" in refused(tmp_path / "sentimen")
-    assert "there is no folder ./nowhere" in refused("./nowhere")
+    assert "'./nowhere' is no folder" in refused("./nowhere")
     assert "a hub id as org/name" in refused("qqqqqqqq")
     assert "a shape without weights" in refused("prenorm-bert-base")
 
 
 def test_bundled_models(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(hub, "BUNDLED", tmp_path / "models")
-    assert "bundled: none yet" in refused("everybert-small")
+    assert "is no folder, bundled model" in refused("everybert-small")
     (tmp_path / "models" / "everybert-small").mkdir(parents=True)
     (tmp_path / "models" / "everybert-small" / "config.json").write_text("{}")
     assert hub.resolve("everybert-small") == tmp_path / "models" / "everybert-small"
-    assert "bundled: everybert-small" in refused("everybert-large")
+    assert "did you mean everybert-small" in refused("everybert-smal")
     assert hub.bundled("../models/everybert-small") is None
 
 
@@ -133,6 +133,7 @@ def test_the_cache_is_used_offline(tmp_path: Path):
     assert ask("org/name", SHA) == str(snapshot)
     assert "not reachable" in ask("org/name", "f" * 40)
     assert "not reachable" in ask("org/other")
+    assert "did you mean" not in ask("google-bert/bert-base-uncased")  # the name is right
 
 
 def test_names_need_neither_torch_nor_the_hub_client():

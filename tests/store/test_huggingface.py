@@ -23,8 +23,8 @@ from everybert.text.tokenizer import Tokenizer  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-KINDS = [kind for kind in STEMS if kind != "camembert"]
-HEADS_OF = {**layouts.LAYOUTS["bert"].classes}
+KINDS = list(STEMS)
+HEADS_OF = {kind: {suffix: tuple(held) for suffix, held in layouts.LAYOUTS[kind].classes.items()} for kind in STEMS}
 
 
 def resave(loaded: Loaded, folder: Path, **changes) -> Path:
@@ -61,7 +61,7 @@ def test_every_class_goes_both_ways(tmp_path: Path, kind: str, suffix: str):
     model.save_pretrained(tmp_path / "theirs")
     loaded = load_network(tmp_path / "theirs")
     assert str(loaded.report) == ""
-    assert tuple(loaded.network.heads) == HEADS_OF[suffix]
+    assert tuple(loaded.network.heads) == HEADS_OF[kind][suffix]
     assert loaded.labels == (["LABEL_0", "LABEL_1", "LABEL_2"] if changes else None)
     assert loaded.problem_type == changes.get("problem_type")
 
@@ -90,11 +90,13 @@ def outputs(network: Network, model, suffix: str) -> tuple[torch.Tensor, torch.T
         inputs = {k: v[None] for k, v in inputs.items()}
     with torch.no_grad():
         theirs = model(**inputs)
-        x = network(batch)
+        x = network.encoder(batch)
         if suffix == "Model":
             return x, theirs.last_hidden_state[0]
         if suffix == "ForMaskedLM":
             return network.mlm_logits(x), theirs.logits[0]
+        if suffix == "ForPreTraining" and network.config.family == "electra":
+            return network.token_logits(x, "rtd").flatten(), theirs.logits[0]
         if suffix == "ForPreTraining":
             other = theirs.seq_relationship_logits if "seq_relationship_logits" in theirs else theirs.sop_logits
             pair = network.sequence_logits(x, batch, "nsp")
@@ -105,7 +107,7 @@ def outputs(network: Network, model, suffix: str) -> tuple[torch.Tensor, torch.T
             return network.token_logits(x, "tag"), theirs.logits[0]
         if suffix == "ForQuestionAnswering":
             return network.token_logits(x, "answer"), torch.stack((theirs.start_logits[0], theirs.end_logits[0]), -1)
-        return network.sequence_logits(x, batch, HEADS_OF[suffix][0]), theirs.logits
+        return network.sequence_logits(x, batch, HEADS_OF[network.config.family][suffix][0]), theirs.logits
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,7 +117,7 @@ def outputs(network: Network, model, suffix: str) -> tuple[torch.Tensor, torch.T
 def test_a_network_of_ours_opens_there_and_comes_back(tmp_path: Path, kind: str, heads: dict):
     config = load_network(saved(tmp_path / "shape", kind)).config
     torch.manual_seed(1)
-    network = Network(config, heads, pooler=kind not in ("distilbert", "modernbert"))
+    network = Network(config, heads, pooler=kind not in ("distilbert", "modernbert", "electra", "deberta-v2"))
     labels = {"classify": ["no", "yes", "maybe"], "tag": ["O", "B-X", "I-X", "B-Y", "I-Y"]}.get(next(iter(heads), ""))
     with atomic_folder(tmp_path / "ours") as tmp:
         save_network(network, tmp, labels=labels, extras={"pooling": "mean"})
@@ -254,6 +256,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh", "##x", "Hél
 def test_the_tokenizer_travels_with_the_model(tmp_path: Path, kind: str):
     loaded = load_network(saved(tmp_path / "theirs", kind))
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
     tokenizer = Tokenizer.load(tmp_path / "vocab.txt")
     resave(loaded, tmp_path / "ours", tokenizer=tokenizer)
     text = "Héllo hello ax [MASK]"

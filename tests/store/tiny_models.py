@@ -35,6 +35,22 @@ STEMS: dict[str, tuple[str, dict[str, Any]]] = {
             "sep_token_id": 2,
         },
     ),
+    "data2vec-text": ("Data2VecText", {}),
+    "xlm-roberta-xl": ("XLMRobertaXL", {}),
+    "mpnet": ("MPNet", {}),
+    "electra": ("Electra", {"embedding_size": 8}),
+    "deberta-v2": (
+        "DebertaV2",
+        {
+            "relative_attention": True,
+            "share_att_key": True,
+            "norm_rel_ebd": "layer_norm",
+            "pos_att_type": ["p2c", "c2p"],
+            "position_biased_input": False,
+            "position_buckets": 8,
+        },
+    ),
+    "ernie": ("Ernie", {"use_task_id": True}),
     "megatron-bert": ("MegatronBert", {}),
     "roberta-prelayernorm": ("RobertaPreLayerNorm", {}),
 }
@@ -43,8 +59,8 @@ CLASSES = {
     kind: (
         *COMMON,
         "ForMultipleChoice",
-        *(("ForPreTraining",) if kind in ("bert", "albert", "megatron-bert") else ()),
-        *(("ForNextSentencePrediction",) if kind in ("bert", "megatron-bert") else ()),
+        *(("ForPreTraining",) if kind in ("bert", "albert", "megatron-bert", "ernie", "electra") else ()),
+        *(("ForNextSentencePrediction",) if kind in ("bert", "megatron-bert", "ernie") else ()),
     )
     for kind in STEMS
 }

@@ -134,11 +134,50 @@ def test_regression_folds_its_scale_into_the_head(bert):
     assert list(folded.predict(network, tokenizer, texts)) == pytest.approx(before, rel=1e-5)
 
 
-def test_a_model_without_the_head_says_what_to_do(bert):
+def test_one_output_is_one_labels_probability(tmp_path):
+    """As in the pipeline of transformers."""
+    folder = tiny.save(tmp_path, "ForSequenceClassification", labels=["toxic"])
+    loaded, tokenizer = load_network(folder), Tokenizer.load(folder)
+    texts = ["the cat is good", "bad dog"]
+    model = transformers.BertForSequenceClassification.from_pretrained(folder)
+    theirs = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer_of(tokenizer))(texts)
+    ours = load_task("classify", loaded.network, loaded.labels).predict(loaded.network, tokenizer, texts)
+    for mine, other in zip(ours, theirs):
+        assert (mine.label, mine.score) == (other["label"], pytest.approx(other["score"], abs=1e-5))
+        assert mine.labels == (("toxic",) if mine.score >= 0.5 else ())
+
+
+def tokenizer_of(tokenizer):
+    names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer._backend, **names)
+
+
+def test_a_model_that_does_something_else_says_what_to_do(bert):
     loaded = bert[0]
-    with pytest.raises(EverybertError, match=r"no tag head \(it has: classify\); fine-tune one"):
+    with pytest.raises(EverybertError, match=r"no tag head \(it has: classify\); train one: everybert"):
         load_task("tag", loaded.network)
     with pytest.raises(EverybertError, match="predicts a number; use regress"):
         load_task("classify", loaded.network, problem_type="regression")
+    with pytest.raises(EverybertError, match="predicts labels; use classify"):  # three outputs
+        load_task("regress", loaded.network)
     with pytest.raises(EverybertError, match="there is no 'translate'"):
         load_task("translate", loaded.network)
+
+
+@pytest.mark.parametrize(
+    "task, state",
+    [
+        ("classify", "good"),
+        *(("classify", {"labels": labels}) for labels in ("abc", ["a", "b"], ["a", "b", 3], ["a", "b", "b"], None, 3)),
+        *(("classify", {"temperature": t}) for t in (float("nan"), float("inf"), 0, -1, "1", None, True, [])),
+        *(("classify", {"threshold": t}) for t in (float("nan"), "0.5")),
+        *(("classify", {"multi": multi}) for multi in ("false", 1, None)),
+        *(("classify", {"window": w}) for w in (5, {"size": "a"}, {"length": 3}, {"size": 64, "overlap": -1}, [1])),
+        *(("embed", {"pooling": pooling}) for pooling in ("best", 3, ["mean"])),
+    ],
+)
+def test_hostile_settings_are_refused(bert, task, state):
+    loaded = bert[0]
+    state = {"task": task, **state} if isinstance(state, dict) else state
+    with pytest.raises(EverybertError, match=r"settings|window|overlap"):
+        load_task(task, loaded.network, loaded.labels, extras={"task": state})

@@ -1,11 +1,14 @@
-"""What users bring: every kind of source, columns guessed aloud, and bad input told in one line."""
+"""What users bring: every kind of source, guessed columns, and bad input refused in one line."""
 
 import json
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+import torch
 
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
@@ -52,8 +55,6 @@ def test_files_frames_dictionaries_and_tuples_agree(tmp_path):
         ("QQP", ["id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "0\t1\t2\ta?\tb?\t1"], [("a?", "b?")], ["1"]),
         ("MNLI", ["index\tgenre\tsentence1\tsentence2\tlabel1\tgold_label", "0\tfiction\ta\tb\tneutral\tentailment"],
          [("a", "b")], ["entailment"]),
-        ("no header", ["A long text about the weather in the north of the country.\tNews"],
-         ["A long text about the weather in the north of the country."], ["News"]),
     ],
 )  # fmt: skip
 def test_glues_own_files(tmp_path, name, lines, inputs, targets):
@@ -96,6 +97,178 @@ def test_multi_label():
     assert split.targets == [("a", "b"), ("b", "c")]
 
 
+class ClassLabel:
+    """That of `datasets`."""
+
+    def __init__(self, *names):
+        self.names = list(names)
+
+
+class Sequence:
+    """That of `datasets`."""
+
+    def __init__(self, feature):
+        self.feature = feature
+
+
+class Dataset:
+    """What is used of a `datasets.Dataset`."""
+
+    def __init__(self, columns, features=None):
+        self.columns, self.features = columns, features or dict.fromkeys(columns)
+
+    @property
+    def column_names(self):
+        return list(self.columns)
+
+    def to_dict(self, batch_size=None):
+        raise AssertionError("datasets has another to_dict")
+
+    def __iter__(self):
+        return (dict(zip(self.columns, row)) for row in zip(*self.columns.values()))
+
+
+class IterableDataset:
+    """What is used of a `datasets.IterableDataset`; its features may be unknown."""
+
+    features, column_names = None, None
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+class Torch:
+    """A map-style dataset of torch: no iterator, no end."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i % len(self.rows)]
+
+
+COLUMNS = {"text": ["a good day", "a bad day"], "label": [1, 0]}
+CLASSES = {"text": None, "label": ClassLabel("no", "yes")}
+
+
+@pytest.mark.parametrize(
+    "source, targets",
+    [
+        (COLUMNS, ["1", "0"]),
+        ({name: np.array(values) for name, values in COLUMNS.items()}, ["1", "0"]),
+        (pa.table(COLUMNS), ["1", "0"]),
+        (Dataset(COLUMNS), ["1", "0"]),
+        (Dataset(COLUMNS, CLASSES), ["yes", "no"]),
+        (IterableDataset([{"text": "a good day", "label": "x"}, {"text": "a bad day", "label": "y"}]), ["x", "y"]),
+        (Torch([("a good day", torch.tensor(1)), ("a bad day", torch.tensor(0))]), ["1", "0"]),
+        (Torch([{"text": "a good day", "label": 1}, {"text": "a bad day", "label": 0}]), ["1", "0"]),
+    ],
+)
+def test_what_people_hold(source, targets):
+    examples = Classify.read(source)
+    assert (examples.inputs, examples.targets) == (COLUMNS["text"], targets)
+
+
+def test_names_of_classes_of_datasets():
+    tags = {"tokens": None, "ner_tags": Sequence(ClassLabel("O", "B-PER", "I-PER"))}
+    found = Tag.read(Dataset({"tokens": [["John", "Day", "sits"]], "ner_tags": [[1, 2, 0]]}, tags))
+    assert found.targets == [["B-PER", "I-PER", "O"]]
+    unlabelled = Dataset({"text": ["x", "y"], "label": [-1, 1]}, CLASSES)
+    with pytest.raises(EverybertError, match="row 1: the label is missing"):
+        Classify.read(unlabelled)
+    assert Classify.read(unlabelled, skip_bad=True).targets == ["yes"]
+    several = {"text": None, "label": [ClassLabel("a", "b")]}
+    assert Classify.read(Dataset({"text": ["x"], "label": [[0, 1]]}, several)).targets == [("a", "b")]
+
+
+def test_dictionaries_of_tables():
+    parts = {"train": Dataset(COLUMNS), "validation": pd.DataFrame(COLUMNS), "test": Dataset(COLUMNS)}
+    assert dataset.split_sets(parts, None) == (parts["train"], parts["validation"])
+    assert dataset.split_sets(parts, parts["test"]) == (parts["train"], parts["test"])
+    assert dataset.split_sets({"train": parts["train"]}, None) == (parts["train"], None)
+    assert dataset.split_sets(COLUMNS, None) == (COLUMNS, None)
+    with pytest.raises(EverybertError, match=r"the parts train, validation, test; .* data\['train'\]"):
+        Classify.read(parts)
+    for wrong in ({"text": ["x"], "label": [1, 2]}, {"text": "x", "label": "y"}):
+        with pytest.raises(EverybertError, match="lists of equal length"):
+            Classify.read(wrong)
+    with pytest.raises(EverybertError, match="the data is a int"):
+        Classify.read(3)
+
+
+def test_arrow_feather_and_excel_files(tmp_path, monkeypatch):
+    table = pa.table({"text": COLUMNS["text"], "label": ["yes", "no"]})
+    with pa.ipc.new_stream(tmp_path / "stream.arrow", table.schema) as sink:
+        sink.write_table(table)
+    with pa.ipc.new_file(tmp_path / "file.arrow", table.schema) as sink:
+        sink.write_table(table)
+    table.to_pandas().to_feather(tmp_path / "a.feather")
+    for name in ("stream.arrow", "file.arrow", "a.feather"):
+        examples = Classify.read(tmp_path / name)
+        assert (examples.inputs, examples.targets) == (COLUMNS["text"], ["yes", "no"])
+    (tmp_path / "bad.arrow").write_bytes(b"ARROW1 but no more")
+    with pytest.raises(EverybertError, match="cannot be read as arrow"):
+        Classify.read(tmp_path / "bad.arrow")
+    (tmp_path / "a.xlsx").write_bytes(b"x")
+    sheets = {"one": table.to_pandas(), "empty": pd.DataFrame()}
+    monkeypatch.setattr(pd, "read_excel", lambda *a, **k: sheets)
+    assert Classify.read(tmp_path / "a.xlsx").targets == ["yes", "no"]
+    sheets["two"] = sheets["one"]
+    with pytest.raises(EverybertError, match="has 2 sheets"):
+        Classify.read(tmp_path / "a.xlsx")
+    for error, why in ((ImportError(), "needs pandas and openpyxl"), (OSError("zip"), "cannot be read as xlsx")):
+        monkeypatch.setattr(pd, "read_excel", Mock(side_effect=error))
+        with pytest.raises(EverybertError, match=why):
+            Classify.read(tmp_path / "a.xlsx")
+
+
+class Polars(pd.DataFrame):
+    """The methods of a polars DataFrame that are used."""
+
+    def to_dicts(self):
+        return super().to_dict("records")
+
+    def to_dict(self, *, as_series=True):
+        raise AssertionError("polars has another to_dict")
+
+
+def test_texts_of_tables():
+    """Column names are never taken for texts."""
+    for frame in (pd.DataFrame, Polars):
+        both = frame({"a": ["x", "y"], "b": ["z", "w"]})
+        assert dataset.as_texts(both) == [("x", "z"), ("y", "w")]
+        assert dataset.as_texts(both["a"], pairs=False) == ["x", "y"]
+        with pytest.raises(EverybertError, match="a table with a, b is no list of texts"):
+            dataset.as_texts(both, pairs=False)
+        rows = Classify.read(frame({"text": ["x", "y"], "label": [1, 0]}))
+        assert (rows.inputs, rows.targets) == (["x", "y"], ["1", "0"])
+    for table in (pd.DataFrame, Polars, dict, pa.table, Dataset):
+        named = table({"id": [1, 2], "text": ["x", "y"], "label": ["no", "yes"]})
+        assert dataset.as_texts(named) == dataset.as_texts(named, pairs=False) == ["x", "y"]
+        assert dataset.as_texts(table({"body of it": ["x", "y"]})) == ["x", "y"]
+        pair = table({"premise": ["x"], "hypothesis": ["y"], "label": [0]})
+        assert dataset.as_texts(pair) == [("x", "y")]
+        for wrong, both in ((pair, False), (table({"u": ["x"], "v": ["y"]}), True)):
+            with pytest.raises(EverybertError, match="is no list of texts; give a list, or the column"):
+                dataset.as_texts(wrong, pairs=both)
+    assert dataset.as_texts(pa.array(["x", "y"])) == dataset.as_texts(Torch(["x", "y"])) == ["x", "y"]
+    assert dataset.as_texts(np.array([["x", "y"]])) == [("x", "y")] and dataset.as_texts(pd.DataFrame()) == []
+    for wrong in (3, {"x"}):
+        with pytest.raises(EverybertError, match="is no list of texts"):
+            dataset.as_texts(wrong)
+    with pytest.raises(EverybertError, match="text 2 is a NoneType"):
+        dataset.as_texts({"text": ["x", None]})
+    assert dataset.as_texts(("x", "y"), pairs=False) == ["x", "y"] and dataset.as_texts(("x", "y")) == [("x", "y")]
+    with pytest.raises(EverybertError, match="text 2 is a int"):
+        dataset.as_texts(["x", 3])
+
+
 # ── labels ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -132,10 +305,11 @@ def test_unseen_labels_are_listed():
         ([("x", "a"), ("y", "a")], "every row has the label 'a'"),
         ([("x", "a"), ("y", None)], "row 2: the label is missing"),
         ([("x", "a"), ("y", math.nan)], "row 2: the label is missing"),
-        ([("x", 1), ("y", "1")], "mix numbers .row 1: 1. and text .row 2: '1'"),
-        ([("x", True), ("y", 0)], "mix truth values"),
-        ([("x", "a"), ("  ", "b")], "row 2: the text in column 'text' is empty"),
-        ([("x", "a"), (3, "b")], "row 2: .* is not text"),
+        ([("x", "a"), ("y", "")], "row 2: the label is missing"),
+        ([("x", ["a"]), ("y", "b")], "some labels are lists"),
+        ([("x", "a"), ("  ", "b")], "row 2: one of its texts is empty"),
+        ([("x", "a"), (math.nan, "b")], "row 2: the column 'text' has no text"),
+        ([("x", "a"), (["y"], "b")], "row 2: .* holds a list, not text"),
         ([("a text of words", f"label {i}") for i in range(30)], "columns swapped"),
         ([("a text of words", i / 7) for i in range(30)], "regress"),
         ([("x", "a"), "y"], "row 2: expected a tuple"),
@@ -153,7 +327,9 @@ def test_missing_columns(tmp_path):
         Classify.read(write(tmp_path / "b.csv", "foo,bar,label", "x,y,1"))
     with pytest.raises(EverybertError, match="no records"):
         Classify.read(write(tmp_path / "c.csv", "text,label"))
-    with pytest.raises(EverybertError, match="does not exist"):
+    with pytest.raises(EverybertError, match="label"):
+        Classify.read(write(tmp_path / "d.tsv", "A long text about the weather.\tNews", "Another.\tSport"))
+    with pytest.raises(EverybertError, match="check the path"):
         Classify.read(tmp_path / "none.csv")
 
 
@@ -164,6 +340,8 @@ def test_a_broken_line_is_named_or_skipped(tmp_path):
     examples = Classify.read(path, skip_bad=True)
     assert examples.inputs == ["x", "z"]
     assert len(examples.bad) == 1 and any("1 bad rows" in n and ":2" in n for n in examples.notes)
+    write(path, '{"text": "x", "label": 1}', '{"text": "y"', '{"text": " ", "label": 0}')
+    assert "row 3: one of its texts is empty" in Classify.read(path, skip_bad=True).bad[1], "the number in the file"
 
 
 def test_bad_numbers():
@@ -190,8 +368,8 @@ def test_tags_and_words_of_unequal_number(tmp_path):
     "answers, message",
     [
         ({"text": ["Paris"], "answer_start": [3]}, "is not at 3, where the context has 'n is '"),
-        ({"text": ["Paris"], "answer_start": [90]}, "lies outside the context"),
-        ({"text": ["Paris"], "answer_start": [-1]}, "lies outside the context"),
+        ({"text": ["Paris"], "answer_start": [90]}, "is not at"),
+        ({"text": ["Paris"], "answer_start": [-1]}, "is not at"),
         ("London", "is not in the context"),
     ],
 )
@@ -220,12 +398,38 @@ def test_squad_files_and_records_agree(tmp_path):
     assert AnswerQuestions.from_examples(from_file, CONFIG).no_answer
 
 
+@pytest.mark.parametrize(
+    "task, row",
+    [
+        (
+            AnswerQuestions,
+            {"question": "who?", "context": "John", "answers": {"text": ["J"], "answer_start": ["x"]}},
+        ),
+        (AnswerQuestions, {"question": "who?", "context": "John", "answers": 3}),
+        (Tag, {"text": "John", "spans": [{"start": 0}]}),
+        (Tag, {"text": "John", "spans": [3]}),
+        (Tag, {"text": "John", "spans": [[0, "x", "PER"]]}),
+    ],
+)
+def test_rows_of_a_strange_form_are_named(task, row):
+    good = {**row, "answers": "John"} if task is AnswerQuestions else {**row, "spans": []}
+    with pytest.raises(EverybertError, match="the data, row 2: it cannot be read"):
+        task.read([good, row])
+    assert len(task.read([good, row], skip_bad=True).bad) == 1
+
+
+@pytest.mark.parametrize("task", [Classify, Regress, Tag, AnswerQuestions, Choose, Embed])
+def test_columns_that_a_task_does_not_read_are_refused(task):
+    with pytest.raises(EverybertError, match="--columns txt=…: this task reads "):
+        task.read([{"text": "x"}], {"txt": "text"})
+
+
 def test_bad_choices():
     for row, message in [
         (("who", ["a"], 0), "fewer than two endings"),
-        (("who", ["a", ""], 0), "an ending is empty"),
+        (("who", ["a", ""], 0), "one of its texts is empty"),
         (("who", ["a", "b"], 2), "not the number of an ending"),
-        (("", ["a", "b"], 0), "the prompt"),
+        (("", ["a", "b"], 0), "one of its texts is empty"),
     ]:
         with pytest.raises(EverybertError, match=message):
             Choose.read([row])
@@ -236,9 +440,9 @@ def test_embedding_examples():
     assert Embed.read([("a", "b", "c")]).inputs == [("a", "b", "c")]
     scored = Embed.read([("a", "b", 0.5)])
     assert (scored.inputs, scored.targets) == ([("a", "b")], [0.5])
-    with pytest.raises(EverybertError, match="needs tuples"):
+    with pytest.raises(EverybertError, match="no column for the pair"):
         Embed.read([("a",)])
-    with pytest.raises(EverybertError, match="is not a number"):
+    with pytest.raises(EverybertError, match="is not a finite number"):
         Embed.read([("a", "b", 0.5), ("a", "b", math.nan)])
 
 

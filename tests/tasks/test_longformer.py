@@ -52,7 +52,7 @@ def test_tag_has_none(tmp_path, tokenizer):
     model, loaded = load(tmp_path, "ForTokenClassification")
     task = load_task("tag", loaded.network, loaded.labels)
     features = task.encode(tokenizer, loaded.config, [sentence(1, 20).split()])
-    assert features.globals is None
+    assert features.global_tokens is None
     with torch.no_grad():
         expected = model(input_ids=ids_of(features)).logits[0]
     np.testing.assert_allclose(task.run(loaded.network, features)[0], expected.numpy(), atol=2e-5)

@@ -72,7 +72,7 @@ def test_entities_are_seqevals(tags):
 @pytest.mark.parametrize(
     "tags, scheme",
     [
-        (["I-A", "I-A", "B-A", "O"], "IOB1"),
+        (["I-A", "I-A", "B-A", "O"], "BIO"),
         (["B-A", "I-A", "O", "B-A"], "BIO"),
         (["B-A", "E-A", "O", "S-A"], "BIOES"),
         (["U-A", "O"], "BIOES"),
@@ -81,7 +81,7 @@ def test_entities_are_seqevals(tags):
     ],
 )
 def test_find_scheme(tags, scheme):
-    assert find_scheme([tags]) == scheme
+    assert find_scheme(tags) == scheme
 
 
 def test_iob1_becomes_bio():

@@ -1,4 +1,4 @@
-"""A tiny trunk with an adapter of each kind, and the folder that holds them all."""
+"""A tiny encoder with an adapter of each kind, and the folder that holds them all."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TASKS = {"sentiment": ["classify"], "entailment": ["classify pair"], "ner": ["ta
 
 
 def parts(out: Path) -> Path:
-    """The trunk, and an adapter of each kind trained on it, each in a folder of `out`."""
-    base = tiny_model.save(out / "trunk", {"mlm": None, "nsp": None})
+    """The encoder, and an adapter of each kind trained on it, each in a folder of `out`."""
+    base = tiny_model.save(out / "encoder", {"mlm": None, "nsp": None})
     settings = {"epochs": 1, "batch_size": 8, "lr": 1e-2, "quiet": True, "device": "cpu", "mode": "lora"}
     texts = [(a, b) for (a, b), _ in PAIRS]
     rows = [(a, b, {"pos": "yes", "neg": "no"}[label]) for (a, b), label in PAIRS]
@@ -39,7 +39,7 @@ def parts(out: Path) -> Path:
 def box(parts: Path, out: Path) -> Path:
     """All of them in one folder."""
     with atomic_folder(out) as draft:
-        for file in (parts / "trunk").iterdir():
+        for file in (parts / "encoder").iterdir():
             if file.name != "manifest.json":
                 shutil.copy(file, draft / file.name)
         (draft / "everybert.json").write_text(json.dumps({"version": 1, "adapters": TASKS}))

@@ -17,7 +17,7 @@ def folders(tmp_path_factory):
     bert = root / "bert"
     bert.mkdir()
     shutil.copy(BERT / "vocab.txt", bert)
-    return {
+    made = {
         "bert": bert,
         "uncased": write_wordpiece(root / "uncased", lowercase=True),
         "cased": write_wordpiece(root / "cased", lowercase=False),
@@ -25,6 +25,9 @@ def folders(tmp_path_factory):
         "albert": write_sentencepiece(root / "albert", albert=True),
         "xlm-roberta": write_sentencepiece(root / "xlm-roberta", albert=False),
     }
+    (made["cased"] / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    (made["xlm-roberta"] / "tokenizer_config.json").write_text('{"tokenizer_class": "XLMRobertaTokenizer"}')
+    return made
 
 
 @pytest.fixture(scope="session")

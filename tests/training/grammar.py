@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from everybert.corpus.shards import VERSION
+from everybert.files import size_and_hash
 from everybert.text.tokenizer import Tokenizer
 
 PEOPLE = ["farmer", "teacher", "doctor", "sailor", "painter", "baker", "pilot", "singer", "judge", "nurse"]
@@ -78,6 +79,7 @@ def write_corpus(folder: Path, documents: int = 200, heldout: int = 20, seed: in
         if split == "train":
             counts += np.bincount(ids, minlength=tokenizer.size)
     np.save(folder / "unigram.npy", counts)
+    files = [path for path in folder.rglob("*") if path.is_file()]
     meta = {
         "version": VERSION,
         "dtype": "<u2",
@@ -85,6 +87,7 @@ def write_corpus(folder: Path, documents: int = 200, heldout: int = 20, seed: in
         "tokenizer_digest": tokenizer.digest,
         "languages": names if languages > 1 else [],
         "splits": {"train": ["train-00000"], "heldout": ["heldout-00000"]},
+        "files": {str(path.relative_to(folder)): size_and_hash(path) for path in files},
     }
     (folder / "corpus.json").write_text(json.dumps(meta))
     return folder

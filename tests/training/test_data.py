@@ -1,10 +1,13 @@
 """The batches of a step are the same for every number of workers and ranks, and after every restart."""
 
+import shutil
+
 import pytest
 import torch
 from toy import tiny_recipe
 
 from everybert.corpus.shards import Corpus, Layout
+from everybert.errors import EverybertError
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.data import Feed, Place
 
@@ -89,8 +92,12 @@ def test_filled_batches_have_one_size_and_the_same_text(opened):
     assert all(batch.targets.tokens == counts[2] for _, batch in filled.batches(counts))
 
 
-def test_even_ranks_have_the_same_number_of_items(opened):
-    steps = [next(feed(opened, rank=r, ranks=3, even=True).steps(5, 12, Place())) for r in range(3)]
-    assert [len(step.items) for step in steps] == [2, 2, 2]  # four packs over three ranks
-    empty = steps[1].items[1]
-    assert empty.tokens == 0 and set(empty.batch.targets.mask_label_M.tolist()) == {-100}
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_changed_shard_is_one_line(corpus, tmp_path, workers):
+    shutil.copytree(corpus, tmp_path / "c")
+    (file,) = (tmp_path / "c/shards").glob("train*.tokens.bin")
+    file.write_bytes(file.read_bytes()[::-1])
+    found = Corpus.open(tmp_path / "c")
+    steps = feed((found, Layout.of(Tokenizer.load(found.tokenizer_path))), workers=workers).steps(0, 2, Place())
+    with pytest.raises(EverybertError, match=r"^\S*tokens\.bin was changed or cut short: build the corpus again$"):
+        next(steps)

@@ -188,3 +188,9 @@ def test_widths_that_cannot_be_compared_are_refused(teacher, corpus, tmp_path):
         read_student("bert-teeny")
     with pytest.raises(EverybertError, match="no \\[distil\\] table"):
         distil(teacher, corpus, tmp_path / "b", recipe=tiny_recipe(), device="cpu")
+
+
+def test_a_teacher_may_be_named_and_a_wrong_one_leaves_nothing(corpus, tmp_path):
+    with pytest.raises(EverybertError, match="does not belong to the corpus"):
+        distil("everybert-small", corpus, tmp_path / "run", recipe=lesson(), device="cpu", quiet=True)
+    assert not (tmp_path / "run").exists()

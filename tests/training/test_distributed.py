@@ -1,4 +1,4 @@
-"""1, 2 and 4 ranks, data parallel or sharded, do what one does; and any of them goes on where others stopped."""
+"""2 and 4 ranks do what one does, and any number of them resumes what others saved."""
 
 import json
 import os
@@ -11,18 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock  # torch brings it
-from ranks import BASE, ELASTIC, MODES, REST, STOP
+from ranks import BASE, ELASTIC, REST, SIZES, STOP
 from safetensors.torch import load_file
 from toy import TINY
 
 from everybert.errors import EverybertError
-from everybert.model.config import PRESETS, preset
 from everybert.training.checkpoint import read_progress
-from everybert.training.distributed import World, _groups
-from everybert.training.pretrain import pretrain
+from everybert.training.distributed import World
 
 HERE = Path(__file__).parent
-MANY = MODES[1:]
+MANY = SIZES[1:]
 CLOSE = 2e-6
 """Weights of runs on other numbers of ranks, which add in another order, after four steps (measured: 1.2e-7)."""
 
@@ -71,36 +69,36 @@ def packs(run):
 
 
 def test_every_run_ends_as_it_should(runs):
-    refused = {"another-recipe", "another-disk", "full-disk", "tuned-embed"}
+    refused = {"another-recipe", "full-disk", "tuned"}
     for name, run in runs[1].items():
         assert set(run["codes"]) == {2 if name in refused else 0}, name
 
 
-@pytest.mark.parametrize("mode", MANY)
-def test_ranks_learn_what_one_learns(runs, mode):
+@pytest.mark.parametrize("size", MANY)
+def test_ranks_learn_what_one_learns(runs, size):
     out, found = runs
-    assert_close(out / mode, out / "data-1")
-    assert packs(found[mode]) == packs(found["data-1"])
-    alone, norms = found["data-1"]["ranks"][0]["norms"], [rank["norms"] for rank in found[mode]["ranks"]]
+    assert_close(out / f"{size}", out / "1")
+    assert packs(found[f"{size}"]) == packs(found["1"])
+    alone, norms = found["1"]["ranks"][0]["norms"], [rank["norms"] for rank in found[f"{size}"]["ranks"]]
     assert all(rank == norms[0] for rank in norms)  # clipping agrees among the ranks
     assert norms[0] == pytest.approx(alone, rel=1e-6)
-    logs = [[json.loads(line) for line in (out / m / "log.jsonl").read_text().splitlines()] for m in ("data-1", mode)]
+    logs = [[json.loads(line) for line in (out / m / "log.jsonl").read_text().splitlines()] for m in ("1", f"{size}")]
     for a, b in zip(*logs, strict=True):
         assert a.get("loss") == pytest.approx(b.get("loss"), abs=1e-5)
         assert a.get("heldout_loss") == pytest.approx(b.get("heldout_loss"), abs=1e-5)
         assert a.get("tokens") == b.get("tokens")
 
 
-@pytest.mark.parametrize("mode", MANY)
-def test_models_agree(runs, mode):
-    one, many = (load_file(runs[0] / m / "model" / "model.safetensors") for m in ("data-1", mode))
+@pytest.mark.parametrize("size", MANY)
+def test_models_agree(runs, size):
+    one, many = (load_file(runs[0] / m / "model" / "model.safetensors") for m in ("1", f"{size}"))
     assert one.keys() == many.keys()
     assert all(torch.allclose(one[k], many[k], rtol=0, atol=CLOSE) for k in one)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_resumed_run_ends_bit_for_bit(runs, mode):
-    assert_same(runs[0] / mode, runs[0] / f"{mode}>{mode}")
+@pytest.mark.parametrize("size", SIZES)
+def test_a_resumed_run_ends_bit_for_bit(runs, size):
+    assert_same(runs[0] / f"{size}", runs[0] / f"{size}>{size}")
 
 
 @pytest.mark.parametrize(("first", "then"), ELASTIC)
@@ -113,91 +111,51 @@ def test_all_other_pairs_and_many_repetitions(corpus, tmp_path):
     found = json.loads(command(HERE / "ranks.py", corpus, tmp_path, "rest", seconds=550).splitlines()[-1])
     for first, then in REST:
         assert_goes_on(tmp_path, found, first, then)
-    for mode in MODES:
+    for size in SIZES:
         for again in range(3):
-            assert_same(tmp_path / mode, tmp_path / f"{mode}-again-{again}")
+            assert_same(tmp_path / f"{size}", tmp_path / f"{size}-again-{again}")
 
 
 def assert_goes_on(out, found, first, then):
     before, after = packs(found[f"{first}-half"]), packs(found[f"{first}>{then}"])
     assert {step for step, _, _ in before} == set(range(STOP + 1))
-    assert before + after == packs(found["data-1"])  # the same examples in the same order, none twice
-    assert_close(out / f"{first}>{then}", out / "data-1")
+    assert before + after == packs(found["1"])  # the same examples in the same order, none twice
+    assert_close(out / f"{first}>{then}", out / "1")
 
 
-@pytest.mark.parametrize("mode", ("data-4", "sharded-4"))
-def test_ranks_without_packs(runs, mode):
+def test_ranks_without_packs(runs):
     out, found = runs
-    assert_close(out / f"few-{mode}", out / "few-data-1")
-    assert packs(found[f"few-{mode}"]) == packs(found["few-data-1"])
-    each = [len({step for step, _, _ in rank["packs"]}) for rank in found[f"few-{mode}"]["ranks"]]
+    assert_close(out / "few-4", out / "few-1")
+    assert packs(found["few-4"]) == packs(found["few-1"])
+    each = [len({step for step, _, _ in rank["packs"]}) for rank in found["few-4"]["ranks"]]
     assert max(each) < BASE["steps"]  # no rank has packs in every step
 
 
-@pytest.mark.parametrize("size", (2, 4))
-def test_sharded_ranks_hold_their_share(runs, size):
-    whole = runs[1]["data-1"]["ranks"][0]
-    for rank in runs[1][f"sharded-{size}"]["ranks"]:
-        for kind in ("bytes", "weights"):  # the moments, the weights
-            assert rank[kind] == pytest.approx(whole[kind] / size, rel=0.02)
-
-
-def test_gradients_are_exchanged_once_a_step(runs):
-    for size in (2, 4):
-        for rank in runs[1][f"sharded-{size}"]["ranks"]:
-            assert {last for last, _ in rank["exchanged"]} == {False, True}
-            assert all(last == exchanged for last, exchanged in rank["exchanged"])
-
-
-@pytest.mark.parametrize(("kind", "atol"), (("bf16", 1e-3), ("albert", CLOSE)))
-def test_sharded_kinds(runs, kind, atol):
-    assert_close(runs[0] / f"{kind}-sharded-2", runs[0] / f"{kind}-data-1", atol)
-
-
-def test_every_family_can_be_sharded(runs):
-    for found in runs[1]["families"]["ranks"]:
-        assert len(found) == 2 * len({preset(name).family for name in PRESETS})
-        for name, (count, apart) in found.items():
-            assert count > 20 and apart < (1e-5 if "float32" in name else 2e-2), name
-
-
 def test_recomputed_activations_change_nothing(runs):
-    assert_same(runs[0] / "recompute-sharded-2", runs[0] / "sharded-2")
+    assert_same(runs[0] / "recompute-2", runs[0] / "2")
 
 
 def test_half_precision_is_used(runs):
-    norms = [runs[1][name]["ranks"][0]["norms"][0] for name in ("bf16-sharded-2", "sharded-2")]
+    assert_close(runs[0] / "bf16-2", runs[0] / "bf16-1", 1e-3)
+    norms = [runs[1][name]["ranks"][0]["norms"][0] for name in ("bf16-2", "2")]
     assert norms[0] != pytest.approx(norms[1], rel=1e-5) and norms[0] == pytest.approx(norms[1], rel=1e-2)
 
 
 def test_muon_on_ranks_that_hold_whole_matrices(runs):
-    assert_close(runs[0] / "muon-data-2", runs[0] / "muon-data-1", 1e-5)
+    assert_close(runs[0] / "muon-2", runs[0] / "muon-1", 1e-5)
 
 
-def test_muon_cannot_be_sharded(tiny):
-    with pytest.raises(EverybertError, match=r'line \d+: run.parallel: .* kind = "adamw"'):
-        tiny(run__parallel="sharded", optimizer__kind="muon")
-
-
-def test_relations_cannot_be_sharded(tiny):
-    with pytest.raises(EverybertError, match="relation = 0"):
-        tiny(run__parallel="sharded", distil__relation=1.0)
-
-
-def test_one_process_has_its_share_of_one(tiny, corpus, tmp_path):
-    for parallel in ("data", "sharded"):
-        pretrain(tiny(steps=3, run__parallel=parallel), corpus, tmp_path / parallel, device="cpu", quiet=True)
-    one, two = (load_file(tmp_path / p / "model" / "model.safetensors") for p in ("data", "sharded"))
-    assert all(torch.equal(one[k], two[k]) for k in one)
+def test_sharded_training_is_refused(tiny):
+    with pytest.raises(EverybertError, match="sharded training was removed"):
+        tiny(run__parallel="sharded")
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     (
         ("another-recipe", "rank 1 has another recipe"),
-        ("another-disk", "a file system that all hosts share"),
         ("full-disk", "the disk is full"),
-        ("tuned-embed", "run one process"),
+        ("tuned", "without torchrun"),
     ),
 )
 def test_ranks_fail_together(runs, name, words):
@@ -208,19 +166,7 @@ def test_ranks_fail_together(runs, name, words):
 def test_a_killed_rank_is_started_again(runs, corpus, tmp_path):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=2"]
     command(*torchrun, HERE / "rank.py", corpus, tmp_path)
-    for parallel in ("data", "sharded"):
-        assert_same(tmp_path / parallel, runs[0] / f"{parallel}-2")
-
-
-def test_fine_tuning_on_two_ranks(runs):
-    out, found = runs
-    (alone,), (first, second) = found["tuned-1"]["ranks"], found["tuned-2"]["ranks"]
-    assert first == second  # both hold the best epoch of the best seed
-    assert first["epoch"] == alone["epoch"] and first["seed"] == alone["seed"]
-    assert first["scores"] == pytest.approx(alone["scores"], abs=1e-6)
-    one, two = (load_file(out / f"tuned-{n}" / "model.safetensors") for n in (1, 2))
-    assert one.keys() == two.keys()
-    assert all(torch.allclose(one[k], two[k], rtol=0, atol=1e-5) for k in one)
+    assert_same(tmp_path, runs[0] / "2")
 
 
 def test_alone_nothing_is_summed():
@@ -230,13 +176,6 @@ def test_alone_nothing_is_summed():
     assert x.grad is None and world.first and world.agree(3.0, 4.0) == [3.0, 4.0]
     with pytest.raises(EverybertError, match="no"), world.together():
         raise EverybertError("no")
-
-
-def test_groups_keep_the_order():
-    tensors = [torch.zeros(n) for n in (5, 1 << 26, 3, 4)]
-    groups = _groups(tensors)
-    assert [len(g) for g in groups] == [1, 1, 2]
-    assert [id(t) for g in groups for t in g] == [id(t) for t in tensors]
 
 
 @pytest.mark.slow

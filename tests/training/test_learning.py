@@ -9,8 +9,8 @@ from everybert.text.train_tokenizer import train_tokenizer
 from everybert.training.pretrain import pretrain
 
 STEPS = 150
-BOUND = 3.6
-"""Held-out loss after the first minute or less of a core's time; a model that knows frequencies alone has 5.1."""
+BOUND = 1.3
+"""Held-out loss after the first minute or less of a core's time; a model that knows frequencies alone has 4.7."""
 
 
 def test_tiny_cpu_learns_the_bundled_text(tmp_path):
@@ -25,6 +25,6 @@ def test_tiny_cpu_learns_the_bundled_text(tmp_path):
     result = pretrain(
         "tiny-cpu", tmp_path / "corpus", tmp_path / "run", device="cpu", quiet=True, steps=STEPS, run__evaluate_every=0
     )
-    assert entropy > 5
+    assert entropy > 4.5
     assert result.figures["heldout_loss"] < BOUND
-    assert result.figures["accuracy"] > 0.25
+    assert result.figures["accuracy"] > 0.6

@@ -39,8 +39,8 @@ def test_waiting_counts_only_while_the_device_has_nothing_to_do():
 def test_the_guard_gives_the_advice_of_the_job():
     guard = Guard((1.0, 0.0, 0.0), 3.0, torch.device("cpu"))
     for _ in range(5):
-        guard.judge(torch.tensor(float("nan")))
-        guard.note(torch.tensor(1.0), torch.tensor(float("nan")))
+        loss = torch.tensor(float("nan"))
+        guard.note(loss, guard.judge(loss))
     values: dict = {}
     guard.check(6, 5, values, hint="lower lr")
     assert values == {"skipped": 5}

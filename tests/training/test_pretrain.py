@@ -3,7 +3,11 @@
 import dataclasses
 import errno
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -66,7 +70,7 @@ def test_evaluations_and_bookkeeping(done):
     assert evaluated[1]["perplexity"] == pytest.approx(np.exp(evaluated[1]["heldout_loss"]))
     assert 1 < evaluated[1]["pseudo_perplexity"] < 1000
     progress = checkpoint.read_progress(checkpoint.latest(out / "checkpoints"))
-    assert progress.best == min(line["heldout_loss"] for line in evaluated)
+    assert progress.figures["heldout_loss"] == evaluated[1]["heldout_loss"]
     assert progress.tokens == lines[-2]["tokens"] > 12 * 400
 
 
@@ -129,6 +133,50 @@ def test_a_full_disk_leaves_the_last_checkpoint(corpus, tmp_path, monkeypatch):
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
+def test_a_failed_start_leaves_nothing(corpus, tmp_path):
+    out = tmp_path / "run"
+    for wrong in ({"model__init": str(tmp_path / "nosuch")}, {"batch__length": 128}):
+        with pytest.raises(EverybertError):
+            run(corpus, out, **wrong)
+        assert not out.exists()
+    out.mkdir()
+    (out / "run.json").write_text('{"recipe": {}}')  # of a run that never reached a checkpoint
+    assert run(corpus, out, steps=1).finished
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(corpus, tmp_path, caplog):
+    out = tmp_path / "run"
+    run(corpus, out, steps=14)
+    files = load_file(out / "checkpoints" / "step-00000014" / "network.safetensors")
+    whole = {name: tensor.clone() for name, tensor in files.items()}  # not mapped from the file
+    shutil.rmtree(out / "model")
+    damaged = out / "checkpoints" / "step-00000014" / "network.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    assert run(corpus, out, steps=14).finished
+    assert "step-00000014" in caplog.text and "the checkpoint before is used" in caplog.text
+    again = load_file(damaged)
+    assert all(torch.equal(whole[k], again[k]) for k in whole)
+    for path in (out / "checkpoints").glob("*/network.safetensors"):
+        path.write_bytes(b"x")
+    with pytest.raises(EverybertError, match=r"network\.safetensors"):
+        run(corpus, out, steps=14)
+
+
+def test_one_run_at_a_time(corpus, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    for owner, refused in ((f"{socket.gethostname()} {os.getppid()}", True), ("elsewhere 7", True), ("", False)):
+        (out / "lock").write_text(owner)
+        if refused:
+            with pytest.raises(EverybertError, match=f"in use by process {owner.split()[1]} on"):
+                run(corpus, out, steps=1)
+            assert sorted(p.name for p in out.iterdir()) == ["lock"]
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    (out / "lock").write_text(f"{socket.gethostname()} {gone.pid}")  # left by a run that was killed
+    assert run(corpus, out, steps=1).finished and not (out / "lock").exists()
+
+
 def poisoned(bad_steps, factor):
     """The loss, multiplied in some steps (two packs a step)."""
     calls = []
@@ -176,7 +224,7 @@ def test_out_of_memory_says_what_to_lower(corpus, tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(pretrain, "pretrain_loss", hungry)
-    with pytest.raises(EverybertError, match=r"out of GPU memory: lower \[batch\] pack \(now 256 tokens"):
+    with pytest.raises(EverybertError, match=r"out of memory: lower \[batch\] pack \(now 256 tokens"):
         run(corpus, tmp_path / "run")
 
 

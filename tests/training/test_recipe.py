@@ -1,9 +1,9 @@
-"""Recipes: a wrong key is named with its line; what is omitted has a default; every shipped recipe is valid."""
+"""Recipes: a wrong key is named; what is omitted has a default; every shipped recipe is valid."""
 
 import pytest
 
 from everybert.errors import EverybertError
-from everybert.training.recipe import Recipe, Source, names, seconds
+from everybert.training.recipe import Recipe, names, seconds
 
 GOOD = """
 steps = 100
@@ -19,7 +19,7 @@ peak = 1e-3
 
 
 def parse(text: str, **overrides) -> Recipe:
-    return Recipe.parse(Source(text, "mine.toml"), **overrides)
+    return Recipe.parse(text, "mine.toml", **overrides)
 
 
 def test_reads_a_recipe():
@@ -30,39 +30,37 @@ def test_reads_a_recipe():
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "said"),
     [
-        (GOOD + "peek = 2\n", 11, "[schedule] peek: there is no such key; did you mean peak?"),
-        ("stepz = 3\n" + GOOD, 1, "stepz: there is no such key; did you mean steps?"),
-        (GOOD + "[shedule]\npeak = 1\n", 11, "shedule"),
-        (GOOD.replace("peak = 1e-3", 'peak = "high"'), 10, "[schedule] peak: must be a number, not 'high'"),
-        (GOOD.replace("pack = 2048", "pack = 8192"), 6, "[batch] tokens: a step cannot be smaller than a pack"),
-        (GOOD.replace("length = 128", "length = 4096"), 7, "[batch] pack: a pack must hold a sequence"),
-        ('budget = "20m"\n' + GOOD, 1, "budget: give either steps or budget"),
-        (GOOD.replace("steps = 100", 'budget = "soon"'), 2, 'budget: is a time such as "20m"'),
-        (GOOD.replace("steps = 100", 'budget = "20m"'), 2, "warmup must be a number of steps"),
-        (GOOD.replace("bert-tiny", "bert-tinny"), 4, "did you mean bert-tiny"),
-        (GOOD.replace('preset = "bert-tiny"', "vocab_size = 100"), 4, "tokenizer decides"),
-        (GOOD.replace('"bert-tiny"', '"bert-tiny"\ninit = "x"'), 4, "contradicts init"),
-        (GOOD.replace('preset = "bert-tiny"', 'init = "x"\nlayers = 3'), 5, "contradicts init"),
-        (GOOD.replace('"bert-tiny"', '"bert-tiny"\nlongformer = 4096'), 5, "needs init"),
-        (GOOD.replace('"bert-tiny"', '"bert-tiny"\nheads = 3'), 5, "not a multiple of heads"),
-        (GOOD + "[mask]\nboundary = true\n", 12, 'needs strategy = "span"'),
-        (GOOD + "[mask]\nrate = 1.5\n", 12, "rate"),
-        (GOOD + '[examples]\nkind = "pears"\n', 12, "must be one of pairs, order, full, document"),
-        (GOOD + "[[phase]]\nshare = 0.5\n", 12, "add up to 0.5, not 1"),
-        (GOOD + "[[phase]]\nshare = 0.5\n[[phase]]\nshare = 0.5\nlenght = 3\n", 15, "did you mean length"),
-        (GOOD + "[[phase]]\nsteps = 60\n[[phase]]\nsteps = 60\n", 2, "is 100, but the phases have 120 together"),
-        (GOOD + "[[phase]]\nsteps = 0\n", 12, "must be at least 1"),
-        (GOOD + "[[phase]]\nlength = 64\n", 11, "either its share of the run or its steps"),
-        (GOOD + "[[phase]]\nshare = 1.0\ntokens = 5\n", 13, "cannot be smaller than a pack"),
-        (GOOD + '[optimizer]\nkind = "adam"\n', 12, "must be one of adamw, muon"),
+        (GOOD + "peek = 2\n", "[schedule] peek: there is no such key; did you mean peak?"),
+        ("stepz = 3\n" + GOOD, "stepz: there is no such key; did you mean steps?"),
+        (GOOD + "[shedule]\npeak = 1\n", "shedule"),
+        (GOOD.replace("peak = 1e-3", 'peak = "high"'), "[schedule] peak: must be a number, not 'high'"),
+        (GOOD.replace("pack = 2048", "pack = 8192"), "[batch] tokens: a step cannot be smaller than a pack"),
+        (GOOD.replace("length = 128", "length = 4096"), "[batch] pack: a pack must hold a sequence"),
+        ('budget = "20m"\n' + GOOD, "budget: give either steps or budget"),
+        (GOOD.replace("steps = 100", 'budget = "soon"'), 'budget: is a time such as "20m"'),
+        (GOOD.replace("steps = 100", 'budget = "20m"'), "warmup must be a number of steps"),
+        (GOOD.replace("bert-tiny", "bert-tinny"), "did you mean bert-tiny"),
+        (GOOD.replace('preset = "bert-tiny"', "vocab_size = 100"), "tokenizer decides"),
+        (GOOD.replace('"bert-tiny"', '"bert-tiny"\ninit = "x"'), "contradicts init"),
+        (GOOD.replace('preset = "bert-tiny"', 'init = "x"\nlayers = 3'), "contradicts init"),
+        (GOOD.replace('"bert-tiny"', '"bert-tiny"\nlongformer = 4096'), "needs init"),
+        (GOOD.replace('"bert-tiny"', '"bert-tiny"\nheads = 3'), "not a multiple of heads"),
+        (GOOD + "[mask]\nboundary = true\n", 'needs strategy = "span"'),
+        (GOOD + "[mask]\nrate = 1.5\n", "rate"),
+        (GOOD + '[examples]\nkind = "pears"\n', "must be one of pairs, order, full, document"),
+        (GOOD + "[[phase]]\nshare = 0.5\n", "add up to 0.5, not 1"),
+        (GOOD + "[[phase]]\nshare = 0.5\n[[phase]]\nshare = 0.5\nlenght = 3\n", "did you mean length"),
+        (GOOD + "[[phase]]\nlength = 64\n", "[phase 1] share: give each phase its share"),
+        (GOOD + "[[phase]]\nshare = 1.0\ntokens = 5\n", "cannot be smaller than a pack"),
+        (GOOD + '[optimizer]\nkind = "adam"\n', "must be one of adamw, muon"),
     ],
 )
-def test_a_wrong_key_is_named_with_its_line(text, line, said):
+def test_a_wrong_key_is_named(text, said):
     with pytest.raises(EverybertError) as caught:
         parse(text)
-    assert str(caught.value).startswith(f"mine.toml, line {line}:"), str(caught.value)
+    assert str(caught.value).startswith("mine.toml: "), str(caught.value)
     assert said in str(caught.value)
 
 
@@ -77,18 +75,14 @@ def test_overrides_stand_for_lines():
     assert parse(GOOD, budget="5m", schedule__warmup=10).steps is None
     with pytest.raises(EverybertError, match="layerz"):
         parse(GOOD, model__layerz=3)
+    with pytest.raises(EverybertError, match=r"^mask.rate=abc: must be a number or a list of 2, not 'abc'$"):
+        parse(GOOD, mask__rate="abc")
 
 
 def test_differences_name_keys_but_not_how_the_machine_is_used():
     one = parse(GOOD)
     assert parse(GOOD, run__workers=2).differences(one.plain()) == []
     assert parse(GOOD, schedule__peak=2e-3, seed=1).differences(one.plain()) == ["schedule.peak", "seed"]
-
-
-def test_phases_by_steps_give_the_total():
-    recipe = parse(GOOD.replace("steps = 100\n", "") + "[[phase]]\nsteps = 30\nlength = 64\n[[phase]]\nsteps = 10\n")
-    assert recipe.steps == 40
-    assert [(p.share, p.length) for p in recipe.phases] == [(0.75, 64), (0.25, 128)]
 
 
 @pytest.mark.parametrize(("text", "value"), [("90s", 90), ("20m", 1200), ("1.5h", 5400), ("2d", 172800)])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everybert.training.checkpoint import Progress
-from everybert.training.recipe import Recipe, ScheduleSettings, Source
+from everybert.training.recipe import Recipe, ScheduleSettings
 from everybert.training.schedule import Planner, learning_rate, moment, plan_steps
 
 kinds = st.sampled_from(["linear", "cosine", "wsd"])
@@ -15,7 +15,7 @@ kinds = st.sampled_from(["linear", "cosine", "wsd"])
 
 def recipe(text: str) -> Recipe:
     head = "[batch]\npack = 1000\nlength = 100\ntokens = 4000\n[schedule]\nwarmup = 10\n"
-    return Recipe.parse(Source(text + head, "r.toml"))
+    return Recipe.parse(text + head, "r.toml")
 
 
 @settings(deadline=None)

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from extend_vocabulary import extend_folder
 from grammar import write_corpus, write_tokenizer
 from toy import tiny_recipe
 
@@ -11,7 +12,6 @@ from everybert.errors import EverybertError
 from everybert.files import atomic_folder
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.store.convert import extend_folder
 from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.pretrain import pretrain

@@ -1,5 +1,7 @@
 """The training step: packs add up to the large batch, filler counts for nothing, and one graph serves every pack."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -44,9 +46,10 @@ def run(packs, **options):
     """Gradients of one step made of these packs."""
     net = network()
     compute = Compute(net, pretrain_loss)
-    masked = sum(len(p["mask_index"]) for p in packs)
-    pairs = sum(len(p["lengths"]) for p in packs)
-    figures = [compute.run(collate(p, masked=masked, pairs=pairs, max_length=32, **options)) for p in packs]
+    counts = [sum(len(p[name]) for p in packs) for name in ("mask_index", "lengths", "tokens")]
+    batches = [collate(p, max_length=32, **options) for p in packs]
+    step = [replace(b, targets=targets_of(b).of_step(torch.tensor(counts, dtype=torch.float32))) for b in batches]
+    figures = [compute.run(batch) for batch in step]
     return gradients(net), torch.stack(figures).sum(0)
 
 
@@ -75,14 +78,18 @@ def test_filler_changes_nothing(capacity):
 
 def test_one_graph_serves_every_mask_rate_and_number_of_sequences(monkeypatch):
     """What torch.compile captures on a GPU, captured here: other rates and lengths must not compile again."""
-    one_kernel = lambda q, k, v, batch, *_: q + k * batch.offsets_B1.float().mean() + v * batch.max_length  # noqa: E731
+
+    def one_kernel(qkv, batch, *_):
+        q, k, v = qkv
+        return q + k * batch.offsets_B1.float().mean() + v * batch.max_length
+
     monkeypatch.setattr(attention, "attend", one_kernel)
     torch._dynamo.reset()
     graphs = []
     net = network()
     loss = torch.compile(pretrain_loss, dynamic=False, fullgraph=True, backend=lambda g, _: graphs.append(g) or g)
     for lengths, masked in (([30, 30, 30], 20), ([20] * 5, 60), ([25, 25], 15), ([9], 1)):
-        batch = collate(pack(lengths, masked), masked=masked, pairs=1, max_length=32, capacity=128)
+        batch = collate(pack(lengths, masked), max_length=32, capacity=128)
         assert len(batch.tokens_T) == 128 and len(targets_of(batch).mask_index_M) % 64 == 0
         loss(net, steady(batch))
     assert len(graphs) == 1

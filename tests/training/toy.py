@@ -1,6 +1,6 @@
 """A recipe for a toy that trains in a second."""
 
-from everybert.training.recipe import Recipe, Source
+from everybert.training.recipe import Recipe
 
 TINY = """
 seed = 3
@@ -30,4 +30,4 @@ tensorboard = false
 
 
 def tiny_recipe(**changes):
-    return Recipe.parse(Source(TINY, "tiny.toml"), **changes)
+    return Recipe.parse(TINY, "tiny.toml", **changes)

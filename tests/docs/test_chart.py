@@ -1,0 +1,24 @@
+"""The chart of README and the table of speeds show what docs/results.json has."""
+
+import importlib.util
+import json
+
+import doc_pages as pages
+
+ROWS = json.loads((pages.DOCS / "results.json").read_text("utf-8"))
+
+
+def test_the_chart_is_drawn_from_the_results():
+    spec = importlib.util.spec_from_file_location("chart", pages.DOCS / "chart.py")
+    chart = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(chart)
+    drawn = (pages.DOCS / "images" / "speed.svg").read_text("utf-8")
+    assert drawn == chart.draw(ROWS), "run: python docs/chart.py"
+
+
+def test_the_table_of_speeds_has_the_same_figures():
+    text = (pages.DOCS / "RESULTS.md").read_text("utf-8")
+    for row in ROWS:
+        ratio = f"{row['low']:g} ×" + (f" to {row['high']:g} ×" if row["high"] > row["low"] else "")
+        assert f"| {row['what']} | {row['peer']} | {row['on']} | {ratio} | `{row['command']}` |" in text, row["what"]
+        pages.check(row["command"].split())

@@ -1,0 +1,114 @@
+"""Every error of the command line is one line with exit code 2, whatever is wrong with a file."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import tiny_model
+import typer
+from typer.testing import CliRunner
+
+from everybert.cli.main import COMMANDS, app
+
+LINES = {
+    "fill": "--file BAD",
+    "embed": "--file BAD",
+    "tokens": "--file BAD",
+    "next": "--file BAD",
+    "classify": "--file BAD --out out.csv",
+    "regress": "--file BAD --out out.csv",
+    "tag": "--file BAD --out out.csv",
+    "answer": "--file BAD --out out.jsonl",
+    "choose": "--file BAD --out out.csv",
+    "rank": "query --file BAD",
+    "info": "BAD",
+    "export onnx": "BAD onnx",
+    "export hf": "BAD hf",
+    "explain": "word --model BAD",
+    "attention": "word --out page.html --model BAD",
+    "neighbours": "word word --model BAD",
+    "probe heads": "BAD",
+    "tokenizer train": "BAD --out tokenizer",
+    "corpus build": "BAD --tokenizer MODEL --out corpus",
+    "corpus info": "BAD",
+    "corpus score": "BAD",
+    "plan": "BAD",
+    "pretrain": "tiny-cpu --corpus BAD --out run",
+    "sweep": "tiny-cpu --corpus BAD --out runs --vary mask.rate=0.1,0.2",
+    "distil": "--teacher BAD --corpus BAD --out run",
+    "finetune": "classify --train BAD --out tuned",
+    "doctor": "classify --data BAD",
+    "quantize": "BAD int8",
+    "evaluate": "classify --data BAD",
+    "glue": "BAD",
+    "squad": "BAD",
+    "blimp": "BAD",
+    "serve": "--model BAD --port 0",
+    "quickstart": "--out BAD.txt",
+}
+"""Command → a line that needs a file."""
+BAD = {"missing": None, "empty": b"", "latin": b"text\tlabel\ncaf\xe9\tx\n", "binary": bytes(range(256)) * 8}
+
+
+FOLDERS = ("classify", "tag", "tokenizer train", "corpus build")
+"""Commands that read the files of a folder."""
+
+
+def commands() -> list[str]:
+    """Every command and its parts."""
+    group = typer.main.get_command(app)
+    context = typer.Context(group, info_name="everybert")
+    found = {name: group.resolve_command(context, [name])[1] for name in COMMANDS}
+    return [
+        " ".join([name, *part])
+        for name, one in found.items()
+        for part in [[p] for p in getattr(one, "commands", {})] or [[]]
+    ]
+
+
+def one_line(*words: str) -> None:
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == 2, (words, done.output, done.exception)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
+    assert len(lines) == 1 and lines[0].startswith("error: ") and not done.stdout, done.output
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    heads = {"mlm": None, "nsp": None, "classify": 2, "tag": 2, "answer": None, "choose": None}
+    return tiny_model.save(tmp_path_factory.mktemp("laws") / "model", heads, ["a", "b"])
+
+
+def test_every_command_is_here():
+    assert set(commands()) == set(LINES)
+
+
+@pytest.mark.parametrize("kind", [*BAD, "folder"])
+@pytest.mark.parametrize("name", LINES)
+def test_a_bad_file(name, kind, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bad = tmp_path / "bad.txt"
+    if kind == "folder":
+        bad.mkdir()
+        (bad / "something").write_text("else")
+    elif (content := BAD[kind]) is not None:
+        bad.write_bytes(content)
+    line = LINES[name].replace("BAD.txt" if name == "quickstart" else "BAD", str(bad)).replace("MODEL", str(model))
+    takes_model = "--model" not in line and name in ("fill", "embed", "tokens", "next", "classify", "tag", "answer")
+    if (kind, name) == ("missing", "quickstart") or (kind == "folder" and name in FOLDERS):
+        return
+    one_line(*name.split(), *shlex.split(line), *(["--model", str(model)] if takes_model else []))
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_an_unknown_option(name):
+    one_line(*name.split(), "--no-such-option")
+
+
+@pytest.mark.parametrize("place", [".", "/"])
+@pytest.mark.parametrize("line", ["corpus info PLACE", "corpus score PLACE", "info PLACE", "plan PLACE", "squad PLACE"])
+def test_a_folder_without_a_name(line, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one_line(*line.replace("PLACE", place).split())

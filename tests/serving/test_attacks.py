@@ -1,0 +1,277 @@
+"""One client must not stop the server: what was once enough to, each with bounds on memory, time and descriptors.
+
+The server is a process of its own. While a client misbehaves, /health is asked again and again from another address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from server import LABELS, TEXTS, until
+
+HEALTH = 0.25
+"""Seconds in which /health is answered, whatever clients do; longer where other programs have the cores too."""
+HEAD = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+class Server:
+    """A server process, and what it uses."""
+
+    def __init__(self, folders: dict[str, Path], *options: str, files: int | None = None) -> None:
+        models = [part for name, folder in folders.items() for part in ("--model", f"{name}={folder}")]
+        command = [sys.executable, "-m", "everybert", "serve", *models, "--port", "0", "--device", "cpu", *options]
+        if files:
+            command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        line = self.process.stdout.readline()
+        assert line.startswith("serving"), self.process.stderr.read()
+        self.url = re.search(r"http://[\d.:]+", line)[0]
+        self.port = int(self.url.rpartition(":")[2])
+
+    def memory(self) -> float:
+        """Megabytes that are resident."""
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * 4096 / 1e6
+
+    def peak(self) -> float:
+        """The most of them since the peak was last forgotten."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1e3 for line in lines if line.startswith("VmHWM"))
+
+    def cpu(self) -> float:
+        """Processor seconds so far."""
+        parts = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
+
+    def descriptors(self) -> int:
+        """Open files and connections."""
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def connect(self, address: str = "127.0.0.2") -> socket.socket:
+        """A connection of the misbehaving client, from an address of its own."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60, source_address=(address, 0))
+
+    def post(self, path: str, body: object, **more: object) -> httpx.Response:
+        """A request of an honest client."""
+        return httpx.post(self.url + path, json=body, timeout=90, **more)
+
+    def honest(self) -> None:
+        """Everybody else is served."""
+        assert self.post("/embed", {"inputs": TEXTS}).status_code == 200
+
+    @contextlib.contextmanager
+    def watched(self, megabytes: float = 300) -> Iterator[None]:
+        """/health stays quick, memory within so much more, and afterwards nothing is left open."""
+        self.honest()
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")  # forget the peak
+        files, start, done = self.descriptors(), self.memory(), threading.Event()
+        times: list[float] = []
+
+        def ask() -> None:
+            with httpx.Client(base_url=self.url, timeout=30) as client:
+                while not (times and done.wait(0.05)):
+                    before = time.perf_counter()
+                    assert client.get("/health").status_code == 200
+                    times.append(time.perf_counter() - before)
+
+        watcher = threading.Thread(target=ask, daemon=True)
+        watcher.start()
+        try:
+            yield
+            self.honest()
+        finally:
+            done.set()
+            watcher.join(60)
+        print(f"/health at most {max(times):.3f} s, memory {start:.0f} → {self.peak():.0f} MB at most")
+        assert max(times) <= HEALTH, f"/health took {max(times):.2f} s"
+        assert self.peak() - start <= megabytes, f"{start:.0f} → {self.peak():.0f} MB"
+        until(lambda: self.descriptors() <= files + 2)
+
+    def stop(self, within: float = 10.0) -> str:
+        """SIGTERM; what it wrote to stderr."""
+        start = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        _, errors = self.process.communicate(timeout=60)
+        assert time.monotonic() - start <= within and self.process.returncode == 0
+        assert "Traceback" not in errors, errors
+        return errors
+
+
+@pytest.fixture
+def start(folders) -> Iterator[object]:
+    """start(*options) → a server; all are stopped."""
+    servers: list[Server] = []
+
+    def make(*options: str, names: tuple[str, ...] = ("words", "qa", "labels"), files: int | None = None) -> Server:
+        servers.append(Server({name: folders[name] for name in names}, *options, files=files))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def server(folders) -> Iterator[Server]:
+    """A server with the default limits."""
+    made = Server({name: folders[name] for name in ("words", "qa", "labels")})
+    yield made
+    assert not made.stop()
+
+
+def test_trailers_without_end(server):
+    with server.watched(50), server.connect() as client:
+        client.sendall(b"POST /embed HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
+        with pytest.raises(ConnectionError):
+            for _ in range(1_000_000):
+                client.sendall(b"a: " + b"x" * 1000 + b"\r\n")
+
+
+def test_copies_of_a_long_context(server):
+    """64 questions about 1.9 MB are refused by their count; a client that leaves is not worked for."""
+    body = json.dumps({"question": ["where ?"] * 64, "context": "the cat eats " * 145_000, "model": "qa"}).encode()
+    with server.watched(1000):
+        before = server.cpu()
+        assert httpx.post(
+            server.url + "/answer", content=body, headers={"content-type": "application/json"}, timeout=90
+        ).status_code
+        assert server.cpu() - before < 30
+        one = json.dumps({"question": "where ?", "context": "the cat eats " * 20_000, "model": "qa"}).encode()
+        with server.connect() as client:
+            client.sendall(HEAD % (b"/answer", len(one)) + one)
+            time.sleep(1)
+        time.sleep(1)
+        before = server.cpu()
+        time.sleep(3)
+        assert server.cpu() - before < 1.5, "it goes on for a client that has left"
+
+
+def test_clients_that_never_read(start):
+    """More than there are places: they lose them in time, nobody else is refused, and SIGTERM is not held up."""
+    server = start("--queue", "64")
+    body = json.dumps({"input": ["a"] * 2000}).encode()
+    clients = []
+    with server.watched(900):
+        for _ in range(100):
+            client = server.connect()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.sendall(HEAD % (b"/v1/embeddings", len(body)) + body)
+            clients.append(client)
+        until(lambda: server.post("/embed", {"inputs": "a"}).status_code == 200)
+        for client in clients:
+            client.close()
+    clients = [server.connect() for _ in range(60)]
+    for client in clients:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(HEAD % (b"/v1/embeddings", len(body)) + body)
+    time.sleep(2)
+    assert not server.stop()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"text": [' + b"1," * 660_000 + b"1]}",
+        b'{"text": [' + b"[]," * 440_000 + b"[]]}",
+        b'{"text": [[' + b"1," * 660_000 + b"1]]}",
+        b"{" + b",".join(b'"%d": 1' % i for i in range(120_000)) + b"}",
+        b'{"text": ' + b'{"a": ' * 100 + b"1" + b"}" * 100 + b"}",
+    ],
+)
+def test_a_body_of_wrong_items(server, body):
+    with server.watched():
+        for path in ("/classify", "/predict", "/v1/embeddings", "/"):
+            answer = httpx.post(
+                server.url + path, content=body, headers={"content-type": "application/json"}, timeout=60
+            )
+            assert 400 <= answer.status_code < 500 and len(answer.content) < 500
+
+
+@pytest.mark.parametrize(
+    "more", [b"G", b"GET / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n", HEAD % (b"/embed", 9) + b"{"]
+)
+def test_slow_senders_on_few_descriptors(start, more):
+    """400 connections from one address, of 256 descriptors; each is closed in time, and others get in throughout."""
+    server = start(files=256)
+    first = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with server.watched():
+        clients = []
+        for _ in range(400):
+            with contextlib.suppress(OSError):
+                client = server.connect()
+                client.sendall(first)
+                if client.recv(4096).startswith(b"HTTP/1.1 200"):
+                    client.sendall(more)
+                    clients.append(client)
+        assert 50 <= len(clients) <= 100
+        server.honest()
+        begin = time.monotonic()
+        for client in clients:
+            with contextlib.suppress(OSError):
+                while client.recv(4096):
+                    pass
+        assert time.monotonic() - begin < 35
+
+
+def test_attributions(server):
+    """Forty at once, of the longest text: one is computed, the rest are told to come again."""
+    text = " ".join(TEXTS[:5])
+    with server.watched(), contextlib.ExitStack() as stack:
+        body = json.dumps({"model": "labels", "text": text, "label": LABELS[0]}).encode()
+        clients = [stack.enter_context(server.connect()) for _ in range(40)]
+        for client in clients:
+            client.sendall(HEAD % (b"/playground/attribution", len(body)) + body)
+        statuses = [int(client.recv(1 << 16).split()[1]) for client in clients]
+        assert set(statuses) <= {200, 429} and 200 in statuses
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/fill", {"text": "[MASK] " * 2000, "top": 1000}),
+        ("/embed_all", {"inputs": "cat " * 65_000}),
+        ("/tokens", {"text": "cat " * 65_000, "vectors": True}),
+        ("/playground/context", {"word": "a", "texts": ["a " * 60] * 50}),
+        ("/playground/fill", {"text": "[MASK] " * 60}),
+    ],
+)
+def test_large_answers(server, path, body):
+    """Refused, or within the limit."""
+    with server.watched(600):
+        answer = server.post(path, body)
+        assert answer.status_code == 413 or (answer.status_code == 200 and len(answer.content) < 45_000_000)
+
+
+def test_ever_new_lengths(server):
+    """Memory does not grow with the number of lengths that were seen."""
+    for number in range(100):
+        server.post("/embed", {"inputs": ["cat " * (number % 60)] * (1 + number % 7)})
+    early = server.memory()
+    for number in range(1500):
+        server.post("/embed", {"inputs": ["cat " * (number * 7 % 900), "dog " * (number * 13 % 500)]})
+    print(f"{early:.0f} → {server.memory():.0f} MB")
+    assert server.memory() < 1.1 * early + 30
+
+
+def test_tiny_chunks(server):
+    """A body of a byte per chunk is given up before it has taken much time."""
+    with server.watched(), server.connect() as client:
+        client.sendall(b"POST /embed HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            for _ in range(400):
+                client.sendall(b"1\r\n \r\n" * 10_000)
