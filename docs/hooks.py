@@ -96,7 +96,7 @@ def cli() -> str:
 def _command(name: str, command: Any) -> list[str]:
     import typer
 
-    from everybert.cli.options import parameter_rows
+    from everybert.cli.options import EXAMPLES, parameter_rows
 
     context = typer.Context(command, info_name=f"everybert {name}")
     arguments = [p for p in command.params if p.param_type_name == "argument"]
@@ -105,9 +105,7 @@ def _command(name: str, command: Any) -> list[str]:
     rows = [row for section in parameter_rows(command, context).values() for row in section if "--help" not in row[0]]
     if rows:
         out += ["| | |", "|---|---|", *(f"| {_code(flags)} | {_cell(text)} |" for flags, text in rows)]
-    examples = [line.strip() for line in (command.epilog or "").splitlines() if "everybert " in line]
-    if examples:
-        out += ["", "```text", *examples, "```"]
+    out += ["", "```text", EXAMPLES[name].rstrip(), "```"]
     return [*out, ""]
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from everybert.cli.main import COMMANDS
 from everybert.cli.main import app as everybert
-from everybert.cli.options import Fields, Output, command, read_fields
+from everybert.cli.options import EXAMPLES, Fields, Output, command, read_fields
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,7 @@ def first(
     size: Size,
     settings: Annotated[dict[str, Any], SETTINGS],
 ) -> Output:
-    """Do it.
-
-    Examples:
-        everybert first a
-    """
+    """Do it."""
     data = [texts, kind, path and str(path), sign, set_, size.width, size.tall, settings]
     return Output(data, ["text"], code=3)
 
@@ -99,7 +95,6 @@ def test_help_has_the_docs_of_parameters_and_fields():
         "Whether tall.",
         "Training:",
         "--way TEXT",
-        "Examples:\n  everybert first a",
     ):
         assert line in text
     assert "--lr" not in text and "bool" not in text
@@ -119,6 +114,11 @@ def test_help_is_complete_and_fits_80_columns(words):
     text = CliRunner().invoke(everybert, [*words, "--help"], env={"COLUMNS": "80"}).stdout
     assert max(map(len, text.splitlines())) <= 80, text
     assert "<" not in text and " bool" not in text
-    assert "Examples:\n" in text and f"everybert {' '.join(words)}" in text
+    shown = "".join(f"  {line}\n" for line in EXAMPLES[" ".join(words)].splitlines())
+    assert text.endswith(f"Examples:\n{shown}") and f"everybert {' '.join(words)}" in shown
     rows = [line for line in text.splitlines() if line.startswith("  -")]
     assert all(row.count("  ") > 1 or len(row) > 24 for row in rows), "an option without help"
+
+
+def test_every_example_belongs_to_a_command():
+    assert set(EXAMPLES) == set(map(" ".join, all_commands()))

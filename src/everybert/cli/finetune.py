@@ -97,15 +97,7 @@ def finetune(
     lora: Lora,
     start: Start,
 ) -> Output:
-    """Fine-tune a model on labelled data. Ctrl-C keeps the best epoch so far.
-
-    Examples:
-        everybert finetune classify --train train.tsv --dev dev.tsv --out sentiment
-        everybert finetune tag --train train.conll --out ner --seeds 3
-        everybert finetune tag --train en.conllu --columns label=upos --out tagger
-        everybert finetune answer --train train-v2.0.json --out squad --mode lora
-        everybert finetune classify --train a.csv --columns text=body --out a --grid
-    """
+    """Fine-tune a model on labelled data. Ctrl-C keeps the best epoch so far."""
     log_notes(quiet)
     from everybert.model.lora import LoraConfig
 
@@ -137,12 +129,7 @@ def doctor(
     model: Annotated[str | None, "The model whose tokenizer and window measure lengths."] = None,
     reading: Annotated[Data, Fields("columns", "Data")],
 ) -> Output:
-    """Find problems in labelled data, with examples and remedies. Exit code 1 if there is an error.
-
-    Examples:
-        everybert doctor classify --data train.tsv --dev dev.tsv -m everybert-small
-        everybert doctor tag --data train.conll --json
-    """
+    """Find problems in labelled data, with examples and remedies. Exit code 1 if there is an error."""
     found = everybert.doctor(task, data, dev, model, reading.reading()["columns"])
     shown = {name: getattr(found, name) for name in ("rows", "labels", "lengths")}
     bad = any(finding.severity == "error" for finding in found.findings)
@@ -157,12 +144,7 @@ def evaluate(
     reading: Data,
     use: Use,
 ) -> Output:
-    """Score a fine-tuned model on labelled data.
-
-    Examples:
-        everybert evaluate classify --model ./sentiment --data test.tsv
-        everybert evaluate answer --model ./squad --data dev-v1.1.json --json
-    """
+    """Score a fine-tuned model on labelled data."""
     found = everybert.evaluate(task, use.load(), data, **reading.reading())
     matrix = None if found.confusion is None else found.confusion.tolist()
     shown = {"task": task, "examples": found.examples, **found.scores}
@@ -190,10 +172,6 @@ def glue(
     """Fine-tune on the GLUE tasks in a folder, and print the scores beside the published ones.
 
     The folder of a model may suggest settings for each task. Options of training replace all of them.
-
-    Examples:
-        everybert glue glue_data --model everybert-small
-        everybert glue glue_data -m ./my-bert --tasks SST-2,RTE --seeds 3 --mode lora
     """
     from everybert.evaluation import glue as measure
 
@@ -218,13 +196,7 @@ def squad(
     out: Annotated[Path | None, "Write the answers: the official predictions file."] = None,
     use: Use,
 ) -> Output:
-    """Exact match and F1 as the official scripts compute them, of a model or of a file of predictions.
-
-    Examples:
-        everybert squad dev-v1.1.json --model ./squad
-        everybert squad dev-v2.0.json --model ./squad2 --out predictions.json
-        everybert squad dev-v1.1.json --predictions predictions.json
-    """
+    """Exact match and F1 as the official scripts compute them, of a model or of a file of predictions."""
     from everybert.evaluation import squad as measure
     from everybert.text.readers import read_squad
 
@@ -246,12 +218,7 @@ def blimp(
     limit: Annotated[OptionalCount, "Pairs per paradigm. If not given: all."] = None,
     use: Use,
 ) -> Output:
-    """How often a model finds the grammatical sentence of a pair more likely: by phenomenon; --json has paradigms too.
-
-    Examples:
-        everybert blimp blimp/data --model everybert-small
-        everybert blimp anaphor_number_agreement.jsonl --limit 100
-    """
+    """How often a model finds the grammatical sentence of a pair more likely, by phenomenon; --json has paradigms."""
     from everybert.evaluation import blimp as measure
 
     pairs = measure.read_pairs(paths, limit)

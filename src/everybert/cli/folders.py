@@ -39,15 +39,7 @@ def info(
     accept: Annotated[bool, "Accept the files of a folder that changed since everybert wrote it."] = False,
     allow_pickle: Pickle = False,
 ) -> Output:
-    """Print layers, heads and parameters by part, and what each task head would add. No weights are loaded.
-
-    Examples:
-        everybert info bert-base-uncased
-        everybert info ./my-model --json
-        everybert info --compare
-        everybert info bert-base-uncased --task classify --labels 3
-        everybert info --accept ./my-model
-    """
+    """Print layers, heads and parameters by part, and what each task head would add. No weights are loaded."""
     from everybert.inference import describe
 
     if compare == (model is not None):
@@ -78,12 +70,7 @@ def onnx(
     adapter: Merged = None,
     allow_pickle: Pickle = False,
 ) -> Output:
-    """Write a folder with model.onnx, compared with torch on random sequences of different lengths.
-
-    Examples:
-        everybert export onnx ./my-model ./my-model-onnx
-        everybert export onnx everybert-small ./fill-onnx --task fill
-    """
+    """Write a folder with model.onnx, compared with torch on random sequences of different lengths."""
     from everybert.inference.export import export_onnx
 
     with progress_bar("exporting"):
@@ -99,12 +86,7 @@ def hf(
     dtype: Annotated[Name, "float32, bfloat16 or float16. If not given: as it is."] = None,
     allow_pickle: Pickle = False,
 ) -> Output:
-    """Write a folder that transformers reads: adapters merged, int8 and .bin weights converted.
-
-    Examples:
-        everybert export hf ./my-lora ./my-model
-        everybert export hf ./my-model-int8 ./my-model --dtype bfloat16
-    """
+    """Write a folder that transformers reads: adapters merged, int8 and .bin weights converted."""
     from everybert.inference.export import export_hf
 
     with progress_bar("writing"):
@@ -122,10 +104,6 @@ def quantize(
 
     everybert loads the folder in any dtype; `--dtype int8` computes in int8 too, on the CPU. For transformers,
     `everybert export hf` converts it to fp32.
-
-    Examples:
-        everybert quantize ./my-model ./my-model-int8
-        everybert embed "A dog barks." --model ./my-model-int8 --dtype int8
     """
     from everybert.data import documents
     from everybert.inference.export import quantise
@@ -157,13 +135,7 @@ def serve(
     use: Annotated[Use, Fields("device dtype allow_pickle", "Model")],
     limits: Limited,
 ) -> None:
-    """Serve models over HTTP: the endpoints of OpenAI and TEI, our own, and a page to try them.
-
-    Examples:
-        everybert serve --model ./my-model
-        everybert serve --model small=./encoder --adapter sentiment=./lora-sentiment
-        EVERYBERT_API_KEY=secret everybert serve --host 0.0.0.0 --port 80
-    """
+    """Serve models over HTTP: the endpoints of OpenAI and TEI, our own, and a page to try them."""
     # oneDNN caches compiled products, some for each batch size, with their memory: it grows for minutes, speed does not
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8")
     try:
@@ -197,12 +169,7 @@ def quickstart(
     out: Annotated[Path, "The folder for everything that it makes; run again to resume."] = Path("quickstart"),
     json_: Annotated[bool, "Print the result as JSON."] = False,
 ) -> None:
-    """Train a tokenizer, pre-train a tiny BERT, fill masks, fine-tune, score, classify: in about two minutes.
-
-    Examples:
-        everybert quickstart
-        everybert quickstart --out story
-    """
+    """Train a tokenizer, pre-train a tiny BERT, fill masks, fine-tune, score, classify: in about two minutes."""
     # Threads that spin while they wait slow down others on shared cores; sleeping costs nothing here.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from everybert import quickstart as story

@@ -41,12 +41,7 @@ def explain(
     head: Annotated[int, "The head to show in detail.", {"min": 0}] = 0,
     use: LectureOptions,
 ) -> Output:
-    """Every step of the forward pass, from text to prediction: the equation, a description, and the numbers.
-
-    Examples:
-        everybert explain "The dog [MASK] in the garden."
-        everybert explain "I love my pet Python" --layer 2 --head 3 --json
-    """
+    """Every step of the forward pass, from text to prediction: the equation, a description, and the numbers."""
     from everybert.inside.steps import needed, part_value, story
 
     model = use.load()
@@ -97,12 +92,7 @@ def attention(
     pair: Annotated[str | None, "A second text."] = None,
     use: LectureOptions,
 ) -> None:
-    """Write a page with all attention weights of a text: every head, as lines or as a matrix.
-
-    Examples:
-        everybert attention "She said that she was right." --out attention.html
-        everybert attention "The cat sleeps." --pair "Where is it?" --out pair.html
-    """
+    """Write a page with all attention weights of a text: every head, as lines or as a matrix."""
     found = use.load().attention(text, pair)
     page = found.html("Attention: " + shorten(text))
     write_text(out, page)
@@ -118,12 +108,7 @@ def neighbours(
     top: Annotated[Count, "Nearest words per layer."] = 5,
     use: ModelOptions,
 ) -> Output:
-    """Compare one word in several texts: its vectors layer by layer, and the words nearest to them.
-
-    Examples:
-        everybert neighbours python "I love my pet Python" "I love coding in Python"
-        everybert neighbours bank "the bank of the river" "money in the bank" --top 3
-    """
+    """Compare one word in several texts: its vectors layer by layer, and the words nearest to them."""
     found = use.load().neighbours(word, texts, top)
     rows = []
     for level, similarity, near in zip(found.levels, found.similarity, found.nearest):
@@ -145,10 +130,6 @@ def heads(
 
     Layers and heads are counted from 0. baseline: the best fixed offset. published: BERT-base on the Penn Treebank
     (Clark et al. 2019). The best head is selected on the words that score it.
-
-    Examples:
-        everybert probe heads en_ewt-ud-dev.conllu --model ./my-model
-        everybert probe heads en_ewt-ud-dev.conllu --relation obj
     """
     from everybert.inside.probes import probe_heads
 

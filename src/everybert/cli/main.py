@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import io
 import sys
-import tomllib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.resources import files
 from typing import Annotated, Any
 
 import typer
 
 from everybert import __version__
-from everybert.cli.options import Command, Group
+from everybert.cli.options import TABLE, Command, Group
 from everybert.errors import EverybertError
 
-TABLE = tomllib.loads((files("everybert.cli") / "commands.toml").read_text("utf-8"))
 COMMANDS = {name: (*entry, panel) for panel, entries in TABLE.items() for name, entry in entries.items()}
 """Command → the module of everybert.cli that has it, its line in the help, its heading."""
 

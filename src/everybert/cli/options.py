@@ -1,8 +1,8 @@
 """Commands from plain functions: options from signatures and dataclass fields, help as plain text.
 
 Parameters of a command before `*` are arguments, those after it are options. `Annotated[int, "Help.", {"min": 1}]` has
-the help, and more for typer (min, metavar …). The docstring is the help of the command, with a section "Examples:".
-A parameter whose type is a dataclass, or `Fields`, stands for one option per field: see `Fields`.
+the help, and more for typer (min, metavar …). The docstring is the help of the command; its examples are in
+commands.toml. A parameter whose type is a dataclass, or `Fields`, stands for one option per field: see `Fields`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import inspect
 import json
 import re
 import sys
+import tomllib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache, wraps
+from importlib.resources import files
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +29,9 @@ from typer.core import TyperCommand, TyperGroup
 from everybert.cli.common import report
 from everybert.errors import EverybertError
 
+TABLE: dict[str, dict[str, Any]] = tomllib.loads((files("everybert.cli") / "commands.toml").read_text("utf-8"))
+EXAMPLES: dict[str, str] = TABLE.pop("examples")
+"""Command → command lines for the end of its help."""
 SHORT = {"model": "-m", "file": "-f", "context": "-c"}
 VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
 ARGUMENTS, OPTIONS = "Arguments", "Options"
@@ -158,7 +163,6 @@ def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
     """Register a function as a command. One that returns `Output` gets the option --json."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        text, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\nExamples:\n")
         hints = get_type_hints(function, include_extras=True)
         every: list[Option] = []
         groups: dict[str, tuple[Any, dict[str, Option]]] = {}
@@ -197,9 +201,7 @@ def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
 
         run.__signature__ = inspect.Signature([one.parameter() for one in every])  # type: ignore[attr-defined]
         run.__annotations__ = {}
-        app.command(function.__name__.strip("_"), cls=Command, help=text.strip(), epilog=inspect.cleandoc(examples))(
-            run
-        )
+        app.command(function.__name__.strip("_"), cls=Command, help=inspect.cleandoc(function.__doc__ or ""))(run)
         return function
 
     return register
@@ -236,9 +238,9 @@ def write_help(command: Any, ctx: Any, formatter: Any, sections: Mapping[str, li
     for panel, rows in sections.items():
         with formatter.section(panel):
             formatter.write_dl(rows, col_max=24)
-    if command.epilog:
+    if examples := EXAMPLES.get(ctx.command_path.partition(" ")[2]):
         with formatter.section("Examples"):
-            for line in command.epilog.splitlines():
+            for line in examples.splitlines():
                 formatter.write(f"  {line}\n")
 
 

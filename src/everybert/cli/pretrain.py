@@ -57,12 +57,7 @@ def train(
     column: Annotated[str | None, "The text column of records. Guessed if not given."] = None,
     errors: Annotated[Literal["strict", "replace"], "Bytes that are not UTF-8: stop, or replace them."] = "strict",
 ) -> Output:
-    """Train a tokenizer on text, in one pass; the result is always the same. About 1 % of the lines measure it.
-
-    Examples:
-        everybert tokenizer train texts.txt --size 30000 --out tokenizer
-        everybert tokenizer train texts/ more.jsonl.gz --kind bpe --cased --out bpe
-    """
+    """Train a tokenizer on text, in one pass; the result is always the same. About 1 % of the lines measure it."""
     from everybert.text.train_tokenizer import train_tokenizer
 
     paths = expand(files)
@@ -90,12 +85,7 @@ def build(
     fresh: Annotated[bool, "Start again and replace what is there."] = False,
     options: Building,
 ) -> Output:
-    """Tokenize documents into a corpus folder. Run the same command again to resume.
-
-    Examples:
-        everybert corpus build texts/ --tokenizer tokenizer --out corpus
-        everybert corpus build --language de=de.txt --tokenizer tok --out corpus
-    """
+    """Tokenize documents into a corpus folder. Run the same command again to resume."""
     from everybert.corpus.build import build_corpus
 
     languages: dict[str, list[Path]] = {}
@@ -116,11 +106,7 @@ def info(
     *,
     check: Annotated[bool, "Compare every file with its hash."] = False,
 ) -> Output:
-    """Print what a corpus holds.
-
-    Examples:
-        everybert corpus info corpus --check
-    """
+    """Print what a corpus holds."""
     from everybert.corpus.build import summarise, verify
 
     if check:
@@ -138,12 +124,7 @@ def score(
     split: Annotated[Literal["heldout", "train"], "Which documents."] = "heldout",
     use: ModelOptions,
 ) -> Output:
-    """Score a pre-trained model on held-out documents: 15 % of the tokens are masked, always the same.
-
-    Examples:
-        everybert corpus score corpus --model run/model
-        everybert corpus score corpus -m run/model --examples pairs --length 128
-    """
+    """Score a pre-trained model on held-out documents: 15 % of the tokens are masked, always the same."""
     from everybert.training.evaluate import score_corpus
 
     bar = partial(track, description="masking", console=Console(stderr=True), transient=True)
@@ -192,11 +173,6 @@ def pretrain(
     """Pre-train a model. Run the same command again to resume; Ctrl-C and SIGTERM save first.
 
     For several GPUs or hosts start it with torchrun.
-
-    Examples:
-        everybert pretrain tiny-cpu --corpus corpus --out run
-        everybert pretrain my.toml --corpus corpus --out run --budget 2h
-        torchrun --nproc_per_node=8 -m everybert pretrain bert-base --corpus c --out r
     """
     from everybert.training import recipe as recipes
 
@@ -225,11 +201,7 @@ def distil(
     quiet: Quiet = False,
     changes: Changes,
 ) -> Output:
-    """Train a small model to imitate a larger one. Run the same command again to resume.
-
-    Examples:
-        everybert distil --teacher base --student bert-mini --corpus c --out r
-    """
+    """Train a small model to imitate a larger one. Run the same command again to resume."""
     from everybert.training.distil import distil as run
 
     more = {"student": student, "recipe": recipe, "allow_pickle": allow_pickle, **changes.overrides()}
@@ -253,11 +225,6 @@ def sweep(
     """Pre-train a recipe with every combination of some settings, and compare. Run the same command again to resume.
 
     Keys that change together are joined by a slash; none leaves a line out.
-
-    Examples:
-        everybert sweep tiny-cpu --corpus c --out s --vary mask.rate=0.15,0.4
-        everybert sweep my.toml --corpus c --out s --vary examples.kind=pairs,full
-        everybert sweep my.toml --corpus c --out s --vary steps=100,400 --then MRPC
     """
     from everybert.evaluation.sweep import read_values, table
     from everybert.evaluation.sweep import sweep as run
@@ -284,11 +251,6 @@ def plan(recipe: RecipeName, *, hardware: Hardware, changes: Changes) -> Output:
     """Estimate memory, time and cost of a recipe. Nothing is run.
 
     Times follow from the speed of an H200 (docs/LOG.md), within about 15 %; memory (GB per GPU) is counted.
-
-    Examples:
-        everybert plan bert-base
-        everybert plan xlm-r --gpus 64
-        everybert plan my.toml --gpu a100 --gpus 8 --price 1.8 --json
     """
     from everybert.training import plan as planner
     from everybert.training.recipe import Recipe

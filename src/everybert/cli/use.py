@@ -107,13 +107,7 @@ def fill(
     file: Lines = None,
     use: Use,
 ) -> Output:
-    """Predict the words behind [MASK], each with its probability.
-
-    Examples:
-        everybert fill "Istanbul is a great [MASK] to visit"
-        everybert fill "[MASK] loves [MASK]" --top 3 --json
-        everybert fill --file questions.txt --model ./my-model
-    """
+    """Predict the words behind [MASK], each with its probability."""
     given, model = read_texts(texts, file), use.load()
     found = ((text, model.fill(text, top=top, pair=pair)) for text in given)
     return Output({"text": text, "masks": [list(map(asdict, mask)) for mask in masks]} for text, masks in found)
@@ -134,13 +128,7 @@ def embed(
     parts: Parts,
     use: Use,
 ) -> Output:
-    """Compute one vector per text, or one per row of files.
-
-    Examples:
-        everybert embed "A dog barks." "A cat sleeps." --model ./all-MiniLM-L6-v2
-        everybert embed --file sentences.txt --out vectors.npy
-        everybert embed rows-*.parquet --text-column body --out vectors
-    """
+    """Compute one vector per text, or one per row of files."""
     options: dict[str, Any] = {"pooling": pooling, "normalize": normalize, "long": long}
     options |= {"prompt": prompt, "dimensions": dimensions}
     files = named_files([*(texts or []), *([str(file)] if file is not None else [])])
@@ -168,12 +156,7 @@ def tokens(
     file: Lines = None,
     use: Use,
 ) -> Output:
-    """Print the tokens of a text, their offsets, and their vectors after a layer.
-
-    Examples:
-        everybert tokens "I love my pet Python"
-        everybert tokens "I love my pet Python" --layer 0 --json
-    """
+    """Print the tokens of a text, their offsets, and their vectors after a layer."""
 
     def rows(found: Any) -> list[dict[str, Any]]:
         each = zip(found.tokens, found.ids, found.segments, found.offsets, found.vectors.tolist())
@@ -193,12 +176,7 @@ def next(
     file: Annotated[Lines, "Read one pair per line, with a tab between the texts; - is standard input."] = None,
     use: Use,
 ) -> Output:
-    """Probability that the second text follows the first.
-
-    Examples:
-        everybert next "The man went to the store." "He bought a gallon of milk."
-        everybert next --file pairs.tsv --json
-    """
+    """Probability that the second text follows the first."""
     if file is None and (first is None or second is None):
         raise EverybertError("next compares two texts; give both in quotes, or --file F with a tab between them")
     lines = read_texts(None if first is None else [f"{first}\t{second}"], file)
@@ -217,13 +195,6 @@ def classify(given: Given = None, *, options: ClassifyOptions, parts: Parts, use
 
     Give a file and --out to predict its rows; run again to resume. Parquet files with a folder as --out are read and
     written in parts, on this machine or on a Ray cluster.
-
-    Examples:
-        everybert classify "What a film!" "Never again." --model ./sentiment
-        everybert classify "A man sleeps." --pair "Someone is awake." --scores
-        everybert classify "The match ended 2-1." --labels sport,politics,art
-        everybert classify data.csv --text-column body --out scored.csv
-        everybert classify rows-*.parquet --out scored --engine ray --address auto
     """
 
     def show(found: Record) -> Record:
@@ -235,23 +206,13 @@ def classify(given: Given = None, *, options: ClassifyOptions, parts: Parts, use
 
 @command(app)
 def regress(given: Given = None, *, options: RegressOptions, use: Use) -> Output:
-    """Predict a number for each text or pair.
-
-    Examples:
-        everybert regress "A man sleeps." --pair "A person is asleep." --model ./sts
-        everybert regress pairs.tsv --out scored.tsv --model ./sts
-    """
+    """Predict a number for each text or pair."""
     return predicted("regress", given, options, use)
 
 
 @command(app)
 def tag(given: Given = None, *, options: TagOptions, use: Use) -> Output:
-    """Find the labelled spans of each text: names, places, parts of speech.
-
-    Examples:
-        everybert tag "John Smith lives in New York." --model ./ner
-        everybert tag articles.jsonl --text-column body --out tagged.jsonl -m ./ner
-    """
+    """Find the labelled spans of each text: names, places, parts of speech."""
     return predicted("tag", given, options, use)
 
 
@@ -264,13 +225,7 @@ def answer(
     options: AnswerOptions,
     use: Use,
 ) -> Output:
-    """Answer questions from a text of any length. An empty answer means that the text has none.
-
-    Examples:
-        everybert answer "Where does Matt live?" "Matt lives in Canada."
-        everybert answer "Who wrote it?" --context-file book.txt --top 3 -m ./squad
-        everybert answer questions.jsonl --out answers.jsonl --model ./squad
-    """
+    """Answer questions from a text of any length. An empty answer means that the text has none."""
     questions, context = given or [], options.context or ""
     if options.context_file is not None:
         context = "\n".join(read_texts(None, options.context_file))
@@ -290,12 +245,7 @@ def choose(
     options: ChooseOptions,
     use: Use,
 ) -> Output:
-    """Choose the ending that fits a prompt best.
-
-    Examples:
-        everybert choose "She opened the door and" "walked in." "ate the piano."
-        everybert choose swag.csv --out chosen.csv --model ./swag
-    """
+    """Choose the ending that fits a prompt best."""
     if given and len(given) < 3 and not named_files(given):
         raise EverybertError("give a prompt and two endings or more, each in quotes")
     return predicted("choose", given, options, use)
@@ -311,12 +261,7 @@ def rank(
     adapter: Annotated[Name, "An adapter: the name of one that comes with the model, or a folder."] = None,
     use: Use,
 ) -> Output:
-    """Sort texts by relevance to a query, best first, with a cross-encoder.
-
-    Examples:
-        everybert rank "Who wrote it?" "Ann wrote it." "It rained." --model ./reranker
-        everybert rank "how to bake bread" --file passages.txt --top 10 -m ./reranker
-    """
+    """Sort texts by relevance to a query, best first, with a cross-encoder."""
     given = read_texts(texts, file)
     found = use.load().rank(query, given, top, adapter)
     return Output([{"score": one.score, "index": one.index, "text": given[one.index]} for one in found])
