@@ -52,8 +52,8 @@ docs: $(STAMP)   ## the documentation's site, into build/site
 docs-outputs: $(STAMP)  ## run the documentation's code and write what it prints beneath it (PAGES= some pages alone)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests/docs $(BIN)/python tests/docs/doc_pages.py $(PAGES)
 
-OLDEST := model/test_config.py model/test_ragged.py text/test_readers.py text/test_windows.py store/test_folder.py \
-  store/test_push.py store/test_card.py corpus/test_shards.py corpus/test_packs.py training/test_recipe.py \
+OLDEST := model/test_config.py model/test_ragged.py text/test_readers.py text/test_windows.py test_files.py store/test_hub.py \
+  store/test_card.py corpus/test_shards.py corpus/test_packs.py training/test_recipe.py \
   training/test_plan.py training/test_logs.py cli/test_cli_use.py cli/test_pretrain.py
 
 test-oldest:     ## what needs no transformers, with the oldest dependencies (constraints-oldest.txt), in build/oldest

@@ -1,5 +1,6 @@
 """Fine-tuning: every task and mode learns a toy problem, and what is saved is what was scored."""
 
+import gc
 import json
 import math
 import random
@@ -14,6 +15,7 @@ import transformers
 from sentiment import FAST, parts, sentiment
 
 from everybert.errors import EverybertError
+from everybert.model.heads import Network
 from everybert.model.lora import AdapterSet
 from everybert.store.adapters import load_adapter, read_adapter
 from everybert.tasks import Classify, load_task
@@ -248,6 +250,15 @@ def test_seeds_give_an_interval_and_one_run_says_that_it_is_one(base, tmp_path):
     assert len(json.loads((tmp_path / "out" / "finetune.json").read_text())["seeds"]) == 3
     one = finetune(base, "classify", sentiment(0, 32), sentiment(1, 32), **few)
     assert "one run" in str(one)
+
+
+def test_the_seeds_of_an_adapter_keep_one_network(base):
+    tuned = finetune(base, "classify", sentiment(0, 16), seeds=3, mode="lora", **(FAST | {"epochs": 1}))
+    gc.collect()
+    (kept,) = (run.network for run in tuned.runs if run.network is not None)
+    alive = [thing for thing in gc.get_objects() if type(thing) is Network]
+    adapted = [network for network in alive if any("lora" in type(m).__name__.lower() for m in network.modules())]
+    assert adapted == [kept]
 
 
 def test_the_grid_keeps_the_best(base):

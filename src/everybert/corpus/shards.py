@@ -103,6 +103,8 @@ class Corpus:
         """Map the shards of one split ("train" or "heldout")."""
         try:
             return cls(path, split)
+        except EverybertError:
+            raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise EverybertError(f"{path}/corpus.json is damaged ({error!r}): build the corpus again") from error
 

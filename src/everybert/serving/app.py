@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -52,7 +51,6 @@ class Service:
             model.embed(["warm up"])
             model.network.encoder.register_forward_pre_hook(lambda *_: self.batcher.check())
         gc.collect()
-        sys.setswitchinterval(0.001)  # the event loop waits that long for each of the threads
         gc.freeze()  # what is here now stays: the collector need not look through it again
         self.batcher.start(torch.get_num_threads() if all(m.device.type == "cpu" for m in models) else 1)
         self.ready = True

@@ -272,7 +272,7 @@ def run_once(data: Data, settings: Settings, seed: int, quiet: bool = False) -> 
 
 def run_all(data: Data, tries: Sequence[tuple[Settings, int]], quiet: bool, before: Sequence[Run] = ()) -> list[Run]:
     """A run for each (settings, seed), until one is interrupted. Only the best (of equal ones, the first) keeps its
-    network.
+    network, and the mode, which may hold it.
     """
     runs = list(before)
     for settings, seed in tries:
@@ -280,7 +280,8 @@ def run_all(data: Data, tries: Sequence[tuple[Settings, int]], quiet: bool, befo
             runs.append(run_once(data, settings, seed, quiet))
             best = max(runs, key=lambda run: run.metric)
             for run in runs:
-                run.network = run.network if run is best else None
+                if run is not best:
+                    run.network = run.mode = None
     return runs
 
 
@@ -290,7 +291,7 @@ def run_all(data: Data, tries: Sequence[tuple[Settings, int]], quiet: bool, befo
 def save(tuned: Tuned, data: Data, folder: Path, confusion: np.ndarray | None) -> None:
     """Write the best run: a model folder, or an adapter's; finetune.json and the card say how it was made."""
     best, task = tuned.runs[0], tuned.task
-    assert best.network is not None
+    assert best.network is not None and best.mode is not None
     best.mode.save(best.network, data, task, folder)
     facts = describe(tuned, data)
     write_json(folder / "finetune.json", facts)

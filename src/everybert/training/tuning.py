@@ -340,7 +340,8 @@ class Run:
     network: Network | None
     """With the weights of the best epoch; None if another seed's run was better."""
     task: Task
-    mode: FullMode
+    mode: FullMode | None
+    """None if the network is."""
     finished: bool = True
     """False if it was interrupted: the best epoch so far was kept."""
     seconds: float = 0.0
