@@ -27,7 +27,7 @@ from everybert.data import rows
 from everybert.tasks import Classify
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import load_base, prepare_data
-from everybert.training.tuning import Settings, tune
+from everybert.training.tuning import FinetuneSettings, tune
 
 
 def minilm() -> Path:
@@ -52,7 +52,7 @@ def read(folder: Path | None, count: int) -> tuple[list, list]:
 class Everybert:
     """One timed epoch per call."""
 
-    def __init__(self, folder: Path, train: list, dev: list, settings: Settings) -> None:
+    def __init__(self, folder: Path, train: list, dev: list, settings: FinetuneSettings) -> None:
         self.data = prepare_data("classify", folder, Tokenizer.load(folder), train, dev)
         self.settings = settings
 
@@ -79,7 +79,7 @@ class Everybert:
 class Transformers:
     """The same with `transformers`' Trainer, padding each batch to its longest."""
 
-    def __init__(self, folder: Path, train: list, dev: list, settings: Settings, place: Path) -> None:
+    def __init__(self, folder: Path, train: list, dev: list, settings: FinetuneSettings, place: Path) -> None:
         tokenizer = Tokenizer.load(folder)
         labels = sorted({y for _, y in train})
         self.sets = [
@@ -138,7 +138,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     folder = args.model or minilm()
     train, dev = read(args.data, args.sentences)
-    settings = Settings(epochs=1, batch_size=32, lr=1e-4, device="cpu")
+    settings = FinetuneSettings(epochs=1, batch_size=32, lr=1e-4, device="cpu")
     with tempfile.TemporaryDirectory() as place:
         peers = {
             "everybert": Everybert(folder, train, dev, settings),

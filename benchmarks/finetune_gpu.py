@@ -26,10 +26,10 @@ from everybert.store.huggingface import save_network
 from everybert.tasks import Classify
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import load_base, prepare_data
-from everybert.training.tuning import Settings, tune
+from everybert.training.tuning import FinetuneSettings, tune
 
 
-def everybert(folder: Path, train, dev, settings: Settings) -> tuple[float, float]:
+def everybert(folder: Path, train, dev, settings: FinetuneSettings) -> tuple[float, float]:
     """(seconds of training, accuracy)."""
     data = prepare_data("classify", folder, Tokenizer.load(folder), train, dev)
     network, _ = load_base(data, 0)
@@ -38,7 +38,7 @@ def everybert(folder: Path, train, dev, settings: Settings) -> tuple[float, floa
     return time.perf_counter() - began, run.scores["accuracy"]
 
 
-def trainer(folder: Path, train, dev, settings: Settings, place: Path) -> tuple[float, float]:
+def trainer(folder: Path, train, dev, settings: FinetuneSettings, place: Path) -> tuple[float, float]:
     """(seconds of training, accuracy)."""
     from transformers import (
         AutoModelForSequenceClassification,
@@ -101,7 +101,7 @@ def main() -> None:
         rows[part] = [(x[0] if isinstance(x, tuple) else x, y) for x, y in zip(examples.inputs, examples.targets)]
     if args.steps:
         rows["train"], args.epochs = rows["train"][: args.steps * args.batch_size], 1
-    settings = Settings(epochs=args.epochs, batch_size=args.batch_size, lr=args.lr)
+    settings = FinetuneSettings(epochs=args.epochs, batch_size=args.batch_size, lr=args.lr)
     with tempfile.TemporaryDirectory() as place:
         folder = args.model
         if folder is None:

@@ -22,7 +22,7 @@ from everybert.evaluation.glue import TASKS, find_file, find_tasks, label_order
 from everybert.tasks.metrics import interval
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import Data, prepare_data, run_once
-from everybert.training.tuning import Settings
+from everybert.training.tuning import FinetuneSettings
 
 MODES = ("frozen", "top:2", "lora", "full")
 EPOCHS = {"SST-2": 3, "QNLI": 3, "QQP": 3, "MNLI": 3, "UPOS": 4, "RTE": 8}
@@ -49,7 +49,7 @@ def open_task(name: str, args: argparse.Namespace, tokenizer: Tokenizer) -> Data
     return prepare_data(task.task, args.model, tokenizer, train, dev, skip_bad=True, options=options)
 
 
-def settings_for(name: str, mode: str, args: argparse.Namespace) -> Settings:
+def settings_for(name: str, mode: str, args: argparse.Namespace) -> FinetuneSettings:
     """The default learning rates; epochs by the size of the task."""
     epochs = args.epochs or (FROZEN if mode == "frozen" else EPOCHS.get(name, OTHERWISE))
     given: dict[str, Any] = {"mode": mode, "epochs": epochs, "batch_size": args.batch_size}
@@ -58,7 +58,7 @@ def settings_for(name: str, mode: str, args: argparse.Namespace) -> Settings:
         scope, _, key = where.rpartition(".")
         if scope in ("", mode, name, f"{name}.{mode}"):
             given[key] = json.loads(value)
-    return Settings(**given)
+    return FinetuneSettings(**given)
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from everybert.tasks import Classify
 from everybert.tasks.metrics import interval
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import Data, prepare_data, run_once
-from everybert.training.tuning import Settings
+from everybert.training.tuning import FinetuneSettings
 
 SIZES = (100, 1000, 0)
 """Numbers of training examples; 0 means all."""
@@ -80,7 +80,7 @@ def main() -> None:
                 data = prepare_data("classify", folder, Tokenizer.load(folder), some, args.dev, skip_bad=True)
                 whole |= {folder: data} if not size else {}
             epochs = EPOCHS.get(size, 10) * (3 if mode == "frozen" else 1)
-            run = run_once(data, Settings(mode=mode, epochs=epochs), seed, quiet=True)
+            run = run_once(data, FinetuneSettings(mode=mode, epochs=epochs), seed, quiet=True)
             if not run.finished:
                 raise SystemExit("interrupted: the current run is discarded; run the same command again to continue")
             draft = kept.with_suffix(".part")

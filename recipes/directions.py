@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from everybert.corpus.examples import ExampleConfig
 from everybert.corpus.masking import permutation
 from everybert.corpus.packs import PackStream
-from everybert.corpus.shards import Corpus, Layout
+from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
 from everybert.evaluation.blimp import likelihoods, read_pairs
 from everybert.files import atomic_file, read_json, write_json
@@ -101,14 +101,14 @@ class Pair(nn.Module):
 # ── text ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def whole_sequences(corpus: Corpus, layout: Layout, length: int, capacity: int) -> Any:
+def whole_sequences(corpus: Corpus, layout: ExampleLayout, length: int, capacity: int) -> Any:
     """Endless unmasked sequences of a corpus, in groups of about `capacity` tokens."""
     examples = ExampleConfig(kind="full", length=length)
     for pack in PackStream(corpus, layout, examples, seed=11, capacity=max(capacity, length), causal=True).packs():
         yield [ids.tolist() for ids in np.split(pack["tokens"], np.cumsum(pack["lengths"])[:-1])]
 
 
-def heldout_positions(folder: Path, layout: Layout, length: int, count: int) -> list[tuple[list[int], int]]:
+def heldout_positions(folder: Path, layout: ExampleLayout, length: int, count: int) -> list[tuple[list[int], int]]:
     """(sequence, place) of `count` tokens of the held-out text, none of them special; the same for all models."""
     groups = whole_sequences(Corpus.open(folder, "heldout"), layout, length, 16_384)
     sequences = [ids for group in islice(groups, 4) for ids in group]
@@ -196,7 +196,7 @@ def directions(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     models: dict[str, Model | Pair] = {name: load(out / "model", args.device) for name, out in runs.items()}
     left, right, both_ways = (models[name] for name in WAYS)
     assert isinstance(left, Model) and isinstance(right, Model) and isinstance(both_ways, Model)
-    layout, length = Layout.of(left.tokenizer), left.config.max_positions
+    layout, length = ExampleLayout.of(left.tokenizer), left.config.max_positions
     pair = Pair(left, right)
     file = args.work / "pair.safetensors"
     if not file.exists():

@@ -20,7 +20,7 @@ from everybert.tasks.metrics import Interval, interval
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import Tuned, finetune, prepare_data, run_once
 from everybert.training.pretrain import pretrain
-from everybert.training.tuning import Run, Settings
+from everybert.training.tuning import FinetuneSettings, Run
 
 RANK = 8
 """Default rank of the adapters (--set rank=…); alpha is twice the rank."""
@@ -60,7 +60,7 @@ def scores(args: argparse.Namespace) -> None:
                         settings["start"] = str(before)
                     base = before if before and mode != "lora" else folder
                     data = data or open_set(name.partition("+")[0], base, tokenizer, args.tasks)
-                    run = run_once(data, Settings(mode=mode, **settings), seed, quiet=True)
+                    run = run_once(data, FinetuneSettings(mode=mode, **settings), seed, quiet=True)
                     save_score(args, label, name, mode, seed, run)
     print(f"\n| model | set | {' | '.join(MODES)} |\n|---|---|---|---|")
     for (label, name), cells in table(kept).items():

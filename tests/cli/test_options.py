@@ -30,7 +30,7 @@ class Size(Base):
     """Whether tall."""
 
 
-SETTINGS = Fields("epochs mode=way new_pooler", "Training", "everybert.training.tuning:Settings")
+SETTINGS = Fields("epochs mode=way new_pooler", "Training", "everybert.training.tuning:FinetuneSettings")
 app = typer.Typer()
 
 
@@ -98,7 +98,7 @@ def test_help_has_the_docs_of_parameters_and_fields():
     ):
         assert line in text
     assert "--lr" not in text and "bool" not in text
-    assert read_fields("everybert.training.tuning", "Settings")["batch_size"][1] == 32
+    assert read_fields("everybert.training.tuning", "FinetuneSettings")["batch_size"][1] == 32
 
 
 def all_commands():

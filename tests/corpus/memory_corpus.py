@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from everybert.corpus.shards import Layout, offsets, ranges
+from everybert.corpus.shards import ExampleLayout, offsets, ranges
 
 SPECIALS = 5  # [PAD] [UNK] [CLS] [SEP] [MASK]
 
@@ -47,4 +47,4 @@ def layout(vocab_size=1000, continues=0.3, seed=0, **kwargs):
     """BERT's layout over a made-up vocabulary, some of whose pieces continue words."""
     special = np.arange(vocab_size) < SPECIALS
     pieces = (np.random.default_rng(seed).random(vocab_size) < continues) & ~special
-    return Layout(2, 3, 0, 4, vocab_size, special, pieces, **kwargs)
+    return ExampleLayout(2, 3, 0, 4, vocab_size, special, pieces, **kwargs)

@@ -145,8 +145,10 @@ def test_an_interrupted_build_continues_without_redoing_shards(tmp_path, wordpie
     with pytest.raises(EverybertError, match="not finished"):
         Corpus.open(tmp_path / "c")
     tokenized = []
-    original = encode.Encoder.sentences
-    monkeypatch.setattr(encode.Encoder, "sentences", lambda s, text: tokenized.append(text) or original(s, text))
+    original = encode.DocumentEncoder.sentences
+    monkeypatch.setattr(
+        encode.DocumentEncoder, "sentences", lambda s, text: tokenized.append(text) or original(s, text)
+    )
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "c.building/shards").iterdir()}
     summary = build_corpus(texts, wordpiece, tmp_path / "c", workers=1, **kwargs)
     assert summary["kept_shards"] == 3
@@ -163,11 +165,11 @@ KILLED = """
 import sys, time
 from everybert.corpus import build, encode
 build.UNIT = 300
-original = encode.Encoder.__call__
+original = encode.DocumentEncoder.__call__
 def slow(self, pieces):
     time.sleep(0.02)
     return original(self, pieces)
-encode.Encoder.__call__ = slow
+encode.DocumentEncoder.__call__ = slow
 build.build_corpus(sys.argv[1], sys.argv[2], sys.argv[3], workers=2, shard_characters=2000)
 """
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everybert.corpus import encode
-from everybert.corpus.encode import Encoder, words_are_independent
+from everybert.corpus.encode import DocumentEncoder, words_are_independent
 
 KINDS = ("wordpiece", "bpe", "unigram")
 
@@ -29,7 +29,7 @@ texts = st.lists(odd | st.text(max_size=5), min_size=1, max_size=12).map(" ".joi
 @settings(max_examples=150, deadline=None)
 @given(some=st.lists(texts, min_size=1, max_size=4))
 def test_words_one_by_one_give_the_ids_of_whole_sentences(folders, kind, some):
-    encoder = Encoder(folders / kind, False)
+    encoder = DocumentEncoder(folders / kind, False)
     assert encoder.by_words
     fast = encoder.encode(some)
     encoder.by_words = False
@@ -43,14 +43,14 @@ def decoded(encoder, result):
 
 def test_lines_end_sentences_unless_wrapped(folders):
     text = "The old town\nwalks over. A river\nsings."
-    plain = Encoder(folders / "bpe", False)
+    plain = DocumentEncoder(folders / "bpe", False)
     assert decoded(plain, plain([(text, 0)])) == ["The old town", " walks over.", " A river", " sings."]
-    wrapped = Encoder(folders / "bpe", True)
+    wrapped = DocumentEncoder(folders / "bpe", True)
     assert decoded(wrapped, wrapped([(text, 0)])) == ["The old town walks over.", " A river sings."]
 
 
 def test_special_tokens_in_text_do_not_act(folders):
-    encoder = Encoder(folders / "wordpiece", False)
+    encoder = DocumentEncoder(folders / "wordpiece", False)
     result = encoder([("the [SEP] river [MASK]. [CLS]\n[PAD]\n☃ hill", 0)])
     assert not set(result.tokens.tolist()) & (encoder.tokenizer.special_ids - {encoder.tokenizer.unk_id})
     assert decoded(encoder, result)[0] == "the river."
@@ -60,7 +60,7 @@ def test_special_tokens_in_text_do_not_act(folders):
 
 
 def test_documents_without_tokens_are_left_out_and_counted(folders):
-    encoder = Encoder(folders / "wordpiece", False)
+    encoder = DocumentEncoder(folders / "wordpiece", False)
     result = encoder([("the river", 1), ("\x01", 0), ("the old town. A hill.", 2)])
     assert decoded(encoder, result) == ["the river", "the old town.", "a hill."]
     assert (result.empty, result.document_sentences.tolist(), result.languages.tolist()) == (1, [1, 2], [1, 2])
@@ -68,9 +68,9 @@ def test_documents_without_tokens_are_left_out_and_counted(folders):
 
 def test_a_full_memory_of_words_is_emptied(folders, monkeypatch):
     monkeypatch.setattr(encode, "CACHED_CHARACTERS", 20)
-    encoder = Encoder(folders / "wordpiece", False)
+    encoder = DocumentEncoder(folders / "wordpiece", False)
     some = [(text, 0) for text in documents(20)]
-    expected = [Encoder(folders / "wordpiece", False)([document]).tokens.tolist() for document in some]
+    expected = [DocumentEncoder(folders / "wordpiece", False)([document]).tokens.tolist() for document in some]
     assert [encoder([document]).tokens.tolist() for document in some] == expected
     assert encoder.characters < 2000
 

@@ -17,7 +17,7 @@ from everybert.corpus.build import build_corpus
 from everybert.corpus.examples import KINDS, ExampleConfig
 from everybert.corpus.masking import STRATEGIES, MaskingConfig
 from everybert.corpus.packs import PackStream, Position, fill_packs
-from everybert.corpus.shards import Corpus, Layout
+from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
 from everybert.text.tokenizer import Tokenizer
 
@@ -250,7 +250,7 @@ def built(tmp_path_factory):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_packs_of_a_built_corpus(built, strategy):
     corpus = Corpus.open(built)
-    where = Layout.of(Tokenizer.load(corpus.tokenizer_path))
+    where = ExampleLayout.of(Tokenizer.load(corpus.tokenizer_path))
     masking = MaskingConfig(strategy=strategy, replacement="unigram")
     s = PackStream(corpus, where, ExampleConfig("document", 64), masking, capacity=1024)
     text = []

@@ -15,7 +15,7 @@ import transformers
 import everybert
 from everybert import data
 from everybert.evaluation.glue import TASKS, suggested
-from everybert.training.tuning import Settings
+from everybert.training.tuning import FinetuneSettings
 
 QUESTIONS = [(first, second) for task, first, second in data.rows("bundled.tsv") if task == "answer"]
 BERT_LARGE = QUESTIONS[1][1]
@@ -65,7 +65,7 @@ def test_answers_depend_on_what_is_asked(small, question, text, answer):
 def test_suggests_settings_for_glue():
     assert set(GLUE_SETS) == {name for name in TASKS if suggested("everybert-small", name)}
     for name in GLUE_SETS:
-        Settings(**suggested("everybert-small", name))
+        FinetuneSettings(**suggested("everybert-small", name))
 
 
 def test_finds_names(small):

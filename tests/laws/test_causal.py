@@ -17,7 +17,7 @@ from toy import tiny_recipe
 
 import everybert
 from everybert.corpus.packs import PackStream
-from everybert.corpus.shards import Corpus, Layout
+from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
 from everybert.inference.export import _Padded, export_hf
 from everybert.inference.model import Model
@@ -163,7 +163,7 @@ def trained(request, corpus, tmp_path_factory):
 
 def test_packs_hold_the_same_text_unmasked_with_every_neighbour_as_target(corpus):
     opened = Corpus.open(corpus)
-    layout = Layout.of(Tokenizer.load(opened.tokenizer_path))
+    layout = ExampleLayout.of(Tokenizer.load(opened.tokenizer_path))
     examples = tiny_recipe(**FULL).examples
     plain, left, right = (
         next(PackStream(opened, layout, examples, seed=1, capacity=256, causal=way).packs()) for way in (False, *WAYS)

@@ -172,15 +172,15 @@ sys.path[:0] = {path!r}
 import server as own
 from everybert.serving import app
 
-made = app.Settings.create_app
+made = app.ServerSettings.create_app
 
 def create_app(settings):
     found = made(settings)
     own._before(found.state.service, "words", lambda: own.until(lambda: not Path({shut!r}).exists()))
     return found
 
-app.Settings.create_app = create_app
-settings = app.Settings(["words=" + {folder!r}], device="cpu")
+app.ServerSettings.create_app = create_app
+settings = app.ServerSettings(["words=" + {folder!r}], device="cpu")
 app.serve(settings, "127.0.0.1", 0, lambda port: print(port, flush=True))
 """
 

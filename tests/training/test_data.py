@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy import tiny_recipe
 
-from everybert.corpus.shards import Corpus, Layout
+from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.data import Feed, Place
@@ -15,7 +15,7 @@ from everybert.training.data import Feed, Place
 @pytest.fixture(scope="module")
 def opened(corpus):
     found = Corpus.open(corpus)
-    return found, Layout.of(Tokenizer.load(found.tokenizer_path))
+    return found, ExampleLayout.of(Tokenizer.load(found.tokenizer_path))
 
 
 def feed(opened, **settings):
@@ -98,6 +98,6 @@ def test_a_changed_shard_is_one_line(corpus, tmp_path, workers):
     (file,) = (tmp_path / "c/shards").glob("train*.tokens.bin")
     file.write_bytes(file.read_bytes()[::-1])
     found = Corpus.open(tmp_path / "c")
-    steps = feed((found, Layout.of(Tokenizer.load(found.tokenizer_path))), workers=workers).steps(0, 2, Place())
+    steps = feed((found, ExampleLayout.of(Tokenizer.load(found.tokenizer_path))), workers=workers).steps(0, 2, Place())
     with pytest.raises(EverybertError, match=r"^\S*tokens\.bin was changed or cut short: build the corpus again$"):
         next(steps)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import everybert
 from everybert.cli.main import app
 from everybert.corpus.examples import ExampleConfig
-from everybert.corpus.shards import Corpus, Layout
+from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
@@ -32,7 +32,7 @@ def network():
 @pytest.fixture(scope="module")
 def heldout(corpus):
     opened = Corpus.open(corpus, "heldout")
-    return opened, Layout.of(Tokenizer.load(opened.tokenizer_path))
+    return opened, ExampleLayout.of(Tokenizer.load(opened.tokenizer_path))
 
 
 def packs_of(heldout):
@@ -120,7 +120,7 @@ def test_text_too_small_for_pairs_is_told(network, tmp_path):
 
 def test_heldout_text_without_pairs_is_noted(tmp_path):
     opened = Corpus.open(write_corpus(tmp_path / "c", documents=4, heldout=1), "heldout")
-    layout, notes = Layout.of(Tokenizer.load(opened.tokenizer_path)), []
+    layout, notes = ExampleLayout.of(Tokenizer.load(opened.tokenizer_path)), []
     packs = evaluate.heldout_packs(opened, layout, ExampleConfig(length=32), 512, notes.append)
     assert packs and all(label < 0 for pack in packs for label in pack.targets.pair_label_B.tolist())
     assert len(notes) == 2 and "without pairs" in notes[0] and "one document" in notes[0]

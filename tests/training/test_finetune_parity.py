@@ -10,7 +10,7 @@ import transformers
 from everybert.corpus.masking import make_key, permutation
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import prepare_data, run_once
-from everybert.training.tuning import Settings
+from everybert.training.tuning import FinetuneSettings
 
 STEPS, BATCH, LR = 50, 8, 5e-4
 SIZE = 200  # 25 steps an epoch
@@ -54,7 +54,7 @@ def reference(folder, suffix, features, labels):
 
 def ours(folder, task, rows, accumulate=1):
     data = prepare_data(task, folder, Tokenizer.load(folder), rows, rows[:8])
-    settings = Settings(epochs=2, batch_size=BATCH, lr=LR, log_every=1, device="cpu", accumulate=accumulate)
+    settings = FinetuneSettings(epochs=2, batch_size=BATCH, lr=LR, log_every=1, device="cpu", accumulate=accumulate)
     run = run_once(data, settings, seed=7, quiet=True)
     pieces = [(a.tolist(), b.tolist()) for a, b in zip(data.train.ids, data.train.segments)]
     return data, pieces, [row["loss"] for row in run.history if "loss" in row]

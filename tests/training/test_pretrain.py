@@ -16,7 +16,7 @@ from grammar import write_corpus
 from safetensors.torch import load_file
 from toy import tiny_recipe
 
-from everybert.corpus.shards import Corpus, Layout
+from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
 from everybert.model.losses import PretrainTargets, pretrain_loss
 from everybert.model.ragged import Ragged
@@ -241,11 +241,11 @@ def test_accumulation_is_the_large_batch(corpus):
     recipe = tiny_recipe(batch__tokens=1024, model__dropout=0.0, model__attention_dropout=0.0)
     opened = Corpus.open(corpus)
     tokenizer = Tokenizer.load(opened.tokenizer_path)
-    step = next(Feed(recipe, opened, Layout.of(tokenizer), torch.device("cpu")).steps(0, 1, Place()))
+    step = next(Feed(recipe, opened, ExampleLayout.of(tokenizer), torch.device("cpu")).steps(0, 1, Place()))
     batches = [batch for _, batch in step.batches(step.counts)]
     assert len(batches) == 4
     setting = pretrain.Setting(
-        recipe, corpus, opened, tokenizer, Layout.of(tokenizer), torch.device("cpu"), pretrain.World()
+        recipe, corpus, opened, tokenizer, ExampleLayout.of(tokenizer), torch.device("cpu"), pretrain.World()
     )
     network = pretrain.build_network(setting)
     compute = Compute(network, pretrain_loss)

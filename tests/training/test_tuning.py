@@ -17,7 +17,7 @@ from everybert.store.huggingface import load_network
 from everybert.tasks import Classify, load_task
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import finetune, prepare_data
-from everybert.training.tuning import BestWeights, FrozenMode, FullMode, LoraMode, Settings, steps
+from everybert.training.tuning import BestWeights, FinetuneSettings, FrozenMode, FullMode, LoraMode, steps
 
 
 @pytest.fixture(scope="module")
@@ -78,20 +78,20 @@ def test_a_new_pooler(base, tmp_path, mode):
 
 def test_an_adapter_holds_no_layers():
     with pytest.raises(EverybertError, match="no encoder layers"):
-        Settings(mode="lora", reinit=1)
+        FinetuneSettings(mode="lora", reinit=1)
     with pytest.raises(EverybertError, match="without new_pooler"):
-        Settings(mode="lora", start="a", new_pooler=True)
+        FinetuneSettings(mode="lora", start="a", new_pooler=True)
 
 
 def test_layer_rates():
     config = load_config()
-    rate = FullMode(Settings(layer_decay=0.5)).rates(config)
+    rate = FullMode(FinetuneSettings(layer_decay=0.5)).rates(config)
     names = ["heads.classify.output.weight", "pooler.dense.bias", "encoder.layers.1.attention.qkv.weight",
              "encoder.layers.0.attention_norm.bias", "encoder.embeddings.token.weight"]  # fmt: skip
     assert [rate(n) for n in names] == [1.0, 1.0, 0.5, 0.25, 0.125]
-    assert [FullMode(Settings(mode="top:1")).rates(config)(n) for n in names] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert [FullMode(FinetuneSettings(mode="top:1")).rates(config)(n) for n in names] == [1.0, 1.0, 1.0, 0.0, 0.0]
     with pytest.raises(EverybertError, match="more than the model's 2 layers"):
-        FullMode(Settings(mode="top:3")).rates(config)
+        FullMode(FinetuneSettings(mode="top:3")).rates(config)
 
 
 def load_config():
@@ -144,7 +144,7 @@ def test_an_epoch_may_be_scored_more_than_once(base, monkeypatch):
     assert tuned.runs[0].epoch == 2
     assert torch.equal(kept[-1], kept[1]) and not torch.equal(kept[-1], kept[3])
     with pytest.raises(EverybertError, match="evaluations must be at least 1"):
-        Settings(evaluations=0)
+        FinetuneSettings(evaluations=0)
 
 
 def test_patience_counts_whole_epochs_however_often_they_are_scored(base, monkeypatch):
@@ -176,26 +176,26 @@ def test_control_c_keeps_the_best_so_far(base, tmp_path, monkeypatch):
 
 def test_settings_are_frozen():
     with pytest.raises(AttributeError):
-        Settings().mode = "lora"
+        FinetuneSettings().mode = "lora"
 
 
 def test_larger_weights_take_larger_steps():
     network = Network(load_config())
-    usual, lora = FullMode(Settings()).peak(network), LoraMode(Settings(mode="lora")).peak(network)
+    usual, lora = FullMode(FinetuneSettings()).peak(network), LoraMode(FinetuneSettings(mode="lora")).peak(network)
     assert lora > usual
     with torch.no_grad():
         for layer in network.encoder.layers:
             layer.feed_forward.input.weight.normal_(std=0.14)
-    assert FullMode(Settings()).peak(network) == pytest.approx(2 * usual, rel=0.1)
-    assert LoraMode(Settings(mode="lora")).peak(network) == lora
+    assert FullMode(FinetuneSettings()).peak(network) == pytest.approx(2 * usual, rel=0.1)
+    assert LoraMode(FinetuneSettings(mode="lora")).peak(network) == lora
 
 
 def test_half_precision_is_bfloat16_by_any_name_and_float16_is_refused():
     for name, dtype in [("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16), ("fp32", torch.float32)]:
-        assert Settings(dtype=name).torch_dtype(torch.device("cpu")) == dtype
+        assert FinetuneSettings(dtype=name).torch_dtype(torch.device("cpu")) == dtype
     for name in ("float16", "fp16", "int8"):
         with pytest.raises(EverybertError, match=f"no dtype '{name}'; it has bfloat16, bf16, float32, fp32"):
-            Settings(dtype=name)
+            FinetuneSettings(dtype=name)
 
 
 def test_training_computes_in_bf16(base):
@@ -212,7 +212,7 @@ def test_the_guard_names_the_settings_of_fine_tuning(base):
 def test_speed_counts_real_tokens(base, monkeypatch):
     data = prepare_data("classify", base, Tokenizer.load(base), sentiment(0, 8), sentiment(1, 8))
     monkeypatch.setattr(Ragged, "to", lambda self, device: self)
-    made = next(steps(data.task, data.train, Settings(batch_size=8), 0, torch.device("cuda"), 0))
+    made = next(steps(data.task, data.train, FinetuneSettings(batch_size=8), 0, torch.device("cuda"), 0))
     (item,) = made.items
     assert item.tokens == data.train.lengths_S.sum() < len(item.batch.tokens_T)
 

@@ -18,7 +18,7 @@ from everybert.training.logs import progress_bar
 
 app = typer.Typer()
 TaskName = Literal["classify", "regress", "tag", "answer", "choose", "embed", "rank"]
-SETTINGS = "everybert.training.tuning:Settings"
+SETTINGS = "everybert.training.tuning:FinetuneSettings"
 ADAPTERS = "Adapters (--mode lora)"
 Seed = Annotated[int, "The first seed."]
 Training = Annotated[dict[str, Any], Fields("", "Training", SETTINGS, "lora start device log_every")]
@@ -28,7 +28,7 @@ Lora = Annotated[dict[str, Any], Fields("rank alpha dropout=lora_dropout", ADAPT
 
 
 @dataclass(frozen=True)
-class Data:
+class DataOptions:
     """Data."""
 
     columns: Annotated[list[str] | None, {"metavar": "ROLE=NAME"}] = None
@@ -43,7 +43,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class TaskOptions:
+class TaskSettings:
     """Task."""
 
     metric: str | None = None
@@ -91,9 +91,9 @@ def finetune(
     overwrite: Annotated[bool, "Replace the model that --out holds."] = False,
     quiet: Quiet = False,
     model: ModelOptions,
-    data: Data,
+    data: DataOptions,
     settings: Training,
-    task_options: TaskOptions,
+    task_options: TaskSettings,
     lora: Lora,
     start: Start,
 ) -> Output:
@@ -127,7 +127,7 @@ def doctor(
     data: Annotated[Path, "The training data.", {"also": "--train"}],
     dev: Annotated[Path | None, "The dev data, to search for leaks."] = None,
     model: Annotated[str | None, "The model whose tokenizer and window measure lengths."] = None,
-    reading: Annotated[Data, Fields("columns", "Data")],
+    reading: Annotated[DataOptions, Fields("columns", "Data")],
 ) -> Output:
     """Find problems in labelled data, with examples and remedies. Exit code 1 if there is an error."""
     found = everybert.doctor(task, data, dev, model, reading.reading()["columns"])
@@ -141,7 +141,7 @@ def evaluate(
     task: Annotated[TaskName, "The task of the model."],
     *,
     data: Annotated[Path, "Labelled data."],
-    reading: Data,
+    reading: DataOptions,
     use: Use,
 ) -> Output:
     """Score a fine-tuned model on labelled data."""

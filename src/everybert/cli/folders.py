@@ -139,7 +139,7 @@ def serve(
     # oneDNN caches compiled products, some for each batch size, with their memory: it grows for minutes, speed does not
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8")
     try:
-        from everybert.serving.app import Settings
+        from everybert.serving.app import ServerSettings
         from everybert.serving.app import serve as start
         from everybert.serving.limits import Limits
     except ModuleNotFoundError as error:
@@ -150,7 +150,7 @@ def serve(
     keys = [*(api_key or []), *(api_keys.read_text("utf-8").split() if api_keys else [])]
     hosts = [host, *(allowed_hosts or [])]
     loading = (model or [DEFAULT, LECTURE], adapter or [], use.device, use.dtype)
-    settings = Settings(*loading, keys, hosts, not no_playground, chosen, workers, use.allow_pickle)
+    settings = ServerSettings(*loading, keys, hosts, not no_playground, chosen, workers, use.allow_pickle)
     if api_keys and not keys:
         raise EverybertError(f"{api_keys} has no key; write one per line")
     if host not in ("127.0.0.1", "::1", "localhost") and not keys:

@@ -33,10 +33,10 @@ tokenizer.callback()(lambda: None)  # a group although it has one command
 TEXTS = "Files or folders: txt, jsonl, json, csv, tsv, parquet, also .gz .xz .zst .bz2; - is standard input."
 RecipeName = Annotated[str, "The name of a recipe, or a .toml file."]
 Kind = Literal["wordpiece", "bpe", "unigram"]
-Layout = Literal["full", "document", "pairs", "order"]
+ExampleKind = Literal["full", "document", "pairs", "order"]
 Languages = Annotated[list[str] | None, {"metavar": "LANGUAGE=FILE"}]
 Building = Annotated[dict[str, Any], Fields("", "Documents", "everybert.corpus.build:BuildOptions", "shard_characters")]
-SETTINGS = "everybert.training.tuning:Settings"
+SETTINGS = "everybert.training.tuning:FinetuneSettings"
 Tuning = Annotated[dict[str, Any], Fields("mode epochs lr batch_size", "Fine-tuning (--then)", SETTINGS)]
 Hardware = Annotated[dict[str, Any], Fields("", "Hardware", "everybert.training.plan:Machine")]
 
@@ -118,7 +118,7 @@ def info(
 def score(
     corpus: Annotated[Path, "A corpus folder, made with the tokenizer of the model.", {"metavar": "FOLDER"}],
     *,
-    examples: Annotated[Layout | None, "If not given: pairs if the model judges them, else running text."] = None,
+    examples: Annotated[ExampleKind | None, "If not given: pairs if the model judges them, else running text."] = None,
     length: Annotated[int | None, "Tokens per example. If not given: at most 512.", {"min": 8}] = None,
     tokens: Annotated[Count, "Read at most this many tokens: by default as many as a training run."] = 262_144,
     split: Annotated[Literal["heldout", "train"], "Which documents."] = "heldout",

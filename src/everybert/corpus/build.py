@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from everybert.cluster import Engine, RayPool, check_engine
-from everybert.corpus.encode import Document, Encoded, Encoder, ProcessPool, encode_documents
+from everybert.corpus.encode import Document, DocumentEncoder, EncodedDocuments, ProcessPool, encode_documents
 from everybert.corpus.pmi import WORDS, mine
 from everybert.corpus.shards import VERSION, Corpus, check_file, dtype_for, offsets, read_meta, write_shard
 from everybert.errors import EverybertError
@@ -119,7 +119,7 @@ def build_corpus(
             shutil.rmtree(building, ignore_errors=True)
         if not _is_finished(out, plan, sources, fresh):
             _start(building, plan, tokenizer)
-            encoder = Encoder(building / "tokenizer", settings.wrapped)
+            encoder = DocumentEncoder(building / "tokenizer", settings.wrapped)
             ray = engine == "ray"
             report = ReadReport()
             with RayPool(encode_documents, encoder, workers, address) if ray else ProcessPool(encoder, workers) as pool:
@@ -229,7 +229,7 @@ class ShardWriter:
         self.finished = {int(file.stem) for file in (folder / "records").glob("*.json")}
         self.number = 0
         self._pending: deque[Callable[[], None]] = deque()  # results and ends of shards, in the order of the text
-        self._parts: dict[str, list[Encoded]] = {split: [] for split in SPLITS}
+        self._parts: dict[str, list[EncodedDocuments]] = {split: [] for split in SPLITS}
         self._begin_shard()
 
     def _begin_shard(self) -> None:
@@ -307,7 +307,7 @@ class ShardWriter:
             "give it the same files in the same order, or start over with --fresh"
         )
 
-    def _write(self, name: str, parts: list[Encoded], files: dict[str, Any]) -> dict[str, Any]:
+    def _write(self, name: str, parts: list[EncodedDocuments], files: dict[str, Any]) -> dict[str, Any]:
         kinds: tuple[Any, ...] = (self.dtype, np.int64, np.int64, np.uint8)
         tokens, lengths, counts, languages = (
             np.concatenate([np.empty(0, kind), *(part[i] for part in parts)]) for i, kind in enumerate(kinds)

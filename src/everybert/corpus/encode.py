@@ -38,7 +38,7 @@ Document = tuple[str, int]
 """The text of a document and the number of its language."""
 
 
-class Encoded(NamedTuple):
+class EncodedDocuments(NamedTuple):
     """Documents as flat arrays."""
 
     tokens: np.ndarray
@@ -53,7 +53,7 @@ class Encoded(NamedTuple):
     """Documents that were left out because they have no tokens."""
 
 
-class Encoder:
+class DocumentEncoder:
     """Turns documents into arrays and caches the ids of words."""
 
     def __init__(self, folder: Path, wrapped: bool):
@@ -65,7 +65,7 @@ class Encoder:
         self.special = np.zeros(self.tokenizer.size, bool)
         self.special[list(self.tokenizer.special_ids - {self.tokenizer.unk_id})] = True
 
-    def __call__(self, documents: list[Document]) -> Encoded:
+    def __call__(self, documents: list[Document]) -> EncodedDocuments:
         """Tokenize the documents of one unit of work."""
         sentences = [self.sentences(text) for text, _ in documents]
         ids = self.encode(list(chain.from_iterable(sentences)))
@@ -81,7 +81,9 @@ class Encoder:
         languages = np.array([language for _, language in documents], np.uint8)
         unknown = int((tokens == self.tokenizer.unk_id).sum()) if self.tokenizer.unk_id is not None else 0
         kept = counts > 0
-        return Encoded(tokens, lengths[lengths > 0], counts[kept], languages[kept], unknown, int((~kept).sum()))
+        return EncodedDocuments(
+            tokens, lengths[lengths > 0], counts[kept], languages[kept], unknown, int((~kept).sum())
+        )
 
     def sentences(self, text: str) -> list[str]:
         """The sentences of a document. All but the first start with a space.
@@ -149,7 +151,7 @@ def words_are_independent(folder: Path) -> bool:
 class ProcessPool:
     """Runs an encoder in `workers` processes (default: one per core; 1: in this process)."""
 
-    def __init__(self, encoder: Encoder, workers: int | None):
+    def __init__(self, encoder: DocumentEncoder, workers: int | None):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.encoder, self.workers = encoder, workers or cores
         self.depth = 3 * self.workers  # units in flight: enough to keep all workers busy while a shard is written
@@ -171,14 +173,14 @@ class ProcessPool:
                 "a worker process was killed (out of memory?): run again with fewer --workers to continue"
             ) from error
 
-    def submit(self, documents: list[Document]) -> Callable[[], Encoded]:
+    def submit(self, documents: list[Document]) -> Callable[[], EncodedDocuments]:
         """Begin to encode. The returned function waits for the result."""
         if self._executor is None:
             return partial(self.encoder, documents)
         return self._executor.submit(_encode, documents).result
 
 
-def _start(parent: int, encoder: Encoder) -> None:
+def _start(parent: int, encoder: DocumentEncoder) -> None:
     def exit_with_parent() -> None:  # a parent that is killed cannot stop its workers
         while os.getppid() == parent:
             time.sleep(1)
@@ -189,11 +191,11 @@ def _start(parent: int, encoder: Encoder) -> None:
     vars(multiprocessing.current_process())["encoder"] = encoder
 
 
-def _encode(documents: list[Document]) -> Encoded:
+def _encode(documents: list[Document]) -> EncodedDocuments:
     return encode_documents(vars(multiprocessing.current_process())["encoder"], documents)
 
 
-def encode_documents(encoder: Encoder, documents: list[Document]) -> Encoded:
+def encode_documents(encoder: DocumentEncoder, documents: list[Document]) -> EncodedDocuments:
     """Encode in a worker process, of which there is one per core."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return encoder(documents)

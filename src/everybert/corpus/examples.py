@@ -156,7 +156,7 @@ class RandomSegments:
 
 
 @dataclass(frozen=True)
-class Examples:
+class ExampleRanges:
     """E examples; example e is the parts `part_offsets_E1[e]:part_offsets_E1[e + 1]`."""
 
     id_E: np.ndarray
@@ -186,7 +186,7 @@ class Examples:
         text = np.add.reduceat(self.part_length_P, self.part_offsets_E1[:-1]) if len(self) else 0
         return text + 2 + (self.parts_E - 1) * self.separators
 
-    def take(self, chosen: np.ndarray) -> "Examples":
+    def take(self, chosen: np.ndarray) -> "ExampleRanges":
         """The chosen examples, in the order given."""
         count = self.parts_E[chosen]
         parts = ranges(self.part_offsets_E1[:-1][chosen], count)
@@ -214,7 +214,7 @@ class Chunks(NamedTuple):
 
 def pair_examples(
     block: Block, config: ExampleConfig, separators: int, seed: int, epoch: int, random_segments: RandomSegments | None
-) -> Examples:
+) -> ExampleRanges:
     """Two-segment examples of a block: BERT's if `random_segments` is given, else ALBERT's.
 
     Only the text should reveal the label. A random second segment is as long as the true one that it replaces.
@@ -243,7 +243,7 @@ def pair_examples(
         first[e], second[e] = second[e], first[e]
         first_length[e], second_length[e] = second_length[e], first_length[e]
     length = np.stack([first_length, second_length], 1).ravel()
-    return Examples(
+    return ExampleRanges(
         id_E=id_E,
         label_E=label,
         document_E=block.document_D[d],
@@ -305,7 +305,7 @@ def _next_chunks(block, config: ExampleConfig, room: int, key, cursor, stop, d) 
     return Chunks(cursor, split, end, d, label, key_E)
 
 
-def sentence_examples(block: Block, config: ExampleConfig) -> Examples:
+def sentence_examples(block: Block, config: ExampleConfig) -> ExampleRanges:
     """RoBERTa's examples: as many consecutive sentences as fit (Liu et al. 2019, section 4.2).
 
     "full" continues into the next document (of the same language) after a separator; "document" does not. A sentence
@@ -333,7 +333,7 @@ def sentence_examples(block: Block, config: ExampleConfig) -> Examples:
     d_P = ranges(d_E, parts_E)
     begin_P = np.maximum(np.repeat(begin_E, parts_E), block.base_D1[d_P])
     end_P = np.minimum(np.repeat(end_E, parts_E), block.base_D1[d_P + 1])
-    return Examples(
+    return ExampleRanges(
         id_E=block.example_id(begin_E, d_E),
         label_E=np.full(len(first_E), UNLABELLED),
         document_E=block.document_D[d_E],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from everybert.corpus.shards import Layout, offsets, ranges
+from everybert.corpus.shards import ExampleLayout, offsets, ranges
 from everybert.errors import EverybertError
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Masker:
     def __init__(
         self,
         config: MaskingConfig,
-        layout: Layout,
+        layout: ExampleLayout,
         unigram: np.ndarray | None = None,
         phrases: "Phrases | None" = None,
     ):

@@ -13,10 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from everybert.corpus.examples import Block, ExampleConfig, Examples, RandomSegments, pair_examples, sentence_examples
+from everybert.corpus.examples import (
+    Block,
+    ExampleConfig,
+    ExampleRanges,
+    RandomSegments,
+    pair_examples,
+    sentence_examples,
+)
 from everybert.corpus.masking import Masker, MaskingConfig, Text, make_key, neighbours, permutation, uniform
 from everybert.corpus.pmi import Phrases
-from everybert.corpus.shards import Corpus, Layout, offsets, ranges
+from everybert.corpus.shards import Corpus, ExampleLayout, offsets, ranges
 from everybert.errors import EverybertError
 
 BLOCK_TOKENS = 1 << 22  # planned in a fraction of a second, and large enough to shuffle examples well
@@ -35,7 +42,7 @@ class Position(NamedTuple):
 class Plan(NamedTuple):
     """The examples of a block in the order of its packs. Pack n is examples `offsets_N1[n]:offsets_N1[n + 1]`."""
 
-    examples: Examples
+    examples: ExampleRanges
     offsets_N1: np.ndarray
 
 
@@ -95,7 +102,7 @@ class PackStream:
     def __init__(
         self,
         corpus: Corpus,
-        layout: Layout,
+        layout: ExampleLayout,
         examples: ExampleConfig | None = None,
         masking: MaskingConfig | None = None,
         seed: int = 0,
@@ -210,7 +217,7 @@ class PackStream:
             pack["span_place"] = masked.index_M - masked.unit_start_M + 1
         return pack
 
-    def assemble(self, examples: Examples) -> tuple[Text, np.ndarray]:
+    def assemble(self, examples: ExampleRanges) -> tuple[Text, np.ndarray]:
         """(tokens, segments): the class token, the parts, and separators between and after them."""
         length_P, parts_E = examples.part_length_P, examples.parts_E
         number_P = ranges(np.zeros_like(parts_E), parts_E)

@@ -201,7 +201,7 @@ def read_meta(path: str | Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class ExampleLayout:
     """The ids that examples are built with: [CLS] A [SEP] B [SEP] in BERT, <s> A </s></s> B </s> in RoBERTa."""
 
     cls_id: int
@@ -219,7 +219,7 @@ class Layout:
     """Whether the second segment has its own segment id."""
 
     @classmethod
-    def of(cls, tokenizer: "Tokenizer") -> "Layout":
+    def of(cls, tokenizer: "Tokenizer") -> "ExampleLayout":
         """The layout that the tokenizer uses for a pair of texts."""
         needed = {"cls_id": "[CLS]", "sep_id": "[SEP]", "pad_id": "[PAD]", "mask_id": "[MASK]"}
         ids = {name: getattr(tokenizer, name) for name in needed}

@@ -19,7 +19,7 @@ from everybert.store.hub import resolve
 from everybert.store.huggingface import read_extras
 from everybert.tasks.dataset import read_classes
 from everybert.training.finetune import finetune
-from everybert.training.tuning import Settings
+from everybert.training.tuning import FinetuneSettings
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def run_task(
 def suggested(model: str | Path, task: str) -> dict[str, Any]:
     """What a model's folder suggests for a task: everybert.json says {"glue": {"RTE": {"lr": 0.0004, "epochs": 8}}}."""
     found: dict[str, Any] = read_extras(resolve(model)).get("glue", {}).get(task, {})
-    if unknown := set(found) - {f.name for f in fields(Settings)}:
+    if unknown := set(found) - {f.name for f in fields(FinetuneSettings)}:
         raise EverybertError(f"{model} suggests {sorted(unknown)[0]!r} for {task}, which is no setting; give --epochs")
     return dict(found)
 

@@ -48,7 +48,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Step:
+class ExplainedStep:
     """One step of the forward pass."""
 
     group: str
@@ -77,7 +77,7 @@ def needed(layer: int) -> Callable[[str], bool]:
     return lambda name: not name.startswith("layers.") or name.startswith(own)
 
 
-def story(trace: Trace, layer: int = 0, head: int = 0) -> list[Step]:
+def story(trace: Trace, layer: int = 0, head: int = 0) -> list[ExplainedStep]:
     """The steps of a trace: the embeddings, one layer with one head in detail, and the heads that predict."""
     config = trace.config
     layers = len(config.layer_order)
@@ -101,13 +101,13 @@ def story(trace: Trace, layer: int = 0, head: int = 0) -> list[Step]:
     return steps + [_step(trace, "head", {"name": name}) for name in heads]
 
 
-def _step(trace: Trace, key: str, values: dict[str, Any]) -> Step:
+def _step(trace: Trace, key: str, values: dict[str, Any]) -> ExplainedStep:
     """A step with its texts from steps.toml, and those of its arrays that the architecture has."""
     texts = dict(_texts()[key])
     named = [(label, name.format(**values)) for label, name in texts.pop("parts", [])]
     head = values["head"] if "{head}" in texts["group"] else None
     parts = tuple(Part(label, name, head) for label, name in named if name in trace.values)
-    return Step(**{field: text.format(**values) for field, text in texts.items()}, parts=parts)
+    return ExplainedStep(**{field: text.format(**values) for field, text in texts.items()}, parts=parts)
 
 
 def _values(trace: Trace, layer: int, pre: bool, normed: bool) -> dict[str, Any]:

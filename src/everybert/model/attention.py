@@ -83,7 +83,7 @@ class Pattern:
 FULL = Pattern()
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Multi-head self-attention: one projection to Q, K and V, attention per head, and an output projection."""
 
     def __init__(self, config: EncoderConfig) -> None:

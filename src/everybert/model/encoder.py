@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from everybert.errors import EverybertError
-from everybert.model.attention import ABSOLUTE, Attention, Relative, Watch, fused
+from everybert.model.attention import ABSOLUTE, Relative, SelfAttention, Watch, fused
 from everybert.model.config import EncoderConfig
 from everybert.model.embeddings import Embeddings, rotary_table, sinusoids
 from everybert.model.graphs import Recorder
@@ -91,7 +91,7 @@ class Layer(nn.Module):
     def __init__(self, config: EncoderConfig, first: bool = False) -> None:
         super().__init__()
         self.pre = config.norm == "pre"
-        self.attention = Attention(config)
+        self.attention = SelfAttention(config)
         self.attention_norm: nn.LayerNorm | None = None
         if not (self.pre and first and not config.first_attention_norm):
             self.attention_norm = _norm(config)

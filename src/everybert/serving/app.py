@@ -121,7 +121,7 @@ def descriptors() -> int:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """What `everybert serve` was asked for."""
 
     models: list[str]
@@ -152,7 +152,7 @@ class Settings:
 def worker_app() -> FastAPI:
     """The application of one of several worker processes, which share the cores."""
     given = json.loads(os.environ[SETTINGS])
-    settings = Settings(**{**given, "limits": Limits(**given["limits"])})
+    settings = ServerSettings(**{**given, "limits": Limits(**given["limits"])})
     torch.set_num_threads(max(1, torch.get_num_threads() // settings.workers))
     return settings.create_app()
 
@@ -171,7 +171,7 @@ def options() -> dict[str, Any]:
     }
 
 
-def serve(settings: Settings, host: str, port: int, started: Callable[[int], None]) -> None:
+def serve(settings: ServerSettings, host: str, port: int, started: Callable[[int], None]) -> None:
     """Serve until SIGTERM or SIGINT; `started` is called with the port once requests are answered.
 
     Several workers are processes that share the port, and the weights in the page cache.

@@ -67,16 +67,16 @@ class Job:
         """Whether somebody waits for the response."""
         return self.context.wanted and not self.failed
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[JobPart]:
         """The inputs in parts, each with one adapter and at most a batch."""
         loaded, shared = self.context.served.loaded, object() if self.options is None else self.options
-        found: list[Piece] = []
-        latest: dict[str | None, Piece] = {}
+        found: list[JobPart] = []
+        latest: dict[str | None, JobPart] = {}
         for i, given in enumerate(self.inputs):
             adapter = self.context.served.adapter_for(self.task, isinstance(given, tuple) and len(given) == 2)
             tokens, piece = guess_tokens(given), latest.get(adapter)
             if piece is None or piece.tokens + tokens > loaded.budget:
-                piece = latest[adapter] = Piece(self, loaded, adapter, (loaded, adapter, self.task, shared))
+                piece = latest[adapter] = JobPart(self, loaded, adapter, (loaded, adapter, self.task, shared))
                 found.append(piece)
             piece.which.append(i)
             piece.tokens += tokens
@@ -84,7 +84,7 @@ class Job:
 
 
 @dataclass(eq=False)
-class Piece:
+class JobPart:
     """A part of a job, small enough for one batch."""
 
     job: Job
@@ -137,7 +137,7 @@ class Batcher:
 
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
-        self.queue: list[Piece] = []
+        self.queue: list[JobPart] = []
         self._wake = threading.Condition()
         self._closing = False
         self._threads: list[threading.Thread] = []
@@ -201,7 +201,7 @@ class Batcher:
                 self._trimmed = time.monotonic()
                 give_back_memory()
 
-    def _take(self) -> list[Piece]:
+    def _take(self) -> list[JobPart]:
         """The oldest piece that can run, and those that share its call, up to the budget; empty at the end."""
         with self._wake:
             while (first := self._first()) is None:
@@ -219,7 +219,7 @@ class Batcher:
             first.loaded.start(first.adapter)
             return taken
 
-    def _first(self) -> Piece | None:
+    def _first(self) -> JobPart | None:
         """The oldest piece whose model is free for it; none overtakes an older piece of the same model."""
         if unwanted := [piece for piece in self.queue if not piece.job.wanted]:
             self._remove(unwanted)
@@ -232,11 +232,11 @@ class Batcher:
             blocked.add(loaded)
         return None
 
-    def _remove(self, pieces: Sequence[Piece]) -> None:
+    def _remove(self, pieces: Sequence[JobPart]) -> None:
         gone = set(pieces)
         self.queue = [piece for piece in self.queue if piece not in gone]
 
-    def _compute(self, pieces: list[Piece]) -> list[tuple[Job, bytes | Exception]]:
+    def _compute(self, pieces: list[JobPart]) -> list[tuple[Job, bytes | Exception]]:
         """Compute pieces by one call; the jobs that are done now, with their responses."""
         job = pieces[0].job
         self._running.jobs = [piece.job for piece in pieces]

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from everybert.corpus.masking import make_key
 from everybert.corpus.packs import PackStream, Position
-from everybert.corpus.shards import Corpus, Layout
+from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
 from everybert.model.engine import ahead
 from everybert.model.losses import IGNORE, PretrainTargets
@@ -187,7 +187,7 @@ class Feed:
 
     recipe: Recipe
     corpus: Corpus
-    layout: Layout
+    layout: ExampleLayout
     device: torch.device
     rank: int = 0
     ranks: int = 1

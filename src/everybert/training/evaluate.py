@@ -21,7 +21,7 @@ import torch
 
 from everybert.corpus.examples import ExampleConfig, Kind
 from everybert.corpus.packs import PackStream
-from everybert.corpus.shards import Corpus, Layout
+from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
 from everybert.model.engine import token_log_probs
 from everybert.model.heads import Network
@@ -62,7 +62,7 @@ def score_corpus(
     if length > longest:
         raise EverybertError(f"length {length} is more than the model's {longest} positions: give at most those")
     examples = ExampleConfig(kind=kind or ("pairs" if "nsp" in model.network.heads else "full"), length=length)
-    causal, layout = model.config.causal, Layout.of(model.tokenizer)
+    causal, layout = model.config.causal, ExampleLayout.of(model.tokenizer)
     packs = heldout_packs(opened, layout, examples, tokens, log.warning, strict=kind is not None, causal=causal)
     seen, masked = sum(len(pack.tokens_T) for pack in packs), count_masked(packs)
     return {**evaluate_packs(model.network, progress(packs)), "length": length, "tokens": seen, "masked": masked}
@@ -70,7 +70,7 @@ def score_corpus(
 
 def heldout_packs(
     corpus: Corpus,
-    layout: Layout,
+    layout: ExampleLayout,
     examples: ExampleConfig,
     tokens: int,
     note: Callable[[str], None],
@@ -142,7 +142,7 @@ def pseudo_perplexity(network: Network, sentences: Sequence[Sequence[int]], mask
     return math.exp(min(-values.sum() / max(1, len(values)), 80.0))
 
 
-def sample_sentences(corpus: Corpus, layout: Layout, most: int = 32, longest: int = 64) -> list[list[int]]:
+def sample_sentences(corpus: Corpus, layout: ExampleLayout, most: int = 32, longest: int = 64) -> list[list[int]]:
     """Sentences spread over the split, truncated to a length, with their special tokens."""
     chosen = np.unique(np.linspace(0, corpus.sentences - 1, most).astype(np.int64))
     out = []

@@ -31,7 +31,7 @@ from everybert.tasks.metrics import Interval, interval
 from everybert.tasks.task import Task, WindowConfig
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.distributed import refuse_ranks
-from everybert.training.tuning import Data, Run, Settings, tune
+from everybert.training.tuning import Data, FinetuneSettings, Run, tune
 
 GRID: dict[str, Sequence[Any]] = {"lr": (5e-5, 3e-5, 2e-5), "batch_size": (16, 32), "epochs": (2, 3, 4)}
 """The BERT paper's grid (Devlin et al. 2019, A.3)."""
@@ -53,7 +53,7 @@ class Tuned:
     runs: list[Run]
     """Every seed's run; the first is the best, which the folder holds. Only that one has its network."""
     task: Task
-    settings: Settings
+    settings: FinetuneSettings
     notes: tuple[str, ...] = ()
     """What was guessed, skipped or cut."""
     grid: tuple[dict[str, Any], ...] = ()
@@ -113,14 +113,14 @@ def finetune(
     `overwrite` only. `allow_pickle` reads .bin weights (see `load`). Settings that are not given are those that the
     model's folder suggests (everybert.json, finetune).
     """
-    known = {f.name for f in fields(Settings)}
+    known = {f.name for f in fields(FinetuneSettings)}
     axes = GRID if grid is True else dict(grid or {})
     if unknown := {*settings, *axes} - known:
         raise EverybertError(f"finetune has no setting {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}")
     if seeds < 1:
         raise EverybertError(f"seeds must be at least 1, not {seeds}")
     settings |= {"start": str(settings["start"])} if settings.get("start") is not None else {}
-    Settings(**settings)
+    FinetuneSettings(**settings)
     task_class(task)
     folder = resolve(model, allow_pickle=allow_pickle)
     refuse_ranks("fine-tuning")
@@ -165,15 +165,15 @@ def finetune(
     return replace(tuned, folder=Path(out))
 
 
-def choose_settings(data: Data, given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+def choose_settings(data: Data, given: Mapping[str, Any]) -> tuple[FinetuneSettings, list[str]]:
     """The settings with those that the folder suggests, and epochs by the amount of data; and notes to print."""
     suggested = read_extras(data.folder).get("finetune") or {}
-    if not isinstance(suggested, dict) or set(suggested) - {f.name for f in fields(Settings)}:
+    if not isinstance(suggested, dict) or set(suggested) - {f.name for f in fields(FinetuneSettings)}:
         raise EverybertError(f"{data.folder / 'everybert.json'}: finetune must hold settings, not {suggested}")
     own = {"new_pooler"} if given.get("start") else set()  # an adapter to continue from has its pooler
     found = {k: v for k, v in suggested.items() if k not in given.keys() | own}
     notes = [f"the model's folder suggests {', '.join(f'{k} {v}' for k, v in found.items())}"] if found else []
-    settings = Settings(**{**found, **given})
+    settings = FinetuneSettings(**{**found, **given})
     if settings.epochs is None and settings.mode != "frozen":
         settings = replace(settings, epochs=min(max(3, SEEN // len(data.train_examples)), 30))
     return settings, notes
@@ -262,7 +262,7 @@ def load_base(data: Data, seed: int) -> tuple[Network, Loaded]:
     return loaded.network, loaded
 
 
-def run_once(data: Data, settings: Settings, seed: int, quiet: bool = False) -> Run:
+def run_once(data: Data, settings: FinetuneSettings, seed: int, quiet: bool = False) -> Run:
     """One run from the base model."""
     network, loaded = load_base(data, seed)
     fresh = "pooler" in loaded.report.missing
@@ -270,7 +270,9 @@ def run_once(data: Data, settings: Settings, seed: int, quiet: bool = False) -> 
     return tune(data, network, settings, seed, fresh, quiet)
 
 
-def run_all(data: Data, tries: Sequence[tuple[Settings, int]], quiet: bool, before: Sequence[Run] = ()) -> list[Run]:
+def run_all(
+    data: Data, tries: Sequence[tuple[FinetuneSettings, int]], quiet: bool, before: Sequence[Run] = ()
+) -> list[Run]:
     """A run for each (settings, seed), until one is interrupted. Only the best (of equal ones, the first) keeps its
     network, and the mode, which may hold it.
     """

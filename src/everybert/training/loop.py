@@ -33,7 +33,7 @@ Figures = dict[str, float]
 
 
 @dataclass
-class Job:
+class TrainingJob:
     """Everything that the loop needs to train something."""
 
     compute: Compute
@@ -61,7 +61,7 @@ class Job:
     world: World = field(default_factory=World)
 
 
-def train(job: Job, progress: Progress, logs: Logs) -> bool:
+def train(job: TrainingJob, progress: Progress, logs: Logs) -> bool:
     """Train until all planned steps are done (True) or the process is asked to stop (False), and save."""
     run, world, compute = job.run, job.world, job.compute
     guard = Guard(progress.guard, run.spike, compute.device)

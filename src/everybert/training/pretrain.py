@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from everybert.corpus.masking import MaskingConfig
-from everybert.corpus.shards import Corpus, Layout
+from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder, is_complete, read_json, write_json
 from everybert.model.config import EncoderConfig
@@ -36,7 +36,7 @@ from everybert.training.data import Feed
 from everybert.training.distributed import World
 from everybert.training.evaluate import PACK, evaluate_packs, heldout_packs, pseudo_perplexity, sample_sentences
 from everybert.training.logs import Logs
-from everybert.training.loop import Figures, Job, train
+from everybert.training.loop import Figures, TrainingJob, train
 from everybert.training.optim import Optimizer
 from everybert.training.plan import flops_per_token, peak_flops
 from everybert.training.recipe import Recipe
@@ -67,7 +67,7 @@ class Setting:
     out: Path
     corpus: Corpus
     tokenizer: Tokenizer
-    layout: Layout
+    layout: ExampleLayout
     device: torch.device
     world: World
     teacher: str | None = None
@@ -124,7 +124,9 @@ def prepare(
     opened = Corpus.open(corpus)
     tokenizer = Tokenizer.load(opened.tokenizer_path)
     opened.check_tokenizer(tokenizer.digest)
-    setting = Setting(recipe, Path(out), opened, tokenizer, Layout.of(tokenizer), world.device(device), world, teacher)
+    setting = Setting(
+        recipe, Path(out), opened, tokenizer, ExampleLayout.of(tokenizer), world.device(device), world, teacher
+    )
     # [run] included: ranks must save and evaluate at the same steps.
     world.same("recipe", hashlib.sha256(json.dumps(recipe.plain(), sort_keys=True).encode()).hexdigest())
     world.same("corpus", f"{opened.tokenizer_digest} {opened.token_count}")
@@ -274,7 +276,7 @@ def _run(setting: Setting, network: Network, loss: LossFunction, names: tuple[st
 
 def make_job(
     setting: Setting, compute: Compute, optimizer: Optimizer, names: tuple[str, ...], note: Callable[[str], None]
-) -> Job:
+) -> TrainingJob:
     """A pre-training run as the loop sees it."""
     recipe, world, cuda = setting.recipe, setting.world, setting.device.type == "cuda"
     feed = Feed(
@@ -296,7 +298,7 @@ def make_job(
         return flops_per_token(compute.master.config, now.length, predicted) / (peak or 1.0)
 
     checkpoints = setting.out / "checkpoints"
-    return Job(
+    return TrainingJob(
         compute=compute,
         optimizer=optimizer,
         steps=lambda at: feed.steps(at.step, at.total, at.place),

@@ -42,7 +42,7 @@ from everybert.training.checkpoint import Progress
 from everybert.training.data import Item, Place, Step
 from everybert.training.distributed import World
 from everybert.training.logs import Logs
-from everybert.training.loop import Job, train
+from everybert.training.loop import TrainingJob, train
 from everybert.training.optim import Optimizer, OptimizerConfig
 from everybert.training.recipe import RunSettings
 from everybert.training.step import Compute
@@ -57,7 +57,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16, "float32": torch.f
 
 
 @dataclass(frozen=True)
-class Settings:
+class FinetuneSettings:
     """How to fine-tune. None: the default depends on the mode and the size of the model."""
 
     mode: str = "full"
@@ -134,7 +134,7 @@ class Settings:
 class FullMode:
     """Train all weights, or (top:K) the last K layers, the pooler and the head."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: FinetuneSettings) -> None:
         self.settings = settings
         kind, _, top = settings.mode.partition(":")
         self.top = int(top) if kind == "top" else None
@@ -290,7 +290,7 @@ def reads_pooler(network: Network, task: Task) -> bool:
     return task.head is not None and network.reads_pooler(task.head)
 
 
-def renew(network: Network, task: Task, settings: Settings) -> None:
+def renew(network: Network, task: Task, settings: FinetuneSettings) -> None:
     """Initialise the layers and the pooler that start from fresh weights."""
     config = network.config
     by_layer = settings.mode.startswith("top:") or settings.reinit or settings.layer_decay != 1.0
@@ -357,7 +357,12 @@ class Run:
 
 
 def tune(
-    data: Data, network: Network, settings: Settings, seed: int = 0, fresh_pooler: bool = False, quiet: bool = False
+    data: Data,
+    network: Network,
+    settings: FinetuneSettings,
+    seed: int = 0,
+    fresh_pooler: bool = False,
+    quiet: bool = False,
 ) -> Run:
     """Train one network, which has the task's head."""
     task, dev = data.task, data.dev_examples
@@ -379,7 +384,7 @@ def tune(
     each = math.ceil(len(train_features) / settings.batch_size)
     progress = Progress(total=each * settings.rounds)
     best = BestWeights(task, compute, dev_features, dev, each, settings.patience)
-    job = Job(
+    job = TrainingJob(
         compute=compute,
         optimizer=optimizer,
         steps=lambda at: steps(task, train_features, settings, seed, device, network.config.pad_id, at.step),
@@ -420,7 +425,7 @@ def tune(
 def steps(
     task: Task,
     features: Features,
-    settings: Settings,
+    settings: FinetuneSettings,
     seed: int,
     device: torch.device,
     pad_id: int,
