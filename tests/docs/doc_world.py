@@ -70,6 +70,17 @@ def stand_ins(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def offline() -> Iterator[None]:
+    """While it lasts, a name that would be fetched from the hub is an error: what a page shows works without it."""
+
+    def download(repository: str, revision: str | None = None, allow_pickle: bool = False) -> Path:
+        raise EverybertError(f"{repository} is on the hub; a page for users shows the bundled models")
+
+    with patch.object(hub, "_download", download):
+        yield
+
+
 def write_data(folder: Path) -> None:
     """The files that pages name: labelled ones, plain text, a file of each kind."""
     for name, source, count in (("train", "train", 64), ("dev", "dev", 32), ("test", "unseen", 32)):

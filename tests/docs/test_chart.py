@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 
 import doc_pages as pages
 
@@ -14,6 +15,13 @@ def test_the_chart_is_drawn_from_the_results():
     spec.loader.exec_module(chart)
     drawn = (pages.DOCS / "images" / "speed.svg").read_text("utf-8")
     assert drawn == chart.draw(ROWS), "run: python docs/chart.py"
+
+
+def test_pages_for_users_of_other_libraries_give_ratios_of_the_results():
+    known = {f"{row[side]:g}" for row in ROWS for side in ("low", "high")}
+    for page in sorted((pages.DOCS / "coming-from").glob("*.md")):
+        named = set(re.findall(r"(\d+(?:\.\d+)?) ×", page.read_text("utf-8")))
+        assert named <= known, f"{page.name}: {sorted(named - known)}"
 
 
 def test_the_table_of_speeds_has_the_same_figures():

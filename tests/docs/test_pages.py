@@ -183,6 +183,13 @@ def test_a_wrong_output_and_a_failing_block_are_told(tmp_path: Path):
     pages.check(["torchrun", "--nproc_per_node=8", "-m", "everybert", "pretrain", "bert-base", "--out", "run"])
 
 
+def test_a_page_that_needs_the_hub_is_told(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text('```python\nimport everybert\n\neverybert.load("bert-base-uncased")\n```\n', encoding="utf-8")
+    with pytest.raises(AssertionError, match=r"page.md:2 failed: google-bert/bert-base-uncased is on the hub"):
+        pages.run(page, tmp_path)
+
+
 def test_a_quote_is_a_name_or_a_part_of_it():
     import inspect
 
