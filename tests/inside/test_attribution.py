@@ -6,9 +6,11 @@ import math
 
 import numpy as np
 import pytest
+import tiny_model
 
 from everybert.errors import EverybertError
-from everybert.inside.attribution import attribute, log_odds
+from everybert.inference.model import load
+from everybert.inside.attribution import attribute
 
 TEXT = "good food , bad song and awful film"
 
@@ -36,7 +38,7 @@ def test_a_pair_and_its_texts(labels):
 def test_a_linear_function_is_attributed_exactly(labels):
     """If the target is doubled, so are the scores."""
     encoding = labels.tokenizer.encode(TEXT)
-    once = attribute(labels.network, labels.tokenizer, encoding, "classify", log_odds(0, multi=True), "z")
+    once = attribute(labels.network, labels.tokenizer, encoding, "classify", lambda z: z[:, 0], "z")
     twice = attribute(labels.network, labels.tokenizer, encoding, "classify", lambda z: 2 * z[:, 0], "2z")
     assert np.abs(2 * once.scores - twice.scores).max() < 1e-5
 
@@ -62,5 +64,20 @@ def test_mistakes_are_one_line(labels, qa, words):
         qa.attribution("where ?")
     with pytest.raises(EverybertError, match="no classify head"):
         words.attribution(TEXT)
+    with pytest.raises(EverybertError, match=r"attribution explains classify, regress, rank and answer, not embed"):
+        labels.attribution(TEXT, task="embed")
     with pytest.raises(EverybertError, match="the model reads 64 at once"):
         labels.attribution("good " * 100)
+
+
+def test_a_model_is_explained_by_the_task_that_it_was_trained_for(tmp_path):
+    """A tagger is no classifier without a head, and a reranker's output is explained as it is."""
+    tiny_model.save(tmp_path / "tags", {"tag": 3}, ["O", "B-X", "I-X"])
+    with pytest.raises(EverybertError, match="attribution explains classify, regress, rank and answer, not tag"):
+        load(tmp_path / "tags", device="cpu").attribution(TEXT)
+    extras = {"task": {"task": "rank", "window": {"size": 64, "overlap": 16, "long": "window"}}}
+    tiny_model.save(tmp_path / "rank", {"classify": 1}, extras=extras)
+    model = load(tmp_path / "rank", device="cpu")
+    found = model.attribution("good food", "bad song")
+    assert found.target == "the number predicted, as the head gives it"
+    assert found.value == pytest.approx(next(model.predict("rank", [("good food", "bad song")])), abs=1e-5)

@@ -28,7 +28,7 @@ from everybert.files import atomic_folder, read_json, write_json
 from everybert.inference.embedding import token_vectors
 from everybert.inference.model import Model, load, pick_dtype
 from everybert.model.attention import Bias, Heads, Pattern
-from everybert.model.heads import FeatureHead, Network, head_logits
+from everybert.model.heads import SEQUENCE_HEADS, FeatureHead, Network, head_logits
 from everybert.model.int8 import supported
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
@@ -46,12 +46,12 @@ TOLERANCE = 1e-4
 """Largest difference from torch, relative to the largest value if that is above 1."""
 ONE_FILE = 1_900_000_000
 """Bytes of weights that fit into the graph's file (protobuf is limited to 2 GiB). Larger models have a second file."""
-HEADS = {
+HEADS: dict[str, str | None] = {
     "hidden": None,
     "embed": None,
     "fill": "mlm",
     "next": "nsp",
-    **{name: str(TASKS[name].head) for name in ("classify", "regress", "rank", "tag", "answer")},
+    **{name: TASKS[name].head for name in ("classify", "regress", "rank", "tag", "answer")},
 }
 """The head that each task of a graph needs."""
 
@@ -88,16 +88,13 @@ def opened(name: str | Path, adapter: str | None = None, task: str | None = None
 
 
 def natural_task(model: Model) -> str:
-    """The task of a model: that of its task head, else embed, else fill, else hidden."""
-    task = str((model.extras.get("task") or {}).get("task"))
-    if str(HEADS.get(task)) in model.network.heads:
-        return task
-    if model.pooling.published or task == "embed":
+    """The task of a model: the one it was trained for, embed, that of a task head, fill, next, else hidden."""
+    trained, heads = str((model.extras.get("task") or {}).get("task")), model.network.heads
+    embeds = model.pooling.published or trained == "embed"
+    if embeds and str(HEADS.get(trained)) not in heads:
         return "embed"
-    if model.problem_type == "regression" and "classify" in model.network.heads:
-        return "regress"
-    named = ("classify", "tag", "answer", "fill", "next")
-    return next((task for task in named if str(HEADS[task]) in model.network.heads), "hidden")
+    named = (str(model.main_task()), "fill", "next")
+    return next((task for task in named if str(HEADS.get(task)) in heads), "hidden")
 
 
 def _refuse_existing(out: str | Path) -> Path:
@@ -188,12 +185,11 @@ class Graph(nn.Module):
             elif self.network.pooler is not None:
                 found["pooler_output"] = self.network.pooler(x_TH[batch.first_B])
             return found
-        if head == "mlm":
+        if self.task == "fill":
             return {"logits": self.network.mlm_logits(self.network.encoder(batch))}
         logits = head_logits(self.network, batch, head)
-        if head == "answer":
-            return dict(zip(("start_logits", "end_logits"), logits.unbind(-1)))
-        return {"logits": logits}
+        names = TASKS[self.task].graph_outputs if self.task in TASKS else ("logits",)
+        return {"logits": logits} if len(names) == 1 else dict(zip(names, logits.unbind(-1)))
 
     def sentence(self, x_TH: Tensor, batch: Ragged) -> Tensor:
         """(B, out): one vector per sequence, as the folder's sentence-transformers files define it."""
@@ -210,13 +206,12 @@ class Graph(nn.Module):
         marked = None if global_attention_mask is None else global_attention_mask != 0
         batch = _Padded.of(input_ids, attention_mask != 0, token_type_ids, marked)
         found = self.outputs(batch)
-        return tuple(batch.square(x) if _per_token(self.task, name) else x for name, x in found.items())
+        return tuple(batch.square(x) if self.per_token(name) else x for name, x in found.items())
 
-
-def _per_token(task: str, name: str) -> bool:
-    """Whether an output has a row per token, rather than per sequence."""
-    tokens = name in ("last_hidden_state", "start_logits", "end_logits")
-    return tokens or (name == "logits" and task in ("fill", "tag"))
+    def per_token(self, output: str) -> bool:
+        """Whether an output has a row per token, rather than per sequence."""
+        head = HEADS[self.task]
+        return output == "last_hidden_state" if head is None else head not in SEQUENCE_HEADS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,7 +340,7 @@ def compare(graph: Graph, path: Path) -> tuple[float, float]:
         found = map(torch.from_numpy, session.run(None, {name: x.numpy() for name, x in feed.items()}))
         visible = feed["attention_mask"] > 0
         for (name, ours), theirs in zip(graph.outputs(batch).items(), found):
-            theirs = theirs[visible] if _per_token(graph.task, name) else theirs
+            theirs = theirs[visible] if graph.per_token(name) else theirs
             gap = (ours - theirs.view_as(ours)).abs().max()
             difference = max(difference, float("inf") if gap.isnan() else float(gap))
             values = max(values, float(ours.abs().max()))

@@ -54,7 +54,7 @@ from everybert.store.sentence_transformers import (
     read_pooling,
     write_pooling,
 )
-from everybert.tasks import load_task
+from everybert.tasks import TASKS, load_task
 from everybert.tasks.answer import Answer
 from everybert.tasks.choose import Choice
 from everybert.tasks.classify import TEMPLATE, Prediction, Text
@@ -541,70 +541,38 @@ class Model:
         task: str | None = None,
         adapter: str | None = None,
     ) -> Attribution:
-        """Which tokens a prediction rests on, by integrated gradients."""
-        adapter = adapter or self.adapter_for(task or "classify", pair is not None)
-        with self.using(adapter):
-            name = task or self._head_task()
-            encoding = self.one_window(text, pair)
-            if name == "answer":
-                target, described = self._answer_target(encoding, text, pair)
-            else:
-                target, described = self._label_target(name, text, pair, label)
+        """Which tokens a prediction rests on, by integrated gradients; `task` is by default that of the model."""
+        given = text if pair is None else (text, pair)
+        with self.using(adapter or self.adapter_for(task or "classify", pair is not None)):
+            settled, encoding = self.task(task or self.main_task() or "classify"), self.one_window(text, pair)
+            target, named = settled.explained(self.network, self.tokenizer, given, encoding, label)
             return attributing.attribute(
                 self.network,
                 self.tokenizer,
                 encoding,
-                "answer" if name == "answer" else "classify",
+                str(settled.head),
                 target,
-                described,
+                named,
                 text=text,
                 pair=pair,
-                global_tokens=self._global_tokens(encoding, name),
+                global_tokens=self._global_tokens(encoding, settled),
             )
 
-    def _head_task(self) -> str:
-        """The task that the model's heads are for."""
-        if "answer" in self.network.heads and "classify" not in self.network.heads:
-            return "answer"
-        task = (self.active_extras.get("task") or {}).get("task")
-        return "regress" if task == "regress" or self.problem_type == "regression" else "classify"
+    def main_task(self) -> str | None:
+        """The task that the model was trained for, else the first that its heads can do; None without such a head."""
+        trained = (self.active_extras.get("task") or {}).get("task")
+        first = "regress" if self.problem_type == "regression" and self.active_extras is self.extras else "classify"
+        for name in (trained, first, "tag", "answer", "choose"):
+            if name in TASKS and str(TASKS[name].head) in self.network.heads:
+                return name
+        return None
 
-    def _label_target(
-        self, name: str, text: str, pair: str | None, label: str | None
-    ) -> tuple[attributing.Target, str]:
-        """The log-odds of a label, by default the most probable one; or the predicted number."""
-        task: Any = self.task(name)
-        if name == "regress":
-            return attributing.log_odds(0, multi=True), "the number predicted, as the head gives it"
-        if label is None:
-            label = self.classify([text if pair is None else (text, pair)])[0].label
-        if label not in task.labels:
-            raise EverybertError(f"there is no label {label!r}; the model's labels are {', '.join(task.labels)}")
-        target = attributing.log_odds(task.labels.index(label), task.multi, task.temperature)
-        return target, f"log-odds of {label}"
-
-    def _answer_target(self, encoding: Encoding, question: str, context: str | None) -> tuple[attributing.Target, str]:
-        """The log-probability of the best answer's first and last token."""
-        if context is None:
-            raise EverybertError("an answer is explained with its context: give the question, and pair=the context")
-        found: list[Answer] = self.answer(question, context, top=2)  # type: ignore[assignment]
-        best = next((a for a in found if a.text), None)
-        if best is None:
-            raise EverybertError("the model finds no answer in this text, so there is nothing to explain")
-        inside = [
-            i
-            for i, ((a, b), s) in enumerate(zip(encoding.offsets, encoding.sequence))
-            if s == 1 and a < best.end and b > best.start
-        ]
-        return attributing.log_span(inside[0], inside[-1]), f"log-probability of “{best.text}”"
-
-    def _global_tokens(self, encoding: Encoding, task: str | None = None) -> list[int] | None:
-        """Longformer's global tokens, as its task has them: [CLS] and a question; None for an encoder alone."""
-        heads = self.network.heads
-        if not self.config.global_attention or not any(name in heads for name in ("classify", "choose", "answer")):
+    def _global_tokens(self, encoding: Encoding, task: Task | None = None) -> list[int] | None:
+        """Longformer's global tokens, as its task has them; None for an encoder alone."""
+        name = self.main_task()
+        if not self.config.global_attention or name is None:
             return None
-        question = (task or self._head_task()) == "answer"
-        return list(range(1 + sum(s == 0 for s in encoding.sequence))) if question else [0]
+        return (task or TASKS[name]).global_tokens(encoding)
 
     # ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -655,7 +623,7 @@ class Model:
 
     def adapter_for(self, task: str, pair: bool = False) -> str | None:
         """The adapter to switch to for a task by default; None if one is in use or the model has the head itself."""
-        own = {"regress": "classify", "rank": "classify"}.get(task, task) in self.network.heads  # embed has no head
+        own = task in TASKS and str(TASKS[task].head) in self.network.heads  # embed has no head
         return None if self.adapter is not None or own else self.bundle.default(task, pair)
 
     def merge(self, adapter: str | None = None) -> None:
@@ -665,10 +633,9 @@ class Model:
         if self.adapters is None or self.adapter is None:
             raise EverybertError("no adapter is in use; name the one to merge")
         task = self.active_extras.get("task") or {}
+        self.problem_type = self.task(task["task"]).problem_type if task else None
         self.extras = {**self.extras, "task": task}
         self.labels = task.get("labels")
-        multi = "multi_label_classification" if task.get("multi") else "single_label_classification"
-        self.problem_type = {"regress": "regression", "classify": multi}.get(task.get("task", ""))
         self.adapters.merge()
         self.adapters, self.bundle = None, Bundle()
 

@@ -19,8 +19,6 @@ from everybert.inside.attention import batch_of
 from everybert.model.heads import SEQUENCE_HEADS, Network, head_logits
 from everybert.text.tokenizer import Encoding, Tokenizer
 
-Target = Callable[[Tensor], Tensor]
-"""(K, C) or (K, n, C) logits → (K): the explained value."""
 POINTS = (16, 48, 144)
 """Numbers of points of the integral; the next is used if the error of the sum is more than a hundredth."""
 BUDGET = 512
@@ -57,14 +55,14 @@ def attribute(
     tokenizer: Tokenizer,
     encoding: Encoding,
     head: str,
-    target: Target,
+    target: Callable[[Tensor], Tensor],
     named: str,
     *,
     text: str = "",
     pair: str | None = None,
     global_tokens: Sequence[int] | None = None,
 ) -> Attribution:
-    """Attribute the value `target` of a head's logits to the tokens of one text or pair."""
+    """Attribute the value `target` of a head's logits, (K, C) or (K, n, C) → (K), to the tokens of a text or pair."""
     weight, n = network.encoder.embeddings.token.weight, len(encoding)
     nothing = next((i for i in (tokenizer.mask_id, tokenizer.pad_id, tokenizer.unk_id) if i is not None), 0)
     masked = [i if special else nothing for i, special in zip(encoding.ids, encoding.special)]
@@ -100,26 +98,3 @@ def attribute(
             break
     tokens = (encoding.tokens, encoding.offsets, encoding.sequence)
     return Attribution(text, pair, *tokens, scores_n, named, value, baseline)
-
-
-def log_odds(label: int, multi: bool = False, temperature: float = 1.0) -> Target:
-    """ln p / (1 − p) of a label. If labels are independent, that is the logit."""
-
-    def target(logits_KC: Tensor) -> Tensor:
-        z_KC = logits_KC / temperature
-        if multi or z_KC.shape[1] == 1:
-            return z_KC[:, label]
-        others = torch.arange(z_KC.shape[1], device=z_KC.device) != label
-        return z_KC[:, label] - z_KC[:, others].logsumexp(-1)
-
-    return target
-
-
-def log_span(start: int, end: int) -> Target:
-    """ln p(start) + ln p(end) of the first and last token of an answer."""
-
-    def target(logits_Kn2: Tensor) -> Tensor:
-        log_Kn2 = logits_Kn2.log_softmax(1)
-        return log_Kn2[:, start, 0] + log_Kn2[:, end, 1]
-
-    return target

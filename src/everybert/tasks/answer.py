@@ -20,14 +20,15 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from torch import Tensor
 
+from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.losses import span_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import DIGITS, Encoded, Features, Task, lay, number, targets_of, truth
-from everybert.text.tokenizer import Tokenizer
+from everybert.tasks.task import DIGITS, Encoded, Explained, Features, Task, lay, number, targets_of, truth
+from everybert.text.tokenizer import Encoding, Tokenizer
 from everybert.text.windows import Window
 
 BEST = 20
@@ -90,6 +91,7 @@ class AnswerQuestions(Task):
     name = "answer"
     head = "answer"
     metrics = ("f1", "exact")
+    graph_outputs = ("start_logits", "end_logits")
     window_size = 384
     saved = {"no_answer": truth, "threshold": number, "longest": lambda n: max(index(n), 1)}
     outputs = 2
@@ -177,6 +179,30 @@ class AnswerQuestions(Task):
         for given, passage, cut in zip(inputs, features.back, features.cut):
             found = best_spans(passage, outputs, self.longest, max(BEST, top))
             yield self.answers(found, given[1], top, cut)
+
+    def explained(
+        self, network: Network, tokenizer: Tokenizer, given: str | Sequence[str], encoding: Encoding, label: str | None
+    ) -> tuple[Explained, str]:
+        """The log-probability of the best answer's first and last token, ln p(start) + ln p(end)."""
+        if isinstance(given, str):
+            raise EverybertError("an answer is explained with its context: give the question, and pair=the context")
+        (answers,) = self.predict(network, tokenizer, [given], top=2)
+        best = next((answer for answer in answers if answer.text), None)
+        if best is None:
+            raise EverybertError("the model finds no answer in this text, so there is nothing to explain")
+        places = enumerate(zip(encoding.offsets, encoding.sequence))
+        inside = [i for i, ((a, b), text) in places if text == 1 and a < best.end and b > best.start]
+
+        def log_span(logits_Kn2: Tensor) -> Tensor:
+            log_Kn2 = logits_Kn2.log_softmax(1)
+            return log_Kn2[:, inside[0], 0] + log_Kn2[:, inside[-1], 1]
+
+        return log_span, f"log-probability of “{best.text}”"
+
+    @classmethod
+    def global_tokens(cls, encoding: Encoding) -> list[int]:
+        """[CLS] and the question."""
+        return list(range(1 + encoding.sequence.count(0)))
 
     def as_columns(self, prediction: list[Answer], scores: bool = False) -> dict[str, Any]:
         """The best answer, its place and probability."""

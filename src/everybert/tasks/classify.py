@@ -26,8 +26,8 @@ from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks import task as base
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import DIGITS, Features, Task, combine, constant, targets_of, text_features
-from everybert.text.tokenizer import Tokenizer
+from everybert.tasks.task import DIGITS, Explained, Features, Task, combine, constant, targets_of, text_features
+from everybert.text.tokenizer import Encoding, Tokenizer
 
 Text = str | tuple[str, str]
 TEMPLATE = "This example is {}."
@@ -216,6 +216,26 @@ class Classify(TextTask):
             for p_L, cut in zip(p_EL, cuts):
                 yield prediction(labels, p_L, self.threshold if multi else None, int(cut))
 
+    def explained(
+        self, network: Network, tokenizer: Tokenizer, given: Text, encoding: Encoding, label: str | None
+    ) -> tuple[Explained, str]:
+        """The log-odds of a label, ln p / (1 − p); by default of the most probable one."""
+        if label is None:
+            (predicted,) = self.predict(network, tokenizer, [given])
+            label = predicted.label
+        if label not in self.labels:
+            raise EverybertError(f"there is no label {label!r}; the model's labels are {', '.join(self.labels)}")
+        at = self.labels.index(label)
+
+        def log_odds(logits_KC: Tensor) -> Tensor:
+            z_KC = logits_KC / self.temperature
+            if self.multi or len(self.labels) == 1:
+                return z_KC[:, at]
+            others = torch.arange(z_KC.shape[1], device=z_KC.device) != at
+            return z_KC[:, at] - z_KC[:, others].logsumexp(-1)
+
+        return log_odds, f"log-odds of {label}"
+
     def as_columns(self, prediction: Prediction, scores: bool = False) -> dict[str, Any]:
         """The label (multi-label: all of them) and its probability."""
         each = {f"p({label})": round(p, DIGITS) for label, p in prediction.scores.items()} if scores else {}
@@ -290,6 +310,12 @@ class Regress(TextTask):
         """pearson, spearman, mse, mae, in the units of the data."""
         guess = self.example_logits(network, features)[:, 0] * self.scale + self.shift
         return metrics.regression_scores(np.asarray(examples.targets), guess)
+
+    def explained(
+        self, network: Network, tokenizer: Tokenizer, given: Text, encoding: Encoding, label: str | None
+    ) -> tuple[Explained, str]:
+        """The output itself."""
+        return lambda logits_KC: logits_KC[:, 0], "the number predicted, as the head gives it"
 
     def finish(self, network: Network) -> Self:
         """Move scale and shift into the head's output layer."""

@@ -26,13 +26,15 @@ from everybert.model.engine import Inputs, ahead, run_head
 from everybert.model.heads import Network, head_logits
 from everybert.model.ragged import Ragged, Targets
 from everybert.tasks.dataset import Columns, Examples, Row, Source, Table
-from everybert.text.tokenizer import Tokenizer
+from everybert.text.tokenizer import Encoding, Tokenizer
 from everybert.text.windows import Window, windows
 
 DIGITS = 5
 """Of a probability in a table: the other sequences of a batch change the seventh."""
 MOST_WINDOWS = 16
 """Windows of one example that a training step reads, spread evenly; prediction reads all."""
+Explained = Callable[[Tensor], Tensor]
+"""(K, C) or (K, n, C) logits of K points → (K): the value that attribution explains."""
 
 
 # ── sequences ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -336,6 +338,8 @@ class Task(ABC):
     """The head of the network that is trained; None for the encoder alone."""
     metrics: ClassVar[tuple[str, ...]]
     """The usual scores; the first is the default metric."""
+    graph_outputs: ClassVar[tuple[str, ...]] = ("logits",)
+    """What an exported graph calls the outputs of the head: all together, or each by its own name."""
     window_size: ClassVar[int | None] = None
     """The default window; None is the model's."""
     labelled: ClassVar[bool] = False
@@ -480,6 +484,17 @@ class Task(ABC):
     def as_columns(self, prediction: Any, scores: bool = False) -> dict[str, Any]:
         """A prediction as columns of a table; `scores` adds the probability of every label."""
         return {"prediction": round(prediction, DIGITS) if isinstance(prediction, float) else prediction}
+
+    def explained(
+        self, network: Network, tokenizer: Tokenizer, given: Any, encoding: Encoding, label: str | None
+    ) -> tuple[Explained, str]:
+        """What attribution explains in the prediction for one input: a function of the head's logits, and its name."""
+        raise EverybertError(f"attribution explains classify, regress, rank and answer, not {self.name}")
+
+    @classmethod
+    def global_tokens(cls, encoding: Encoding) -> list[int]:
+        """Longformer's global tokens of a text or pair that fits into one window: [CLS]."""
+        return [0]
 
     @abstractmethod
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
