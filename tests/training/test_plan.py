@@ -136,3 +136,11 @@ def test_mistakes_are_one_line(arguments: list[str], cause: str):
     result = run(*arguments)
     assert result.exit_code == 2
     assert cause in result.output and len(result.output.strip().splitlines()) == 1
+
+
+def test_machines_of_the_past_stand_beside():
+    found = plan(Recipe.load("bert-base"), Machine("v100", 8))
+    beside = found["days_beside"]
+    assert beside["1 × h200"] == pytest.approx(plan(Recipe.load("bert-base"), Machine())["days"])
+    assert beside["8 × v100"] / beside["8 × h100"] == pytest.approx(989 / 125)
+    assert 0.4 * found["days"] < beside["8 × v100"] < found["days"]  # four packs do not share out over eight

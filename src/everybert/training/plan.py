@@ -37,6 +37,8 @@ GPUS = {
 }
 MFU = 0.43
 """The share of the peak that training reaches, checkpointing and the network aside."""
+BESIDE = (("v100", 8), ("tpu-v2", 16), ("tpu-v3", 16), ("a100", 8), ("h100", 8), ("h200", 1))
+"""Machines of the past and of today, whose days are printed beside the plan: work shared evenly, at today's MFU."""
 NODE, NETWORK = 8, 400e9 / 8
 """GPUs per machine; bytes per second between machines, per GPU, one way: one 400 Gb/s card each."""
 
@@ -74,18 +76,23 @@ def plan(recipe: Recipe, machine: Machine) -> dict[str, Any]:
     if recipe.budget is not None:  # as many steps as fit the time
         rows = phases(max(1, round(seconds(recipe.budget) / sum(row["days"] for row in rows) / 86400 * 1e6)))
     memory = _memory(recipe, config, parameters)
-    days = sum(row["days"] for row in rows)
-    hours = 24 * machine.gpus * days
+    steps = sum(row["steps"] for row in rows)
+    beside = {}
+    for name, count in BESIDE:
+        alone = [_phase(recipe, config, parameters, Machine(name), phase, steps) for phase in recipe.phases]
+        beside[f"{count} × {name}"] = sum(row["days"] for row in alone) / count
+    hours = 24 * machine.gpus * sum(row["days"] for row in rows)
     return {
         "gpu": machine.gpu,
         "gpus": machine.gpus,
         "parameters": parameters,
         "tokens": sum(row["steps"] * row["tokens"] for row in rows),
-        "days": days,
+        "days": sum(row["days"] for row in rows),
         "gpu_hours": hours,
         "dollars": hours * machine.price,
         "phases": rows,
         "memory_gb": memory,
+        "days_beside": beside,
         "notes": _notes(recipe, machine, rows, memory["total"]),
     }
 
