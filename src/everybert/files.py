@@ -5,8 +5,6 @@ place. A crash at any point leaves the old version or the new one, complete; `re
 elsewhere has no manifest and is read without verification.
 """
 
-from __future__ import annotations
-
 import errno
 import glob
 import hashlib

@@ -16,15 +16,13 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from everybert.errors import EverybertError
 from everybert.files import read_json, sha256, sync
-
-if TYPE_CHECKING:
-    from everybert.text.tokenizer import Tokenizer
+from everybert.text.tokenizer import Tokenizer
 
 VERSION = 1
 OPEN_SHARDS = 256  # memory maps that are open at once: each holds a file descriptor, and limits of 1,024 are common
@@ -219,7 +217,7 @@ class ExampleLayout:
     """Whether the second segment has its own segment id."""
 
     @classmethod
-    def of(cls, tokenizer: "Tokenizer") -> "ExampleLayout":
+    def of(cls, tokenizer: Tokenizer) -> "ExampleLayout":
         """The layout that the tokenizer uses for a pair of texts."""
         needed = {"cls_id": "[CLS]", "sep_id": "[SEP]", "pad_id": "[PAD]", "mask_id": "[MASK]"}
         ids = {name: getattr(tokenizer, name) for name in needed}

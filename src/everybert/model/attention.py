@@ -17,8 +17,6 @@ Legend: T tokens in the batch, B sequences, A heads, D head size, n tokens of on
 sequence, w one-sided window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec

@@ -4,8 +4,6 @@ The fields of `EncoderConfig` are all that differs between BERT, RoBERTa, XLM-R,
 ModernBERT and the pre-norm BERT and RoBERTa. `PRESETS` has the published models, from presets.toml.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import tomllib
@@ -160,7 +158,7 @@ class EncoderConfig:
         """The one-sided sliding window of an applied layer, or None for full attention."""
         return self.windows[layer] if self.windows is not None else None
 
-    def replace(self, **changes: Any) -> EncoderConfig:
+    def replace(self, **changes: Any) -> "EncoderConfig":
         """A copy with some fields changed; unknown names are an error."""
         known = {f.name for f in dataclasses.fields(self)}
         for name in changes:

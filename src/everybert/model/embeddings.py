@@ -3,8 +3,6 @@
 Legend: T tokens in the batch, E embedding width, H hidden, D head size.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

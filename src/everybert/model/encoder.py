@@ -6,8 +6,6 @@ pre-norm:           x ← x + Attn(LN(x));      x ← x + FF(LN(x));      one mo
 Legend: T tokens in the batch, H hidden, I intermediate width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache

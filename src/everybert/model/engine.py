@@ -9,8 +9,6 @@ order, the encoder's kernel launches are recorded as CUDA graphs (graphs.py), an
 Legend: T tokens in the batch, B sequences, H hidden, C labels, M masked positions, V vocabulary.
 """
 
-from __future__ import annotations
-
 import contextvars
 import math
 from collections import deque

@@ -8,8 +8,6 @@ recording serves all batches of about its size. On the CPU nothing is recorded.
 Legend: T tokens in the batch, B sequences.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Sequence

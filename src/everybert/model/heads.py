@@ -16,8 +16,6 @@ ELECTRA's classifier has a dense layer with GELU. Its discriminator (rtd) tells 
 Legend: T tokens in the batch, B sequences, H hidden, E embedding width, V vocabulary, M masked positions, C labels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args, get_type_hints

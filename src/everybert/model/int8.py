@@ -9,8 +9,6 @@ memory; a conversion takes several. Embeddings, norms, attention and the heads s
 Legend: T tokens in the batch, P the same padded, I inputs, O outputs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ erf. Here both cost one pass over memory (figures for one H200 and BERT-base: do
 Legend: T tokens in the batch, B sequences, A heads, D head size, n length of a sequence, I inner width (N below).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

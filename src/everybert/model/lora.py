@@ -6,8 +6,6 @@ V are one matrix here but have an A and a B each, as in PEFT's files (ModernBERT
 Legend: T tokens in the batch, P adapted parts of a matrix (Q, K, V are three), r rank.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -50,7 +48,7 @@ class LoraConfig:
 class Lora(nn.Module):
     """The low-rank addition to a matrix: to P of the `of` equal parts that its rows fall into."""
 
-    def __init__(self, base: AdaptedLinear, parts: tuple[int, ...], of: int, config: LoraConfig) -> None:
+    def __init__(self, base: "AdaptedLinear", parts: tuple[int, ...], of: int, config: LoraConfig) -> None:
         super().__init__()
         r, height = config.rank, base.out_features // of
         like = base.weight if base.int8 is None else base.int8.scale_O

@@ -6,8 +6,6 @@ accumulation and ranks add up to the loss of one large batch.
 Legend: T tokens in the batch, B sequences, M masked positions, V vocabulary, H hidden, E embedding width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -48,7 +46,7 @@ class PretrainTargets(Targets):
     tokens: Tensor = field(default_factory=lambda: torch.tensor(1.0))
     """0-d: tokens of the step."""
 
-    def of_step(self, counts: Tensor) -> PretrainTargets:
+    def of_step(self, counts: Tensor) -> "PretrainTargets":
         """The same targets with the step's (masked tokens, labelled pairs, tokens)."""
         masked, pairs, tokens = counts.unbind()
         return replace(self, masked=masked, pairs=pairs, tokens=tokens)

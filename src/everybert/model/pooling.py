@@ -12,8 +12,6 @@
 Legend: T tokens in the batch, B sequences, H hidden, n tokens of one sequence.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from everybert.errors import EverybertError

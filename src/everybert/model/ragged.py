@@ -8,8 +8,6 @@
 Legend: T tokens in the batch, B sequences, H hidden.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -78,7 +76,7 @@ class Ragged:
         segments: Sequence[Sequence[int]] | None = None,
         global_tokens: Sequence[Sequence[int]] | None = None,
         device: torch.device | str | None = None,
-    ) -> Ragged:
+    ) -> "Ragged":
         """A batch from lists of ids. `global_tokens` lists, per sequence, the indices that are global."""
         if not sequences:
             raise EverybertError("a batch needs at least one sequence")
@@ -110,7 +108,7 @@ class Ragged:
         segments_T: Tensor | None = None,
         globals_T: Tensor | None = None,
         max_length: int | None = None,
-    ) -> Ragged:
+    ) -> "Ragged":
         """A batch from tokens that are already concatenated."""
         lengths = tuple(lengths)
         offsets = np.fromiter(accumulate(lengths, initial=0), dtype=np.int32, count=len(lengths) + 1)
@@ -199,13 +197,13 @@ class Ragged:
         more = {} if self.targets is None else self.targets.tensors()
         return {name: x for name, x in {**own, **more}.items() if isinstance(x, Tensor)}
 
-    def map(self, fn: Callable[[Tensor], Tensor]) -> Ragged:
+    def map(self, fn: Callable[[Tensor], Tensor]) -> "Ragged":
         """The same batch with `fn` applied to each tensor, targets included."""
         own: dict[str, Any] = {name: fn(x) for name in TENSORS if (x := getattr(self, name)) is not None}
         targets = None if self.targets is None else self.targets.map(fn)
         return replace(self, **own, targets=targets)
 
-    def to(self, device: torch.device | str | None) -> Ragged:
+    def to(self, device: torch.device | str | None) -> "Ragged":
         """The same batch on another device. To a CUDA device the copies run while the host goes on."""
         if device is None:
             return self

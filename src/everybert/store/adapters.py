@@ -4,8 +4,6 @@ The folder of an adapter holds A and B of each adapted matrix and the head of th
 settings of the task and the hash of the base encoder. PEFT loads these folders, and its folders load here.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import re

@@ -3,8 +3,6 @@
 Legend: C labels.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

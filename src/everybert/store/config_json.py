@@ -1,7 +1,5 @@
 """`config.json` ↔ EncoderConfig, for every family. Settings that this library does not support are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any, Literal, get_args, get_origin, get_type_hints

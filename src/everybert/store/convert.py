@@ -3,8 +3,6 @@
 Legend: V vocabulary, E embedding width, P positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

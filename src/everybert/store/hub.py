@@ -3,8 +3,6 @@
 Downloads are cached and can be pinned by revision; HF_HUB_OFFLINE is respected.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import tomllib

@@ -1,12 +1,10 @@
 """Model folders in the format of `transformers`: config.json, model.safetensors, tokenizer; and everybert.json."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +18,7 @@ from everybert.model.heads import Network, Pooler
 from everybert.store import config_json, layouts
 from everybert.store.layouts import to_transformers
 from everybert.store.weights import Weights, finite, open_weights, refuse_tensorflow, save_weights
-
-if TYPE_CHECKING:
-    from everybert.text.tokenizer import Tokenizer
+from everybert.text.tokenizer import Tokenizer
 
 EXTRAS = "everybert.json"
 EXTRAS_VERSION = 1

@@ -5,8 +5,6 @@ here, have three names there. Modules that the classes of a family do not have (
 head) are stored as `everybert.` and our own name, which `transformers` ignores.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence

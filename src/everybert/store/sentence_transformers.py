@@ -7,8 +7,6 @@ LayerNorm and Normalize. What this library does not compute is refused when the 
 Legend: N texts (or tokens), H hidden, L layers.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

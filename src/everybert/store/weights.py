@@ -8,8 +8,6 @@ records the format. The file has its own name so that a library without support 
 wrong ones.
 """
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

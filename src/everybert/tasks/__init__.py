@@ -1,7 +1,5 @@
 """One file per task: data, sequences, loss, predictions and scores."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

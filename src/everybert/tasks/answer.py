@@ -7,8 +7,6 @@ its score exceeds that of the best span by more than a threshold that is tuned o
 Legend: B sequences (windows), n tokens of one window, m tokens of a context, k spans.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

@@ -3,8 +3,6 @@
 A prompt and ending longer than the window are truncated, the longer first, and the result says by how much.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

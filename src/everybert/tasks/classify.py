@@ -7,8 +7,6 @@ into the head, and the saved model predicts in the units of the data.
 Legend: B sequences, E examples, C labels of the head, L labels of a zero-shot prediction.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

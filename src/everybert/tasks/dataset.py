@@ -4,8 +4,6 @@ Columns are found by name; a guess is reported in the notes. A row that cannot b
 skipped and listed under `skip_bad`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -61,7 +59,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def take(self, which: Iterable[int]) -> Examples:
+    def take(self, which: Iterable[int]) -> "Examples":
         """The examples with these numbers."""
         which = list(which)
         return replace(self, inputs=[self.inputs[i] for i in which], targets=[self.targets[i] for i in which])

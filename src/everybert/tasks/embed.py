@@ -8,8 +8,6 @@
 Legend: T tokens, B sequences, E examples, H hidden.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate

@@ -4,8 +4,6 @@ scikit-learn and SciPy compute them; both are imported when a score is asked for
 Legend: N examples, C labels.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Trained by the binary cross-entropy of relevance = label / (highest label) over 
 query. An example is a pair (query, text); the pairs of a query are held out together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

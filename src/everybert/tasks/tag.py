@@ -8,8 +8,6 @@ first piece.
 Legend: n words of a text, C labels.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

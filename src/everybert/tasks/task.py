@@ -6,8 +6,6 @@ window. Training reads batches of examples; prediction runs all sequences throug
 Legend: N tokens of all sequences, S sequences, E examples; in a batch: T tokens, B sequences, E examples, C labels.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,7 +52,7 @@ class WindowConfig:
     @classmethod
     def for_model(
         cls, config: EncoderConfig, size: int | None = None, overlap: int | None = None, long: str = "window"
-    ) -> WindowConfig:
+    ) -> "WindowConfig":
         """By default the model's own window, a quarter of it overlapping, at most 128 tokens."""
         size = min(index(size or config.max_positions), config.max_positions)
         if size < 8:
@@ -144,7 +142,7 @@ class Features(Inputs):
         """Tokens of each example, all its sequences together."""
         return np.add.reduceat(self.lengths_S, self.first_E1[:-1])
 
-    def with_targets(self, **targets: Any) -> Features:
+    def with_targets(self, **targets: Any) -> "Features":
         """The same sequences with more targets."""
         return replace(self, targets=self.targets | targets)
 

@@ -18,8 +18,6 @@ the training words, saved in the model folder, and applied to raw text:
 | plain  | any label per word (parts of speech): no entities                |
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter
@@ -122,7 +120,7 @@ class Splitter:
         return asdict(self) | {"endings": list(self.endings), "whole": sorted(self.whole)}
 
     @classmethod
-    def from_state(cls, state: dict) -> Splitter:
+    def from_state(cls, state: dict) -> "Splitter":
         """From the values that `state` returned."""
         endings, whole = (map(str, state[name]) for name in ("endings", "whole"))
         return cls(str(state["inside"]), str(state["digits"]), tuple(endings), frozenset(whole))

@@ -5,8 +5,6 @@ decoder. The older files (vocab.txt, vocab.json + merges.txt, SentencePiece mode
 pipeline is that of the family. Ids equal those of the fast tokenizers of `transformers` for the same files.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import string

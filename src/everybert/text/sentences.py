@@ -6,8 +6,6 @@ are made for English and usable for other languages whose sentences end with sto
 the text: the patterns are possessive, and each stop is decided by one word on either side.
 """
 
-from __future__ import annotations
-
 import re
 
 _EAST = "。！？｡"

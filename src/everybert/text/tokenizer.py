@@ -4,8 +4,6 @@ A character that UTF-8 cannot encode (a lone surrogate) is read as U+FFFD, so th
 Nothing is truncated or padded here, whatever a tokenizer.json says.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -128,7 +126,7 @@ class Tokenizer:
         self._work, self._alias = self._working_backend()
 
     @classmethod
-    def load(cls, path: str | Path) -> Tokenizer:
+    def load(cls, path: str | Path) -> "Tokenizer":
         """Read a folder or file: tokenizer.json, vocab.txt, vocab.json + merges.txt, SentencePiece model."""
         backend, settings = formats.read_backend(path)
         with formats.one_line_errors(f"the tokenizer in {path} cannot be used", "use another model or tokenizer"):

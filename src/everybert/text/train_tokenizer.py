@@ -6,8 +6,6 @@ order, so their results vary from run to run. Here WordPiece is trained as BPE o
 Unigram by SentencePiece.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import logging

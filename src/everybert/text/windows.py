@@ -1,7 +1,5 @@
 """Long texts in overlapping windows, each token owned by exactly one: nothing is cut off."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

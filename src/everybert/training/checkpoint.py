@@ -9,8 +9,6 @@ There is no generator state to save: examples, masks and dropout are drawn from 
 not depend on the number of ranks either.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging

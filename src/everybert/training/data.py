@@ -4,8 +4,6 @@ Step s of a phase is made of the packs P_s … P_s + K_s − 1 of the phase's st
 is made by any worker. So the batches of a step are the same for every number of workers and ranks.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -40,7 +38,7 @@ class Place(NamedTuple):
     block: int = 0
     pack: int = 0
 
-    def after(self, items: list[Item], end: int) -> Place:
+    def after(self, items: list["Item"], end: int) -> "Place":
         """The place of pack number `end`, given the items of this rank up to there."""
         if not items:
             return self._replace(number=end, pack=self.pack + end - self.number)
@@ -152,7 +150,7 @@ def to_item(pack: dict[str, Any], number: int, stream: PackStream, fill: bool) -
 class Packs(IterableDataset):
     """The packs of one phase for one rank, from a place on; each worker makes every n-th of them."""
 
-    def __init__(self, feed: Feed, step: int, total: int | None, place: Place) -> None:
+    def __init__(self, feed: "Feed", step: int, total: int | None, place: Place) -> None:
         self.recipe, self.rank, self.ranks, self.fill = feed.recipe, feed.rank, feed.ranks, feed.fill
         self.stream, self.place, self.step, self.total = feed.stream(place.phase), place, step, total
 

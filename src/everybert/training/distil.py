@@ -7,8 +7,6 @@ states through a projection (TinyBERT) or the relations within Q, K and V (MiniL
 Legend: T tokens in the batch, H hidden, M masked positions, V vocabulary, B sequences.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -5,8 +5,6 @@ Each rank holds the whole model and runs some packs of a step; gradients are sum
 and differ in the last bits.) An error on one rank is raised on all of them.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os
@@ -43,7 +41,7 @@ class World:
     local: int = 0
 
     @classmethod
-    def join(cls) -> World:
+    def join(cls) -> "World":
         """Connect to the other processes that `torchrun` started, if it did."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:

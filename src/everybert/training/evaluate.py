@@ -6,8 +6,6 @@ can be compared.
 Legend: T tokens in the batch, H hidden, M masked positions, V vocabulary, B sequences.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -42,7 +40,7 @@ log = logging.getLogger("everybert")
 
 
 def score_corpus(
-    model: Model,
+    model: "Model",
     corpus: str | Path,
     kind: Kind | None = None,
     length: int | None = None,

@@ -4,8 +4,6 @@ Data → base model → one run per seed (training/tuning.py) → the best of th
 its 95 % interval. Ctrl-C keeps the best epoch so far.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import logging

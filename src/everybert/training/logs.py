@@ -1,7 +1,5 @@
 """What a long job reports: log.jsonl and TensorBoard curves for later, a progress line or bar for now."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -90,7 +88,7 @@ class Logs:
         if not self.quiet:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def __enter__(self) -> Logs:
+    def __enter__(self) -> "Logs":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,8 +4,6 @@ Pre-training, distillation and fine-tuning describe what they train in a `Job`. 
 pack), so that a run that is killed and resumed continues bit for bit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

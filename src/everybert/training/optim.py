@@ -7,8 +7,6 @@ would cost more than its arithmetic; Q, K and V are three matrices in one parame
 Legend: K matrices of one shape, m × n with m ≤ n.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ operations which the mathematics needs (Chowdhery et al. 2022, appendix B). Seve
 0.474 (docs/LOG.md); every GPU is assumed to reach their middle, so expect times to be within 15 %.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ out/checkpoints/    where a killed run resumes
 out/model/          the result, once finished: loads in everybert and in `transformers`
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -4,8 +4,6 @@ Each table of the file is one frozen dataclass below. A key that no dataclass ha
 contradiction are refused by name. The corpus and the output folder are not part of a recipe.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import difflib
@@ -252,12 +250,12 @@ class Recipe:
     """Decides the initial weights, the order of the text, the masks and the dropout."""
 
     @classmethod
-    def load(cls, name: str | Path, **overrides: Any) -> Recipe:
+    def load(cls, name: str | Path, **overrides: Any) -> "Recipe":
         """Read a recipe from a file, or by the name of a shipped one; `parse` describes the overrides."""
         return cls.parse(text(name), str(name), **overrides)
 
     @classmethod
-    def parse(cls, text: str, name: str, **overrides: Any) -> Recipe:
+    def parse(cls, text: str, name: str, **overrides: Any) -> "Recipe":
         """Read a recipe from TOML. Overrides, written `table__key` or `key`, replace lines of the file."""
         with located(name, overrides):
             table = _override(tomllib.loads(text), overrides)

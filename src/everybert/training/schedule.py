@@ -4,8 +4,6 @@ A run with a time budget has no number of steps until its speed is measured: `to
 then on the planned number is saved with the run, so that a resumed run agrees with an uninterrupted one.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -92,7 +90,7 @@ class Planner:
         self.times: list[tuple[float, int]] = []  # at the beginning of each step since the last plan: seconds, packs
         self.packs = self.calls = 0
 
-    def __call__(self, progress: Progress) -> bool:
+    def __call__(self, progress: "Progress") -> bool:
         """Call after each step; returns whether `progress.total` has changed."""
         self.calls += 1
         if self.calls >= COMPILING_STEPS:
@@ -112,7 +110,7 @@ class Planner:
         edges = [self.times[round(i * steps / parts)] for i in range(parts + 1)]
         return median_low((end[0] - start[0]) / (end[1] - start[1]) for start, end in pairwise(edges))
 
-    def _due(self, progress: Progress) -> bool:
+    def _due(self, progress: "Progress") -> bool:
         steps = len(self.times) - 1
         if steps < 2:
             return False

@@ -5,8 +5,6 @@ the fp32 master weights, which the optimizer updates; then the copy is refreshed
 compiled graph. On the CPU the copy and the master are one network.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace

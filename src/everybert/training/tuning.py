@@ -10,8 +10,6 @@
 Shuffling is keyed by (seed, epoch) and dropout by (seed, step), so a run is a pure function of its settings.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -178,7 +176,7 @@ class FullMode:
         """What is computed once from the sequences of a data set."""
         return features
 
-    def save(self, network: Network, data: Data, task: Task, folder: Path, extras: Any = None) -> None:
+    def save(self, network: Network, data: "Data", task: Task, folder: Path, extras: Any = None) -> None:
         """Write what was trained: a model folder."""
         save_network(
             network,
@@ -225,7 +223,7 @@ class FrozenMode(FullMode):
             return features.with_targets(features_B=np.stack(found))
         return features.with_targets(features_T=found)
 
-    def save(self, network: Network, data: Data, task: Task, folder: Path, extras: Any = None) -> None:
+    def save(self, network: Network, data: "Data", task: Task, folder: Path, extras: Any = None) -> None:
         """A model folder; a head that `transformers` does not have is written to a separate file."""
         name = str(task.head)
         head = network.heads[name]
@@ -277,7 +275,7 @@ class LoraMode(FullMode):
         if shapes[0] != shapes[1]:
             raise EverybertError(f"{start} is an adapter for another task or other labels; start without it")
 
-    def save(self, network: Network, data: Data, task: Task, folder: Path, extras: Any = None) -> None:
+    def save(self, network: Network, data: "Data", task: Task, folder: Path, extras: Any = None) -> None:
         """The adapter's folder."""
         save_adapter(self.adapters, ADAPTER, folder, base=str(data.folder), extras={"task": task.state()})
 
