@@ -69,36 +69,78 @@ def test_peft_reads_what_we_write(tmp_path, kind, suffix, head, targets):
         torch.testing.assert_close(head_logits(again.network, Ragged.of([ids]), head), ours)
 
 
+MIXED = {"rank_pattern": {"query": 5, "^bert.encoder.layer.1.output.dense": 2}, "alpha_pattern": {r".*\.0\..*value": 9}}
+LINEAR = {"target_modules": "all-linear"}
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("kind", "targets"),
+    ("kind", "task", "settings"),
     [
-        ("bert", ["query", "value"]),
-        ("bert", ["query", "key", "value", "dense"]),  # the pooler's too
-        ("bert", "all-linear"),
-        ("albert", ["query", "pooler"]),
+        ("bert", "SEQ_CLS", {"target_modules": ["query", "value"]}),
+        ("bert", "SEQ_CLS", {"target_modules": ["query", "key", "value", "dense"]}),  # the pooler's too
+        ("bert", "SEQ_CLS", LINEAR | MIXED),
+        ("bert", "SEQ_CLS", LINEAR | {"use_rslora": True}),
+        ("bert", "SEQ_CLS", LINEAR | {"use_dora": True} | MIXED),
+        ("bert", "SEQ_CLS", {"target_modules": ["key", "dense"], "use_dora": True, "layers_to_transform": [1]}),
+        ("bert", None, LINEAR | {"use_dora": True}),  # the base's classifier too
+        ("albert", "SEQ_CLS", {"target_modules": ["query", "pooler"]}),
+        ("albert", "SEQ_CLS", LINEAR | {"use_dora": True}),  # the projection of the embeddings
+        ("electra", "SEQ_CLS", LINEAR),
+        ("roberta", "SEQ_CLS", LINEAR),
+        ("roberta", None, LINEAR),
+        ("mpnet", "SEQ_CLS", LINEAR),
+        ("distilbert", None, LINEAR),
+        ("deberta-v2", "SEQ_CLS", LINEAR | {"use_dora": True}),
+        ("modernbert", "SEQ_CLS", {"target_modules": ["Wqkv"]}),  # the head's first layers are the base's
+        ("modernbert", "SEQ_CLS", LINEAR | {"use_dora": True}),
+        ("modernbert", None, LINEAR),
     ],
 )
-def test_we_read_what_peft_writes(tmp_path, kind, targets):
+def test_we_read_what_peft_writes(tmp_path, kind, task, settings):
     peft = pytest.importorskip("peft")
     base = tiny_models.make(kind, "ForSequenceClassification", num_labels=3)
     base.save_pretrained(tmp_path / "base")
-    config = peft.LoraConfig(task_type="SEQ_CLS", r=3, lora_alpha=7, target_modules=targets)
-    theirs = peft.get_peft_model(base, config)
+    theirs = peft.get_peft_model(base, peft.LoraConfig(task_type=task, r=3, lora_alpha=7, **settings))
     with torch.no_grad():
         for name, p in theirs.named_parameters():
-            if "lora_B" in name or "classifier" in name:
+            if p.requires_grad and "lora_A" not in name:
                 p.add_(torch.randn_like(p) * 0.3)
     theirs.eval().save_pretrained(tmp_path / "adapter")
     adapters = AdapterSet(load_network(tmp_path / "base").network)
     load_adapter(adapters, "x", read_adapter(tmp_path / "adapter"))
-    adapters.use("x")
     ids = [5, 6, 7, 8, 9]
     with torch.no_grad():
+        before = head_logits(adapters.network, Ragged.of([ids]), "classify")
+        adapters.use("x")
         expected = theirs(input_ids=torch.tensor([ids])).logits
-        torch.testing.assert_close(
-            head_logits(adapters.network, Ragged.of([ids]), "classify"), expected, atol=2e-5, rtol=1e-4
-        )
+        found = head_logits(adapters.network, Ragged.of([ids]), "classify")
+        assert not torch.allclose(before, expected, atol=1e-3)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        adapters.merge()
+        merged = head_logits(adapters.network, Ragged.of([ids]), "classify")
+        torch.testing.assert_close(merged, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_modernberts_classifier_takes_its_first_layers_from_the_base_or_is_refused(tmp_path):
+    peft = pytest.importorskip("peft")
+    for suffix in ("ForMaskedLM", "Model"):
+        tiny_models.make("modernbert", suffix).save_pretrained(tmp_path / suffix)
+    classes = pytest.importorskip("transformers").ModernBertForSequenceClassification
+    base = classes.from_pretrained(tmp_path / "ForMaskedLM", num_labels=3)
+    theirs = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", target_modules=["Wqkv"])).eval()
+    theirs.save_pretrained(tmp_path / "adapter")
+    adapters = AdapterSet(load_network(tmp_path / "ForMaskedLM").network)
+    load_adapter(adapters, "x", read_adapter(tmp_path / "adapter"))
+    adapters.use("x")
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor([[5, 6, 7]])).logits
+        found = head_logits(adapters.network, Ragged.of([[5, 6, 7]]), "classify")
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    bare = AdapterSet(load_network(tmp_path / "Model").network)
+    with pytest.raises(EverybertError, match=r"has no head\.dense"):
+        load_adapter(bare, "x", read_adapter(tmp_path / "adapter"))
 
 
 def test_an_adapter_knows_its_base(tmp_path):
@@ -124,7 +166,10 @@ def test_an_adapter_knows_its_base(tmp_path):
     [
         ({"target_modules": ["query", "word_embeddings"]}, {}, "changes embeddings.word_embeddings"),
         ({"target_modules": ["query"], "modules_to_save": ["classifier", "word_embeddings"]}, {}, "changes embeddings"),
-        ({"target_modules": ["query"], "layers_to_transform": [0]}, {}, "has no encoder.layer.1"),
+        ({"target_modules": ["query"], "lora_bias": True}, {}, r"changes .*lora_B\.bias too"),
+        ({"target_modules": ["query"], "rank_pattern": {"query": 3}}, {"rank_pattern": {"query": 4}}, "not of rank"),
+        ({"target_modules": ["query"]}, {"alpha_pattern": {"(a|aa)+b": 1}}, "the pattern .* is not supported"),
+        ({"target_modules": ["query"]}, {"layer_replication": [[0, 2]]}, "uses layer_replication"),
         ({"target_modules": ["query"]}, {"init_lora_weights": "pissa"}, "uses init_lora_weights"),
         ({"target_modules": ["query"]}, {"lora_alpha": float("nan")}, "a finite alpha"),
         ({"target_modules": ["query"]}, {"r": 5}, "is not of rank 5"),

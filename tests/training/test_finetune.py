@@ -199,6 +199,10 @@ def test_training_goes_on_from_an_adapter(base, tmp_path):
             finetune(base, "classify", rows, rows, start=str(first.folder), **again)
     with pytest.raises(EverybertError, match="use mode lora"):
         finetune(base, "classify", other, other, start=str(first.folder), **FAST)
+    config = first.folder / "adapter_config.json"
+    config.write_text(config.read_text().replace('"bias"', '"use_dora": true, "bias"'))
+    with pytest.raises(EverybertError, match="is a DoRA, which is not trained here"):
+        finetune(base, "classify", sentiment(2, 32), dev, start=str(first.folder), **again)
 
 
 @pytest.mark.parametrize("mode", ["full", "lora"])

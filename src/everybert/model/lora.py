@@ -3,7 +3,10 @@
 An encoder can have many adapters; switching between them moves no weights. Each brings the head of its task. Q, K and
 V are one matrix here but have an A and a B each, as in PEFT's files (ModernBERT's files have them as one).
 
-Legend: T tokens in the batch, P adapted parts of a matrix (Q, K, V are three), r rank.
+DoRA (Liu et al. 2024, eq. 5) also scales each row: m · (W + (α / r)·B·A) / ‖W + (α / r)·B·A‖, with m learnt. Such
+adapters are loaded and merged; they are not trained here.
+
+Legend: T tokens in the batch, P adapted parts of a matrix (Q, K, V are three), r rank, O rows of a matrix.
 """
 
 import math
@@ -22,6 +25,8 @@ from everybert.model.int8 import Int8Linear, is_int8
 
 QKV = ("query", "key", "value")
 TARGETS = (*QKV, "attention.output", "feed_forward.input", "feed_forward.output")
+PROJECTION = "embeddings.projection"
+"""Of ELECTRA and ALBERT: a target outside the layers."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class LoraConfig:
         object.__setattr__(self, "targets", tuple(self.targets))
         if self.rank < 1 or not 0 <= self.dropout < 1 or not math.isfinite(self.alpha):
             raise EverybertError("an adapter needs a rank of at least 1, a finite alpha and a dropout in [0, 1)")
-        if not self.targets or (unknown := [t for t in self.targets if t not in TARGETS]):
+        if not self.targets or (unknown := [t for t in self.targets if t not in (*TARGETS, PROJECTION)]):
             raise EverybertError(f"adapter targets are {', '.join(TARGETS)}, not {', '.join(unknown) or 'none'}")
 
 
@@ -59,11 +64,19 @@ class Lora(nn.Module):
         self.up = nn.Parameter(torch.zeros(len(parts), height, r, device=like.device, dtype=like.dtype))
         self.parts: Tensor
         self.register_buffer("parts", torch.tensor(parts, device=like.device), persistent=False)
+        self.gain_O: Tensor | None = None
+        """DoRA: m / ‖W + (α / r)·B·A‖ of each row."""
         for a in self.down.detach().split(r):  # A as PEFT draws it; B is zero, so training starts from W
             nn.init.kaiming_uniform_(a, a=math.sqrt(5))
 
-    def forward(self, x_TI: Tensor, y_TO: Tensor) -> Tensor:
-        """y + (α / r)·B·A·x."""
+    def forward(self, x_TI: Tensor, y_TO: Tensor, bias_O: Tensor | None) -> Tensor:
+        """y + (α / r)·B·A·x, where y = W·x + b; with DoRA scaled, but for b."""
+        y_TO = self._add(x_TI, y_TO)
+        if self.gain_O is None:
+            return y_TO
+        return y_TO * self.gain_O if bias_O is None else (y_TO - bias_O) * self.gain_O + bias_O
+
+    def _add(self, x_TI: Tensor, y_TO: Tensor) -> Tensor:
         low_TPr = F.linear(self.dropout(x_TI), self.down).unflatten(-1, (len(self.up), -1))
         if self.of == 1:
             return y_TO + self.scale * F.linear(low_TPr[:, 0], self.up[0])
@@ -71,6 +84,11 @@ class Lora(nn.Module):
         if len(self.up) == self.of:
             return y_TO + add_TPO.flatten(1)
         return y_TO.unflatten(-1, (self.of, -1)).index_add(1, self.parts, add_TPO).flatten(1)
+
+    def merged(self, weight_OI: Tensor) -> Tensor:
+        """W as it acts with the adapter, in fp32."""
+        whole_OI = weight_OI.float() + self.delta()
+        return whole_OI if self.gain_O is None else whole_OI * self.gain_O[:, None]
 
     def delta(self) -> Tensor:
         """(α / r)·B·A for all rows of the matrix, in fp32."""
@@ -97,7 +115,7 @@ class AdaptedLinear(nn.Linear):
         y_TO = F.linear(x_TI, self.weight, self.bias) if self.int8 is None else self.int8(x_TI)
         if self.active is None or self.active not in self.lora:
             return y_TO
-        return self.lora[self.active](x_TI, y_TO)
+        return self.lora[self.active](x_TI, y_TO, self.bias if self.int8 is None else self.int8.bias)
 
 
 @dataclass
@@ -171,8 +189,7 @@ class AdapterSet:
             for name, child in list(parent.named_children()):
                 if isinstance(child, AdaptedLinear):
                     if self.active in child.lora:
-                        addition = child.lora[self.active].delta()  # type: ignore[operator, union-attr]
-                        child.weight.copy_(child.weight.float() + addition)
+                        child.weight.copy_(child.lora[self.active].merged(child.weight))  # type: ignore[operator, union-attr]
                     plain = nn.Linear(child.in_features, child.out_features, child.bias is not None, device="meta")
                     plain.weight, plain.bias = child.weight, child.bias
                     setattr(parent, name, plain)
@@ -202,6 +219,18 @@ class AdapterSet:
         for key, tensor in wanted.items():
             tensor.copy_(state[key])
 
+    def load_magnitudes(self, name: str, magnitudes: Mapping[str, Tensor]) -> None:
+        """Make an adapter that is loaded a DoRA: the m of each adapted matrix, named as in `state` but for the end."""
+        for at, lora, parts in self._parts(name):
+            layer: Any = self.network.get_submodule(at)
+            weight_OI = layer.weight if layer.int8 is None else layer.int8.weight
+            norms = (weight_OI.detach().float() + lora.delta()).norm(dim=1).chunk(lora.of)
+            gains = [torch.ones_like(norm) for norm in norms]
+            for i, part in zip(lora.parts.tolist(), parts):
+                if (magnitude := magnitudes.get(at + part)) is not None:
+                    gains[i] = magnitude.to(norms[i]) / norms[i]
+            lora.gain_O = torch.cat(gains).to(lora.up.dtype)
+
     def parameters(self, name: str) -> list[nn.Parameter]:
         """The A and B of an adapter: what its training changes in the encoder."""
         return [p for _, lora, _ in self._parts(name) for p in lora.parameters()]
@@ -223,4 +252,6 @@ def _places(config: EncoderConfig, lora: LoraConfig) -> Iterator[tuple[str, tupl
         if chosen:
             one = config.family == "modernbert"  # Q, K and V are one matrix in its files
             yield f"{at}attention.qkv", (0,) if one else chosen, 1 if one else len(QKV)
-        yield from ((at + target, (0,), 1) for target in lora.targets if target not in QKV)
+        yield from ((at + target, (0,), 1) for target in lora.targets if target not in (*QKV, PROJECTION))
+    if PROJECTION in lora.targets:
+        yield f"encoder.{PROJECTION}", (0,), 1

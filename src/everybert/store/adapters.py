@@ -4,9 +4,10 @@ The folder of an adapter holds A and B of each adapted matrix and the head of th
 settings of the task and the hash of the base encoder. PEFT loads these folders, and its folders load here.
 """
 
-import copy
 import hashlib
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from everybert.errors import EverybertError
 from everybert.files import inside, read_json, verify_folder, write_json
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import HEADS, FeatureConfig, FeatureHead, Network, Pooler, add_feature_head, make_head
-from everybert.model.lora import QKV, TARGETS, AdapterSet, LoraConfig
+from everybert.model.lora import PROJECTION, QKV, TARGETS, AdapterSet, LoraConfig
 from everybert.store import layouts
 from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, read_extras
 from everybert.store.weights import read_tensors
@@ -31,7 +32,7 @@ ROOT = "base_model.model."
 TASK_TYPES = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "answer": "QUESTION_ANS"}
 """Head → PEFT's task_type."""
 MERGE = "merge it into its base with peft's merge_and_unload(), and load the model that this gives"
-UNSUPPORTED = ("use_dora", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "alora_invocation_tokens")
+UNSUPPORTED = ("fan_in_fan_out", "alora_invocation_tokens", "layer_replication", "use_qalora", "use_bdlora")
 HARMLESS_INITS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights; others (pissa, olora …) change the weights of the base too."""
 
@@ -58,8 +59,10 @@ def _matrices(config: EncoderConfig, targets: tuple[str, ...]) -> dict[str, str]
             found |= {f"{at}attention.qkv": qkv[0]} if set(QKV) & set(targets) else {}
         else:
             found |= {f"{at}attention.qkv.{part}": name for part, name in zip(QKV, qkv) if part in targets}
-        for target in [t for t in targets if t not in QKV]:
+        for target in [t for t in targets if t not in (*QKV, PROJECTION)]:
             (found[at + target],) = layouts.transformers_names(config, f"{at}{target}.weight", ())
+    if PROJECTION in targets:
+        (found[f"encoder.{PROJECTION}"],) = layouts.transformers_names(config, f"encoder.{PROJECTION}.weight", ())
     return {ours: name.removesuffix(".weight") for ours, name in found.items()}
 
 
@@ -148,7 +151,7 @@ def read_adapter(folder: str | Path) -> AdapterFile:
     odd = [key for key in UNSUPPORTED if raw.get(key)] + (["bias"] if raw.get("bias", "none") != "none" else [])
     if odd or raw.get("init_lora_weights") not in HARMLESS_INITS:
         odd.append("init_lora_weights")
-        raise EverybertError(f"{folder}: this adapter uses {odd[0]}, which is not read, only plain LoRA; {MERGE}")
+        raise EverybertError(f"{folder}: this adapter uses {odd[0]}, which is not read; {MERGE}")
     extras = read_extras(folder)
     return AdapterFile(folder, str(raw.get("base_model_name_or_path") or ""), extras.pop("base", None), extras, raw)
 
@@ -158,25 +161,82 @@ def load_adapter(adapters: AdapterSet, name: str, file: AdapterFile, verify: boo
     network, config = adapters.network, adapters.network.config
     if verify and file.digest is not None and file.digest != encoder_digest(network):
         raise EverybertError(f"{file.folder} was trained on another base ({file.base or 'unnamed'}); load that one")
-    tensors = {_bare(key): value for key, value in read_tensors(file.folder, WEIGHTS).items()}
-    adapted = {name.removesuffix(".lora_A.weight") for name in tensors}
-    targets = tuple(target for target in TARGETS if adapted & set(_matrices(config, (target,)).values()))
-    if not targets:
+    content = _Content(file, read_tensors(file.folder, WEIGHTS))
+    places = _matrices(config, (*TARGETS, *([PROJECTION] if network.encoder.embeddings.projection else [])))
+    pairs = {ours: content.take_pair(at) for ours, at in places.items() if content.adapts(at)}
+    if not pairs:
         raise EverybertError(f"{file.folder}: no tensor fits a {config.family} model; is the base another family?")
-    raw = file.raw
-    try:
-        lora = LoraConfig(int(raw["r"]), float(raw["lora_alpha"]), float(raw.get("lora_dropout") or 0), targets)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise EverybertError(f"{file.folder / CONFIG} gives no proper r and lora_alpha ({error}); restore it") from None
-    state: dict[str, Tensor] = {}
-    for ours, module in _matrices(config, targets).items():
-        state[f"{ours}.A"], state[f"{ours}.B"] = _take_pair(file, tensors, module, lora.rank)
-    head, pooler = _take_head(network, file, tensors), _take_pooler(network, file, tensors, lora)
-    if tensors:
-        raise EverybertError(f"{file.folder} changes {min(tensors)} too, which is not supported; {MERGE}")
-    adapters.add(name, lora, head, pooler)
+    magnitudes = {ours: m for ours in pairs if (m := content.take_magnitude(places[ours])) is not None}
+    heads, pooler = _take_heads(network, content), _take_pooler(network, content)
+    if content.tensors:
+        raise EverybertError(f"{file.folder} changes {min(content.tensors)} too, which is not supported; {MERGE}")
+    rank, scales = max(len(a) for a, _, _ in pairs.values()), {scale for _, _, scale in pairs.values()}
+    scale = scales.pop() if len(scales) == 1 else 1.0
+    targets = tuple(t for t in (*TARGETS, PROJECTION) if pairs.keys() & _matrices(config, (t,)).keys())
+    lora = LoraConfig(rank, scale * rank, float(file.raw.get("lora_dropout") or 0), targets)
+    adapters.add(name, lora, heads, pooler)
+    state = {key: torch.zeros_like(value) for key, value in adapters.state(name).items()}
+    for ours, (a, b, own) in pairs.items():  # one rank and one scale for all: A and B of a lower rank end in zeros
+        state[f"{ours}.A"][: len(a)] = a
+        state[f"{ours}.B"][:, : len(a)] = b if own == scale else b * own
     adapters.load(name, state)
+    if magnitudes:
+        adapters.load_magnitudes(name, magnitudes)
     adapters.entries[name].extras = file.extras
+
+
+class _Content:
+    """The tensors of an adapter file; those that are taken out of it are used. Names have no prefixes."""
+
+    def __init__(self, file: AdapterFile, tensors: Mapping[str, Tensor]) -> None:
+        self.file = file
+        self.tensors = {_bare(name): value for name, value in tensors.items()}
+        self.full = {_bare(name): name.removeprefix(ROOT) for name in tensors}
+        """As PEFT names them."""
+
+    def adapts(self, module: str) -> bool:
+        """Whether there are A and B for a module."""
+        return f"{module}.lora_A.weight" in self.tensors
+
+    def take(self, name: str) -> Tensor:
+        """A tensor that must be there."""
+        if name not in self.tensors:
+            raise EverybertError(
+                f"{self.file.folder} has no {name}, which its other tensors and {CONFIG} need; {MERGE}"
+            )
+        return self.tensors.pop(name)
+
+    def take_pair(self, module: str) -> tuple[Tensor, Tensor, float]:
+        """A and B of a matrix, and the factor of B·A; their ranks are checked before matrices are allocated."""
+        raw, where = self.file.raw, self.file.folder / CONFIG
+        name = self.full[f"{module}.lora_A.weight"].partition(".lora_A.")[0]
+        a, b = (self.take(f"{module}.lora_{letter}.weight") for letter in "AB")
+        try:
+            ranks = {int(raw["r"]), *(raw.get("rank_pattern") or {}).values()}
+            alpha = float(_by_pattern(raw.get("alpha_pattern") or {}, name, raw["lora_alpha"]))
+            scale = alpha / (math.sqrt(len(a)) if raw.get("use_rslora") else len(a))
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, ZeroDivisionError, re.error) as error:
+            raise EverybertError(f"{where} gives no proper r and lora_alpha ({error}); restore it") from None
+        if a.ndim != 2 or b.ndim != 2 or not a.shape[0] == b.shape[1] or len(a) not in ranks:
+            raise EverybertError(f"{where}: {module} is not of rank {raw['r']}, as it says; restore it")
+        if not math.isfinite(scale):
+            raise EverybertError(f"{where}: an adapter needs a finite alpha; restore it")
+        return a, b, scale
+
+    def take_magnitude(self, module: str) -> Tensor | None:
+        """The magnitudes of a matrix's rows, if the adapter is a DoRA."""
+        return self.tensors.pop(f"{module}.lora_magnitude_vector", None)
+
+    def take_or_adapt(self, name: str, base: Mapping[str, Tensor]) -> Tensor:
+        """A parameter of a head or pooler: whole, or that of the base with the addition for it, if there is one."""
+        module, _, kind = name.rpartition(".")
+        if name in self.tensors or name not in base:
+            return self.take(name)
+        if kind != "weight" or not self.adapts(module):
+            return base[name]
+        a, b, scale = self.take_pair(module)
+        whole, magnitude = base[name].float() + scale * (b.float() @ a.float()), self.take_magnitude(module)
+        return whole if magnitude is None else whole * (magnitude.float() / whole.norm(dim=1))[:, None]
 
 
 def _bare(name: str) -> str:
@@ -185,59 +245,63 @@ def _bare(name: str) -> str:
     return layouts.canonical(name)
 
 
-def _take(file: AdapterFile, tensors: dict[str, Tensor], name: str) -> Tensor:
-    """Remove a tensor that must be there from `tensors`."""
-    if name not in tensors:
-        raise EverybertError(f"{file.folder} has no {name}, which its other tensors and {CONFIG} need; {MERGE}")
-    return tensors.pop(name)
+def _by_pattern(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
+    """The value of the first pattern that fits the end of a module's name, as PEFT matches them."""
+    for pattern, value in patterns.items():
+        if len(re.findall(r"[*+{]", pattern)) > 3 or re.search(r"\)[*+{]", pattern):  # may take forever
+            raise ValueError(f"the pattern {pattern[:40]!r} is not supported")
+        if re.match(rf"(.*\.)?({pattern})$", name):
+            return value
+    return default
 
 
-def _take_pair(file: AdapterFile, tensors: dict[str, Tensor], module: str, rank: int) -> tuple[Tensor, Tensor]:
-    """A and B of a matrix; their rank is checked before matrices of that rank are allocated."""
-    a, b = (_take(file, tensors, f"{module}.lora_{letter}.weight") for letter in "AB")
-    if a.ndim != 2 or b.ndim != 2 or not a.shape[0] == b.shape[1] == rank:
-        raise EverybertError(f"{file.folder}: {module} is not of rank {rank}, as {CONFIG} says; restore it")
-    return a, b
+def _take_heads(network: Network, content: _Content) -> dict[str, nn.Module]:
+    """The head of the adapter's task, and those of the base model to which it adds."""
+    file, config = content.file, network.config
+    family = layouts.LAYOUTS[config.family].heads
+    task = file.extras.get("head") or {v: k for k, v in TASK_TYPES.items()}.get(str(file.raw.get("task_type")))
+    if task is not None and task not in family:
+        raise EverybertError(f"{file.folder}: a {config.family} model has no head {task!r}; restore {EXTRAS}")
+    base: dict[str, Tensor] = {}  # ModernBERT's heads begin with the same layers
+    for head in sorted((h for h in network.heads if h in family), key=[task].__contains__):
+        base |= _named(config, network.heads[head], f"heads.{head}.")
+    found: dict[str, nn.Module] = {}
+    for head in dict.fromkeys([*([task] if task else []), *network.heads]):
+        (last,) = layouts.transformers_names(config, f"heads.{head}.output.weight", (head,))
+        rows = content.tensors.get(last, base.get(last, torch.empty(1)))
+        module = make_head(config, head, len(rows)) if head in family else nn.Module()
+        names = _named(config, module, f"heads.{head}.")
+        if head == task or any(content.adapts(name.rpartition(".")[0]) for name in names):
+            found[head] = _filled(network, content, module, f"heads.{head}.", base)
+    return found
 
 
-def _take_head(network: Network, file: AdapterFile, tensors: dict[str, Tensor]) -> dict[str, nn.Module]:
-    """The head in an adapter file, if there is one."""
-    head = file.extras.get("head") or {v: k for k, v in TASK_TYPES.items()}.get(str(file.raw.get("task_type")))
-    if head is None:
-        return {}
-    if head not in layouts.LAYOUTS[network.config.family].heads:
-        raise EverybertError(f"{file.folder}: a {network.config.family} model has no head {head!r}; restore {EXTRAS}")
-    (last,) = layouts.transformers_names(network.config, f"heads.{head}.output.weight", (head,))
-    module = make_head(network.config, head, len(tensors[last]) if last in tensors else 1)
-    return {head: _filled(network, file, tensors, module, f"heads.{head}.").train(network.training)}
-
-
-def _take_pooler(network: Network, file: AdapterFile, tensors: dict[str, Tensor], lora: LoraConfig) -> nn.Module | None:
+def _take_pooler(network: Network, content: _Content) -> nn.Module | None:
     """The pooler in an adapter file, if there is one: whole, or as A and B to add to the base model's."""
     (weight,) = layouts.transformers_names(network.config, "pooler.dense.weight", ())
-    module = weight.removesuffix(".weight")
-    if weight in tensors:
-        return _filled(network, file, tensors, Pooler(network.config), "pooler.")
-    if f"{module}.lora_A.weight" not in tensors or network.pooler is None:
+    base = {} if network.pooler is None else _named(network.config, network.pooler, "pooler.")
+    if weight not in content.tensors and not (base and content.adapts(weight.removesuffix(".weight"))):
         return None
-    a, b = _take_pair(file, tensors, module, lora.rank)
-    pooler = copy.deepcopy(network.pooler)
-    pooler.dense.weight.data += (lora.alpha / lora.rank * b.float() @ a.float()).to(pooler.dense.weight)
-    return pooler
+    return _filled(network, content, Pooler(network.config), "pooler.", base)
 
 
-def _filled(network: Network, file: AdapterFile, tensors: dict[str, Tensor], module: nn.Module, at: str) -> nn.Module:
-    """A module of ours with the tensors that belong to it; `at` is the beginning of its names."""
+def _named(config: EncoderConfig, module: nn.Module, at: str) -> dict[str, Tensor]:
+    """The parameters of a head or pooler by their names in a file; `at` is the beginning of our names."""
     held = (at.split(".")[1],) if at.startswith(layouts.HEADS) else ()
-    names = {key: layouts.transformers_names(network.config, at + key, held)[0] for key in module.state_dict()}
+    return {layouts.transformers_names(config, at + key, held)[0]: value for key, value in module.state_dict().items()}
+
+
+def _filled(network: Network, content: _Content, module: nn.Module, at: str, base: Mapping[str, Tensor]) -> nn.Module:
+    """A head or pooler with its tensors from the file or the base model."""
+    values = [content.take_or_adapt(name, base) for name in _named(network.config, module, at)]
     try:
-        module.load_state_dict({key: _take(file, tensors, name) for key, name in names.items()})
+        module.load_state_dict(dict(zip(module.state_dict(), values)))
     except RuntimeError:
         raise EverybertError(
-            f"{file.folder}: its {at.rstrip('.')} does not fit this model; load its own base"
+            f"{content.file.folder}: its {at.rstrip('.')} does not fit this model; load its own base"
         ) from None
     like = network.encoder.embeddings.token.weight
-    return module.to(like.device, like.dtype)
+    return module.to(like.device, like.dtype).train(network.training)
 
 
 # ── feature-based heads ──────────────────────────────────────────────────────────────────────────────────────

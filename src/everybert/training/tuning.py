@@ -265,6 +265,8 @@ class LoraMode(FullMode):
     def _continue(self, task: Task, heads: dict[str, nn.Module], start: str) -> None:
         """Load an adapter, which must have the task's head for the same labels."""
         file = read_adapter(start)
+        if file.raw.get("use_dora"):
+            raise EverybertError(f"{start} is a DoRA, which is not trained here; merge it into its base, or start anew")
         load_adapter(self.adapters, ADAPTER, file)
         known = (file.extras.get("task") or {}).get("labels")
         same = known is None or not task.labels or list(known) == list(task.labels)
