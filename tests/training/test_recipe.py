@@ -45,7 +45,7 @@ def test_reads_a_recipe():
         (GOOD.replace('preset = "bert-tiny"', "vocab_size = 100"), "tokenizer decides"),
         (GOOD.replace('"bert-tiny"', '"bert-tiny"\ninit = "x"'), "contradicts init"),
         (GOOD.replace('preset = "bert-tiny"', 'init = "x"\nlayers = 3'), "contradicts init"),
-        (GOOD.replace('"bert-tiny"', '"bert-tiny"\nlongformer = 4096'), "needs init"),
+        (GOOD.replace('"bert-tiny"', '"bert-tiny"\nlongformer = 4096'), "contrib/longformer.py"),
         (GOOD.replace('"bert-tiny"', '"bert-tiny"\nheads = 3'), "not a multiple of heads"),
         (GOOD + "[mask]\nboundary = true\n", 'needs strategy = "span"'),
         (GOOD + "[mask]\nrate = 1.5\n", "rate"),

@@ -2,6 +2,7 @@
 
 import shutil
 
+import longformer
 import pytest
 import torch
 from extend_vocabulary import extend_folder
@@ -39,7 +40,7 @@ def test_continuing_with_added_words(folder, tmp_path):
     assert 0 < (start - end).abs().max() < 0.05  # three small steps from where it was
 
 
-def test_a_corpus_of_the_wider_tokenizer_extends_the_model(folder, tmp_path):
+def test_a_corpus_of_the_wider_tokenizer_needs_the_extended_model(folder, tmp_path):
     extend_folder(folder, ["farmerette"], tmp_path / "wider")
     corpus = write_corpus(tmp_path / "c", documents=40, heldout=5)
     shutil.rmtree(corpus / "tokenizer")
@@ -47,7 +48,9 @@ def test_a_corpus_of_the_wider_tokenizer_extends_the_model(folder, tmp_path):
     wider.save(corpus / "tokenizer")
     meta = corpus / "corpus.json"
     meta.write_text(meta.read_text().replace(Tokenizer.load(folder).digest, wider.digest))
-    result = pretrain(continue_from(folder), corpus, tmp_path / "run", device="cpu", quiet=True)
+    with pytest.raises(EverybertError, match=r"the corpus' tokenizer is not that of .*contrib/extend_vocabulary.py"):
+        pretrain(continue_from(folder), corpus, tmp_path / "run", device="cpu", quiet=True)
+    result = pretrain(continue_from(tmp_path / "wider"), corpus, tmp_path / "run", device="cpu", quiet=True)
     assert Tokenizer.load(result.model).id("farmerette") == wider.size - 1
     assert load_network(result.model).config.vocab_size >= wider.size
 
@@ -56,12 +59,15 @@ def continue_from(folder, **more):
     return tiny_recipe(steps=3, examples__kind="full", model__init=str(folder), schedule__peak=1e-3, **more)
 
 
-def test_the_longformer_recipe_trains(folder, tmp_path):
+def test_a_converted_longformer_trains(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", f"longformer {folder} --positions 256 --window 32 --out {tmp_path}/long".split())
+    longformer.main()
     corpus = write_corpus(tmp_path / "c", documents=40, heldout=5)
-    recipe = continue_from(folder, model__longformer=256, model__window=32, batch__length=200, batch__pack=512)
+    recipe = continue_from(tmp_path / "long", batch__length=200, batch__pack=512, model__dropout=0.0)
     result = pretrain(recipe, corpus, tmp_path / "run", device="cpu", quiet=True)
     config = load_network(result.model).config
     assert (config.family, config.max_positions, config.windows) == ("longformer", 256, (16, 16))
+    assert config.dropout == 0.0
 
 
 def test_own_texts_are_learnt_starting_from_a_folder(folder, tmp_path):

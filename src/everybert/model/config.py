@@ -171,6 +171,11 @@ class EncoderConfig:
         return dataclasses.replace(self, **changes)
 
 
+def padded_vocabulary(size: int) -> int:
+    """A vocabulary size rounded up to a multiple of 64, for fast matrix products."""
+    return -(-size // 64) * 64
+
+
 # ── published models ─────────────────────────────────────────────────────────────────────────────────────────
 
 

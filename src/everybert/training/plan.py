@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from everybert.errors import EverybertError
-from everybert.model.config import EncoderConfig
+from everybert.model.config import EncoderConfig, padded_vocabulary
 from everybert.model.heads import Network
-from everybert.store.convert import padded_vocabulary
 from everybert.store.huggingface import SkipInit
 from everybert.training.recipe import Phase, Recipe, seconds
 

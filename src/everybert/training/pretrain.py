@@ -20,11 +20,10 @@ from everybert.corpus.masking import MaskingConfig
 from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder, is_complete, read_json, write_json
-from everybert.model.config import EncoderConfig
+from everybert.model.config import EncoderConfig, padded_vocabulary
 from everybert.model.heads import HEADS, Network
 from everybert.model.losses import Boundary, boundary_loss, pretrain_loss
 from everybert.model.ragged import Ragged
-from everybert.store.convert import extend, padded_vocabulary, rebuild, to_longformer
 from everybert.store.hub import resolve
 from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer
@@ -178,22 +177,25 @@ def build_network(setting: Setting, allow_pickle: bool = False) -> Network:
 
 
 def start_from(setting: Setting, init: str, allow_pickle: bool = False) -> Network:
-    """The network of [model] init, fitted to the corpus' tokenizer and the recipe's heads."""
-    settings, tokenizer, folder = setting.recipe.model, setting.tokenizer, resolve(init, allow_pickle=allow_pickle)
-    heads = setting.recipe.heads
-    network = load_network(folder, heads=heads, dtype=torch.float32, allow_pickle=allow_pickle).network
+    """The network of [model] init with the recipe's heads and dropouts; its tokenizer must be that of the corpus."""
+    recipe, folder = setting.recipe, resolve(init, allow_pickle=allow_pickle)
+    network = load_network(folder, heads=recipe.heads, dtype=torch.float32, allow_pickle=allow_pickle).network
     size = network.config.vocab_size
     try:
-        known = Tokenizer.load(folder)
+        same = Tokenizer.load(folder).vocab() == setting.tokenizer.vocab()
     except EverybertError:  # a folder without a tokenizer: its ids are assumed to be those of the corpus
-        if tokenizer.size > size:
-            raise EverybertError(f"{folder} has {size} tokens, the corpus' tokenizer {tokenizer.size}") from None
-    else:
-        network = extend(network, known, tokenizer)
-    if settings.longformer is not None:
-        network = to_longformer(network, settings.longformer, settings.window)
-    config = network.config.replace(**dict(settings.changes))
-    return network if config == network.config else rebuild(network, config, {})
+        same = setting.tokenizer.size <= size
+    if not same or setting.tokenizer.size > size:
+        raise EverybertError(
+            f"the corpus' tokenizer is not that of {folder}: build the corpus with --tokenizer {folder}, whose "
+            "vocabulary contrib/extend_vocabulary.py can extend"
+        )
+    if not recipe.model.changes:
+        return network
+    config = network.config.replace(**dict(recipe.model.changes))
+    changed = Network(config, recipe.heads, pooler=network.pooler is not None)
+    changed.load_state_dict(network.state_dict())
+    return changed
 
 
 def check_length(recipe: Recipe, config: EncoderConfig, who: str) -> None:

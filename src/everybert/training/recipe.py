@@ -75,10 +75,6 @@ class ModelSettings:
     """A published configuration, by name."""
     init: str | None = None
     """A model folder to start from, instead of random weights."""
-    longformer: int | None = None
-    """With init: convert to a Longformer with this many positions, copied from those of the model."""
-    window: int = 512
-    """With longformer: tokens that a token attends to, half on each side."""
     changes: tuple[tuple[str, Any], ...] = ()
     """Fields of the encoder configuration that differ from the preset, or from the folder's (dropout)."""
 
@@ -312,6 +308,7 @@ class Recipe:
             return {f"{k}.{name}".rstrip("."): value for k, rows in tables.items() for name, value in rows.items()}
 
         mine, theirs = flat(self.plain()), flat(other)
+        theirs.pop("model.window", None)  # of older runs
         return sorted({FILE_KEYS.get(k, k) for k in {**mine, **theirs} if mine.get(k) != theirs.get(k)})
 
     def plain(self) -> dict[str, Any]:
@@ -388,8 +385,7 @@ def _override(given: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any
         where, _, field = key.rpartition("__")
         (table.setdefault(where, {}) if where else table)[field] = value
     if "model__init" in overrides:  # the configuration of the folder replaces the recipe's
-        own = {f.name for f in dataclasses.fields(ModelSettings)} - {"preset"}
-        table["model"] = {k: v for k, v in table["model"].items() if k in own or "dropout" in k}
+        table["model"] = {k: v for k, v in table["model"].items() if k == "init" or "dropout" in k}
     for key, alternative in (("budget", "steps"), ("steps", "budget")):
         if key in overrides:
             table.pop(alternative, None)
@@ -397,23 +393,23 @@ def _override(given: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any
 
 
 def parse_model(table: dict[str, Any]) -> ModelSettings:
-    """[model] mixes its own keys with fields of the encoder configuration."""
-    own = {f.name for f in dataclasses.fields(ModelSettings)} - {"changes"}
-    fields = {f.name for f in dataclasses.fields(EncoderConfig)}
-    init = "init" in table
+    """[model] mixes preset and init with fields of the encoder configuration."""
+    known = {"preset", "init", *(f.name for f in dataclasses.fields(EncoderConfig))}
     for key in table:
         if key in ("vocab_size", "pad_id", "position_offset"):
             raise KeyProblem(f"model.{key}", "the corpus' tokenizer decides it")
-        if key not in own | fields:
-            raise KeyProblem(f"model.{key}", unknown(key, sorted(own | fields)))
-        if key in ("longformer", "window") and not init:
-            raise KeyProblem(f"model.{key}", "needs init, the folder to start from")
-        if init and (key == "preset" or (key in fields and "dropout" not in key)):
+        if key in ("longformer", "window"):
+            raise KeyProblem(
+                f"model.{key}", "contrib/longformer.py in the source converts a model; start from its folder"
+            )
+        if key not in known:
+            raise KeyProblem(f"model.{key}", unknown(key, sorted(known)))
+        if "init" in table and key != "init" and "dropout" not in key:
             raise KeyProblem(f"model.{key}", "contradicts init: the folder decides it")
-    shape = {k: v for k, v in table.items() if k in fields}
-    rest = {k: v for k, v in table.items() if k not in fields}
+    rest = {k: v for k, v in table.items() if k in ("preset", "init")}
+    shape = {k: v for k, v in table.items() if k not in rest}
     settings = build(ModelSettings, rest, "model", changes=tuple(sorted(shape.items())))
-    if not init:
+    if settings.init is None:
         try:
             base = preset(settings.preset) if settings.preset else EncoderConfig()
         except EverybertError as problem:

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from extend_vocabulary import add_words
+from extend_vocabulary import add_words, extend
 from grammar import write_tokenizer
+from longformer import to_longformer
 
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
-from everybert.store.convert import extend, to_longformer
 from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer
 
@@ -47,14 +47,6 @@ def test_new_words_start_as_the_mean_of_their_pieces(folder):
     assert torch.allclose(grown.heads["mlm"].bias[wider.id("farmerdog")], network.heads["mlm"].bias[pieces].mean())
     ids = [[2, 10, 4, 12, 3]]
     assert torch.allclose(grown.encoder(Ragged.of(ids)), network.encoder(Ragged.of(ids)))
-
-
-def test_another_tokenizer_is_refused(folder, tmp_path):
-    known = Tokenizer.load(folder)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nzebra\nfarmer\n")
-    with pytest.raises(EverybertError, match="not the model's nor an extension"):
-        extend(load_network(folder).network, known, Tokenizer.load(tmp_path / "other"))
 
 
 @pytest.mark.parametrize(("family", "offset", "pad"), [("bert", 0, 0), ("roberta", 2, 1)])
