@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
@@ -22,16 +23,17 @@ from everybert.files import atomic_folder
 from everybert.inference import embedding
 from everybert.inference.adapters import Bundle, base_of, read_bundle
 from everybert.inside import attribution as attributing
+from everybert.inside import masked
 from everybert.inside.attention import Attention
 from everybert.inside.attention import attention as read_attention
 from everybert.inside.attribution import Attribution
-from everybert.inside.masked import Candidate, best, check_sides, continued, mask_id, pieces_of, pseudo_likelihoods
+from everybert.inside.masked import Candidate, mask_id, pieces_of
 from everybert.inside.neighbours import Neighbours
 from everybert.inside.neighbours import neighbours as find_neighbours
 from everybert.inside.trace import Trace
 from everybert.inside.trace import trace as read_trace
 from everybert.model.config import EncoderConfig
-from everybert.model.engine import Inputs, encode, masked_logits, pick_device, run_head
+from everybert.model.engine import Inputs, encode, pick_device, run_head
 from everybert.model.heads import FeatureHead, Network
 from everybert.model.int8 import to_int8
 from everybert.model.lora import AdapterSet
@@ -63,7 +65,6 @@ from everybert.tasks.rank import Ranked, relevance
 from everybert.tasks.tag import Span, Words
 from everybert.tasks.task import Task
 from everybert.text.tokenizer import Encoding, Tokenizer
-from everybert.text.windows import Piece
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -254,39 +255,21 @@ class Model:
         """
         if top < 1:
             raise EverybertError(f"top is the number of candidates and at least 1, not {top}")
-        tokenizer, mask = self.tokenizer, mask_id(self.tokenizer)
-        pieces: list[tuple[Piece, list[int]]] = []  # with the segments of each
-        owners: list[list[tuple[int, int, int]]] = []  # per piece and masked position: text, number of the mask, place
-        found: list[list[list[Candidate]]] = []
-        for t, (text, encoding) in enumerate(zip(texts, tokenizer.encode_batch(texts))):
-            masks = [i for i, token in enumerate(encoding.ids) if token == mask]
-            if not masks:
+        encodings, masks = self.tokenizer.encode_batch(texts), []
+        for t, encoding in enumerate(encodings):
+            masks.append([i for i, token in enumerate(encoding.ids) if token == mask_id(self.tokenizer)])
+            if not masks[t]:
                 which = f"text {t}" if len(texts) > 1 else "the text"
                 raise EverybertError(f"{which} has no [MASK]; put [MASK] where a word is missing")
-            check_sides(self.config.causal, encoding, masks)
-            found.append([[] for _ in masks])
-            for piece in self._pieces(encoding, paired=not isinstance(text, str)):
-                own = [(t, k, piece.index(i)) for k, i in enumerate(masks) if piece.owns(i)]
-                if own:
-                    segments = encoding.segments if not isinstance(text, str) else [0] * len(piece.ids)
-                    pieces.append((piece, segments))
-                    owners.append(own)
-
-        def read(which: list[int], logits_MV: Tensor) -> None:
-            at = [owner for p in which for owner in owners[p]]
-            for (t, k, _), candidates in zip(at, best(tokenizer, logits_MV.softmax(-1), top)):
-                found[t][k] = candidates
-
-        paired = any(not isinstance(text, str) for text in texts)
-        inputs = Inputs([p.ids for p, _ in pieces], [segments for _, segments in pieces] if paired else None)
-        masked_logits(self.network, inputs, [[place for *_, place in own] for own in owners], read)
-        return found
+            masked.check_sides(self.config.causal, encoding, masks[t])
+        read = partial(masked.best, self.tokenizer, top=top)
+        return masked.at_masks(self.network, encodings, masks, self.window, read)
 
     def generate(self, text: str, words: int = 8, seed: int | None = None) -> str:
         """The text with up to `words` more words, by a causal model: the most probable or, with a seed, sampled."""
         if not self.config.causal:
             raise EverybertError("only a causal model ([model] causal = true) continues a text; use fill with [MASK]")
-        return continued(self.network, self.tokenizer, self.one_window(text), words, seed, self.window)
+        return masked.continued(self.network, self.tokenizer, self.one_window(text), words, seed, self.window)
 
     def score(self, text: str) -> Score:
         """The pseudo-log-probability of a text: each token is masked in turn; with a causal model the true one."""
@@ -297,7 +280,7 @@ class Model:
                 f"the text has {len(scored)} tokens, and each costs a pass through the model; "
                 f"score at most {MOST_SCORED} at a time"
             )
-        (values,) = pseudo_likelihoods(self.network, self.tokenizer, [encoding], self.window)
+        (values,) = masked.pseudo_likelihoods(self.network, self.tokenizer, [encoding], self.window)
         tokens = [TokenScore(encoding.tokens[i], float(v), *encoding.offsets[i]) for i, v in zip(scored, values)]
         return Score(sum(token.score for token in tokens), tokens)
 
@@ -368,7 +351,7 @@ class Model:
             raise EverybertError(f"there is no layer {layer}: 0 is the embeddings, {count} the last layer")
         layer = count if layer is None else layer % (count + 1)
         encoding = self.tokenizer.encode(text, pair)
-        pieces = self._pieces(encoding, pair is not None)
+        pieces = pieces_of(encoding, self.window)
         vectors = np.empty((len(encoding), self.config.hidden_size), dtype=np.float32)
 
         def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
@@ -686,22 +669,11 @@ class Model:
     def one_window(self, text: str, pair: str | None = None) -> Encoding:
         """A text or pair as tokens; an error if it does not fit into the window."""
         encoding = self.tokenizer.encode(text, pair)
-        pieces = self._pieces(encoding, pair is not None)
-        if len(pieces) > 1:
+        if len(pieces_of(encoding, self.window)) > 1:
             raise EverybertError(
                 f"the text has {len(encoding):,} tokens, the model reads {self.window:,} at once; give a shorter text"
             )
         return encoding
-
-    def _pieces(self, encoding: Encoding, paired: bool) -> list[Piece]:
-        """A text in windows, or a pair, which must fit into one window."""
-        if not len(encoding):
-            raise EverybertError("the text is empty, and this tokenizer adds no special tokens; give some text")
-        if paired and len(encoding) > self.window:
-            raise EverybertError(
-                f"the pair has {len(encoding):,} tokens, the model reads {self.window:,} at once; give shorter texts"
-            )
-        return pieces_of(encoding, self.window)
 
 
 def _are_ids(rows: Any) -> bool:

@@ -5,9 +5,10 @@ Legend: M masked tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from everybert.model.engine import Inputs, masked_logits, token_log_probs
 from everybert.model.heads import Network
 from everybert.text.tokenizer import Encoding, Tokenizer
 from everybert.text.windows import Piece, cover
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -63,32 +66,39 @@ def fill_sides(
     pair: str | None = None,
     originals: Sequence[str | None] = (),
     top: int = 8,
-    size: int | None = None,
+    *,
+    size: int,
 ) -> list[MaskedToken]:
-    """The candidates for each [MASK] of a text or pair. `originals` are the words that the masks replaced, if known."""
+    """The candidates for each [MASK] of a text or pair of at most `size` tokens.
+
+    `originals` are the words that the masks replaced, if known.
+    """
     mask = mask_id(tokenizer)
     if network.config.causal:
         raise EverybertError("a causal model reads one side of a mask only: use fill")
     encoding = tokenizer.encode(text, pair)
-    size = size or network.config.max_positions
     if len(encoding) > size:
         raise EverybertError(f"the text has {len(encoding)} tokens, the model reads {size} at once; give a shorter one")
     at = [i for i, token in enumerate(encoding.ids) if token == mask]
     if not at:
         raise EverybertError("the text has no [MASK]; put [MASK] where a word is missing, or click a word")
-    views = [(encoding, i) for i in at]
+    halves, places = [], []
     for i in at:
         for before in (True, False):
-            half = tokenizer.encode(*_half(encoding, i, text, pair, before))
-            places = [k for k, token in enumerate(half.ids) if token == mask]
-            views.append((half, places[-1 if before else 0]))
-    p_MV = _probabilities(network, views)[:, : tokenizer.size]
-    guesses, found = best(tokenizer, p_MV, top), []
-    for m, i in enumerate(at):
-        both, left, right = (guesses[row] for row in (m, len(at) + 2 * m, len(at) + 2 * m + 1))
+            halves.append(tokenizer.encode(*_half(encoding, i, text, pair, before)))
+            own = [k for k, token in enumerate(halves[-1].ids) if token == mask]
+            places.append(own[-1:] if before else own[:1])
+
+    def read(p_MV: Tensor) -> list[tuple[list[Candidate], Tensor]]:
+        return list(zip(best(tokenizer, p_MV, top), p_MV[:, : tokenizer.size].cpu()))
+
+    both, *sides = at_masks(network, [encoding, *halves], [at, *places], size, read)
+    found = []
+    for m, (candidates, p_V) in enumerate(both):
         word = originals[m] if m < len(originals) else None
-        original = _original(tokenizer, word, p_MV[m], encoding.offsets[i][0] > 0) if word else None
-        found.append(MaskedToken(both, left, right, original))
+        original = _original(tokenizer, word, p_V, encoding.offsets[at[m]][0] > 0) if word else None
+        ((left, _),), ((right, _),) = sides[2 * m : 2 * m + 2]
+        found.append(MaskedToken(candidates, left, right, original))
     return found
 
 
@@ -101,16 +111,30 @@ def _half(encoding: Encoding, i: int, text: str, pair: str | None, before: bool)
     return ((pair or "")[start:], None) if second else (text[start:], pair)
 
 
-def _probabilities(network: Network, views: Sequence[tuple[Encoding, int]]) -> Tensor:
-    """(M, V): the distribution at one position of each sequence."""
-    rows: dict[int, Tensor] = {}
+def at_masks(
+    network: Network,
+    encodings: Sequence[Encoding],
+    masks: Sequence[Sequence[int]],
+    size: int,
+    read: Callable[[Tensor], Sequence[Made]],
+) -> list[list[Made]]:
+    """What `read` makes of the probabilities (M, V) at the masked tokens of each text or pair, whose places are given.
 
-    def read(which: list[int], logits_MV: Tensor) -> None:
-        rows.update(zip(which, logits_MV.softmax(-1).cpu()))
+    In a text of more than `size` tokens, a token is predicted in the window that owns it.
+    """
+    every = [(t, piece) for t, encoding in enumerate(encodings) for piece in pieces_of(encoding, size)]
+    pieces = [(t, piece) for t, piece in every if any(map(piece.owns, masks[t]))]
+    places = [[piece.index(i) for i in masks[t] if piece.owns(i)] for t, piece in pieces]
+    found: dict[int, Sequence[Made]] = {}
 
-    inputs = Inputs([e.ids for e, _ in views], [e.segments for e, _ in views])
-    masked_logits(network, inputs, [[position] for _, position in views], read)
-    return torch.stack([rows[k] for k in range(len(views))])
+    def split(which: list[int], logits_MV: Tensor) -> None:
+        made = iter(read(logits_MV.softmax(-1)))
+        found.update((k, [next(made) for _ in places[k]]) for k in which)
+
+    segments = [encodings[t].segments[: len(piece.ids)] for t, piece in pieces]
+    masked_logits(network, Inputs([piece.ids for _, piece in pieces], segments), places, split)
+    values = (value for k in range(len(pieces)) for value in found[k])
+    return [[next(values) for _ in own] for own in masks]
 
 
 def check_sides(causal: bool | str, encoding: Encoding, masks: Sequence[int]) -> None:
@@ -197,7 +221,11 @@ def pseudo_likelihoods(
 
 
 def pieces_of(encoding: Encoding, size: int) -> list[Piece]:
-    """A text in windows of at most `size` tokens; see `cover`."""
+    """A text in windows of at most `size` tokens (see `cover`), or a pair, which must fit into one."""
+    if not len(encoding):
+        raise EverybertError("the text is empty, and this tokenizer adds no special tokens; give some text")
+    if len(encoding) > size and 1 in encoding.sequence:
+        raise EverybertError(f"the pair has {len(encoding):,} tokens, the model reads {size:,} at once; shorten it")
     special = encoding.special
     lead = special.index(False) if False in special else len(special)
     tail = special[::-1].index(False) if False in special else 0

@@ -132,7 +132,7 @@ class Playground:
         model = served.model
         if (count := count_masks(model, [text, pair or ""])) > MASKS:
             raise too_large(count, MASKS, "masked tokens")
-        masks = fill_sides(model.network, model.tokenizer, text, pair, originals, top, model.window)
+        masks = fill_sides(model.network, model.tokenizer, text, pair, originals, top, size=model.window)
         return {"blanks": [asdict(mask) for mask in masks]}
 
     def tokens(self, served: Served, text: str, pair: Second = None) -> Json:
