@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from everybert.errors import EverybertError
 from everybert.model.engine import Inputs, encode_layers
@@ -62,13 +63,14 @@ class Neighbours:
 
 @torch.inference_mode()
 def neighbours(
-    network: Network, tokenizer: Tokenizer, word: str, texts: Sequence[str], top: int = 5, size: int | None = None
+    network: Network, tokenizer: Tokenizer, word: str, texts: Sequence[str], top: int, size: int
 ) -> Neighbours:
-    """Find the word in the texts, ignoring case, and compare its vectors with each other and with other words."""
+    """Find the word in texts of at most `size` tokens, ignoring case, and compare its vectors with one another and with
+    those of other words.
+    """
     word = word.strip()
     if not word or not texts:
         raise EverybertError("neighbours compares a word in texts that hold it; give the word, then the texts")
-    size = size or network.config.max_positions
     encodings = tokenizer.encode_batch(list(texts))
     found = [o for i, (text, e) in enumerate(zip(texts, encodings)) for o in _occurrences(word, i, text, e)]
     for i, encoding in enumerate(encodings):
@@ -84,18 +86,13 @@ def neighbours(
     alone = [tokenizer.build([i])[0] for i in ids]
     states = _states(network, [e.ids for e in encodings] + alone)
     at_word = alone[0].index(ids[0]) if alone else 0
-    levels = ["static", "embeddings", *(f"layer {i + 1}" for i in range(len(states[0]) - 1))]
+    levels = ["static", "embeddings", *(f"layer {i + 1}" for i in range(len(states[0]) - 2))]
     similarity, nearest = [], []
     for level in range(len(levels)):
-        if level == 0:
-            own = [table_VE[pieces].mean(0) for pieces in tokens]
-            others = table_VE[ids]
-        else:
-            own = [states[text][level - 1][at].mean(0) for text, at in places]
-            rest = [one[level - 1][at_word] for one in states[len(texts) :]]
-            others = torch.stack(rest) if rest else own[0].new_zeros(0, len(own[0]))
-        unit_kH = torch.nn.functional.normalize(torch.stack(own).float(), dim=-1)
-        unit_CH = torch.nn.functional.normalize(others.float(), dim=-1)
+        own_kH = torch.stack([states[text][level][at].float().mean(0) for text, at in places])
+        others = [one[level][at_word].float() for one in states[len(texts) :]]
+        unit_kH = normalize(own_kH, dim=-1)
+        unit_CH = normalize(torch.stack(others) if others else own_kH[:0], dim=-1)
         similarity.append((unit_kH @ unit_kH.T).cpu().numpy())
         best = (unit_kH @ unit_CH.T).cpu().topk(min(top, len(ids)))
         rows = zip(best.values.tolist(), best.indices.tolist())
@@ -116,11 +113,13 @@ def _places(start: int, end: int, encoding: Encoding) -> list[int]:
 
 
 def _states(network: Network, sequences: Sequence[Sequence[int]]) -> list[list[Tensor]]:
-    """The L + 1 hidden states (n, H) of each sequence."""
+    """The vectors (n, H) of each sequence's tokens at every level: the token table, then the L + 1 hidden states."""
+    table_VE = network.encoder.embeddings.token.weight
     out: dict[int, list[Tensor]] = {}
 
     def read(which: list[int], batch: Ragged, states: list[Tensor]) -> None:
-        out.update(zip(which, (list(one) for one in zip(*map(batch.split, states)))))
+        levels = (batch.split(x) for x in (table_VE[batch.tokens_T], *states))
+        out.update(zip(which, map(list, zip(*levels))))
 
     encode_layers(network, Inputs(sequences), read)
     return [out[i] for i in range(len(sequences))]
@@ -131,7 +130,7 @@ def _candidates(
 ) -> list[tuple[int, str]]:
     """(id, word): whole words of the vocabulary that are near the word, or near a word beside it, in the table."""
     begins = ~tokenizer.continues_word()
-    unit_VE = torch.nn.functional.normalize(table_VE[: tokenizer.size], dim=-1)
+    unit_VE = normalize(table_VE[: tokenizer.size], dim=-1)
     own = unit_VE[[i for pieces in tokens for i in pieces]].mean(0)
     beside = sorted({t for e in encodings for t, s in zip(e.ids, e.special) if not s and begins[t]})
     order = [(unit_VE @ own).topk(min(NEAR_WORD, len(unit_VE))).indices.tolist()]

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -34,7 +33,6 @@ CHUNK = 256
 
 Tree = Sequence[Mapping[str, str]]
 """The words of a sentence with the CoNLL-U fields form, head, deprel."""
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -56,13 +54,6 @@ def sentence_of(tokenizer: Tokenizer, words: Sequence[str]) -> Sentence:
     owner_n = np.minimum(np.searchsorted(ends, starts, side="right"), len(words) - 1)
     owner_n[np.array(encoding.special)] = -1
     return Sentence(encoding, owner_n, np.isin(np.arange(len(words)), owner_n))
-
-
-def chunks(items: Iterable[Any]) -> Iterator[list[Any]]:
-    """CHUNK items at a time."""
-    rest = iter(items)
-    while chunk := list(islice(rest, CHUNK)):
-        yield chunk
 
 
 @dataclass(frozen=True)
@@ -109,14 +100,18 @@ def _relation(name: str, right: np.ndarray, gap: np.ndarray) -> Relation:
 
 
 def probe_heads(
-    network: Network, tokenizer: Tokenizer, trees: Iterable[Tree], progress: Progress | None = None
+    network: Network,
+    tokenizer: Tokenizer,
+    trees: Iterable[Tree],
+    progress: Callable[[int], None] = lambda sentences: None,
 ) -> HeadProbe:
     """Measure every head on every relation. `progress` is called with the number of sentences so far."""
     shape = (2, len(network.config.layer_order), network.config.heads)
     hits: dict[str, np.ndarray] = {}
     gaps: dict[str, np.ndarray] = {}
     sentences = words = skipped = 0
-    for chunk in chunks(trees):
+    rest = iter(trees)
+    while chunk := list(islice(rest, CHUNK)):
         encoded = [(tree, sentence_of(tokenizer, [word["form"] for word in tree])) for tree in chunk]
         fitting = [(tree, s) for tree, s in encoded if len(s.encoding) <= network.config.max_positions]
         skipped += len(encoded) - len(fitting)
@@ -130,8 +125,7 @@ def probe_heads(
                     hits[key] += right
                     gap = gaps.setdefault(key, np.zeros(2 * OFFSETS + 2))
                     gap[parent - child + OFFSETS if abs(parent - child) <= OFFSETS else -1] += 1
-        if progress is not None:
-            progress(sentences + skipped)
+        progress(sentences + skipped)
     if not hits:
         raise EverybertError("no sentence has a word with a syntactic head; give a CoNLL-U file with HEAD and DEPREL")
     order = sorted(hits, key=lambda name: -gaps[name].sum())

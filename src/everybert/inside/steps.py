@@ -10,7 +10,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -19,13 +18,8 @@ import numpy as np
 from everybert.errors import EverybertError
 from everybert.inside.trace import Trace
 
-CURVE = {
-    "gelu": "GELU(x) = x·Φ(x)",
-    "gelu_tanh": "GELU(x) ≈ x·½(1 + tanh(√(2/π)(x + 0.0447x³)))",
-    "gelu_sigmoid": "GELU(x) ≈ x·σ(1.702x)",
-    "relu": "ReLU(x) = max(0, x)",
-    "silu": "SiLU(x) = x·σ(x)",
-}
+TEXTS: dict[str, dict[str, Any]] = tomllib.loads((files("everybert.inside") / "steps.toml").read_text("utf-8"))
+PROJECTED = " Then a matrix maps {0.embedding_size} numbers to {0.hidden_size}."
 EMBEDDINGS = {"token": ("t", "the token"), "segment": ("s", "its segment"), "position": ("i", "its position")}
 KINDS = {"scores": "matrix", "weights": "matrix", "probabilities": "vocabulary", "logits": "scores"}
 """By the end of its name, what an array is: token × token, a distribution per token, or the outputs of a head."""
@@ -56,11 +50,6 @@ class ExplainedStep:
     equation: str
     words: str
     parts: tuple[Part, ...] = ()
-
-
-@cache
-def _texts() -> dict[str, dict[str, Any]]:
-    return tomllib.loads((files("everybert.inside") / "steps.toml").read_text("utf-8"))
 
 
 def part_value(trace: Trace, part: Part) -> np.ndarray:
@@ -103,7 +92,7 @@ def story(trace: Trace, layer: int = 0, head: int = 0) -> list[ExplainedStep]:
 
 def _step(trace: Trace, key: str, values: dict[str, Any]) -> ExplainedStep:
     """A step with its texts from steps.toml, and those of its arrays that the architecture has."""
-    texts = dict(_texts()[key])
+    texts = dict(TEXTS[key])
     named = [(label, name.format(**values)) for label, name in texts.pop("parts", [])]
     head = values["head"] if "{head}" in texts["group"] else None
     parts = tuple(Part(label, name, head) for label, name in named if name in trace.values)
@@ -114,22 +103,17 @@ def _values(trace: Trace, layer: int, pre: bool, normed: bool) -> dict[str, Any]
     """What the texts of the steps leave open. `normed`: whether attention reads normalised vectors."""
     config = trace.config
     summed = [name for name in EMBEDDINGS if f"embeddings.{name}" in trace.values]
-    curve, widened = CURVE[config.activation], "y" if pre else "x"
-    narrow, hidden, sliding = config.embedding_size, config.hidden_size, config.window(layer // config.inner_layers)
+    curve, widened = TEXTS["curves"][config.activation], "y" if pre else "x"
+    sliding = config.window(layer // config.inner_layers)
     return {
         "n": len(trace.tokens),
-        "vocabulary": config.vocab_size,
-        "hidden": hidden,
-        "heads": config.heads,
+        "config": config,
         "layers": len(config.layer_order),
-        "intermediate": config.intermediate_size,
-        "d": config.head_size,
-        "width": config.embedding_width,
         "terms": " + ".join(f"{name}[{EMBEDDINGS[name][0]}]" for name in summed),
         "reasons": ", ".join(f"one for {EMBEDDINGS[name][1]}" for name in summed),
         "norm": "y = γ ⊙ (x − μ) / √(σ² + ε)" + (" + β" if config.norm_bias else ""),
         "shift": " and moved by the learnt shift β" if config.norm_bias else "",
-        "projected": f" Then a matrix maps {narrow} numbers to {hidden}." if narrow else "",
+        "projected": PROJECTED.format(config) if config.embedding_size else "",
         "rotary": " Q and K are rotated by the angles of their positions." if config.positions == "rotary" else "",
         "window": " Tokens outside the sliding window get −∞." if sliding is not None else "",
         "when": "before attention" if pre else "again",
