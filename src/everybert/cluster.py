@@ -1,7 +1,5 @@
 """Work on a Ray cluster (the extra `scale`): how to connect to one, or start one on this machine."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import os
@@ -98,7 +96,7 @@ class RayPool:
         self.workers = workers
         self._stack = ExitStack()
 
-    def __enter__(self) -> RayPool:
+    def __enter__(self) -> "RayPool":
         self._ray = self._stack.enter_context(cluster(self.address, self.workers))
         resources = self._ray.cluster_resources()
         gpu = bool(resources.get("GPU")) and (self.device or "cuda").startswith("cuda")

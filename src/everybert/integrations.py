@@ -6,21 +6,17 @@
 | KeyBERT, BERTopic, LlamaIndex, Haystack | `embedder.to("keybert")` …: an object of the library's own class |
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+import everybert
 from everybert.errors import EverybertError
-
-if TYPE_CHECKING:
-    from everybert.inference.model import Model
 
 PROMPTS = {"query": ("query",), "document": ("document", "passage")}
 """The names that folders give to the prompts of queries and of documents."""
@@ -40,10 +36,10 @@ class Embedder:
     long, dimensions.
     """
 
-    def __init__(self, model: Model | str | Path = "everybert-small", device: str | None = None, **options: Any):
-        from everybert.inference.model import load
-
-        self.model = load(model, device) if isinstance(model, str | Path) else model
+    def __init__(
+        self, model: "everybert.Model | str | Path" = "everybert-small", device: str | None = None, **options: Any
+    ):
+        self.model = everybert.load(model, device) if isinstance(model, str | Path) else model
         self.options = options
 
     def encode(self, sentences: Any, prompt_name: str | None = None, prompt_type: Any = None, **ignored: Any) -> Any:

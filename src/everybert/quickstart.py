@@ -4,8 +4,6 @@ Every step calls the function that users call on their own data and leaves its r
 stopped resumes when it is started again. The text and the template of the report are bundled (`everybert.data`).
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ They follow scikit-learn's conventions. A pickle contains the model folder's fil
 loads without the folder, and no torch object is pickled.
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -144,7 +142,7 @@ class TextClassifier(ClassifierMixin, _FineTuned):
         tags.classifier_tags.multi_label = True
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TextClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "TextClassifier":
         """Fine-tune on texts X with labels y: (n), or (n, classes) of 0 and 1. Weights resample the rows."""
         texts = as_texts(X)
         multi = type_of_target(y) == "multilabel-indicator"
@@ -187,7 +185,7 @@ class TextClassifier(ClassifierMixin, _FineTuned):
 class TextRegressor(RegressorMixin, _FineTuned):
     """Fine-tunes a model on texts (or pairs of texts) with a number each."""
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TextRegressor:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "TextRegressor":
         """Fine-tune on texts X with numbers y. Weights resample the rows."""
         texts = as_texts(X)
         y = column_or_1d(y, warn=True).astype(np.float64)
@@ -215,7 +213,7 @@ class TextEmbedder(TransformerMixin, _Packed):
     dimensions: int | None = None
     device: str | None = None
 
-    def fit(self, X: Any = None, y: Any = None) -> TextEmbedder:
+    def fit(self, X: Any = None, y: Any = None) -> "TextEmbedder":
         """Load the model."""
         self.model_ = load(self.model, self.device)
         return self

@@ -1,21 +1,16 @@
 """What the commands share: the options of a model, texts in, tables out."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import everybert
 from everybert.errors import EverybertError
 from everybert.text.readers import lines
-
-if TYPE_CHECKING:
-    from everybert.inference.model import Model
 
 DEFAULT = "everybert-small"
 LECTURE = "everybert-classic"
@@ -43,7 +38,7 @@ class ModelOptions:
     allow_pickle: bool = False
     """Read .bin weights, which can hide code, by torch's restricted reader."""
 
-    def load(self) -> Model:
+    def load(self) -> "everybert.Model":
         """Load the model."""
         return everybert.load(self.model, self.device, getattr(self, "dtype", None), allow_pickle=self.allow_pickle)
 

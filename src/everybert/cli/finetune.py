@@ -1,7 +1,5 @@
 """`everybert finetune`, `doctor`, `evaluate`, `glue`, `squad`, `blimp`: train and measure."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`everybert info`, `export`, `quantize`, `serve`, `quickstart`: what is done with a model's folder."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import asdict, replace

@@ -1,12 +1,10 @@
 """`everybert explain`, `attention`, `neighbours`, `probe heads`: look inside a model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,12 +14,6 @@ from everybert.errors import EverybertError
 from everybert.files import write_text
 from everybert.text.readers import read_conllu
 from everybert.training.logs import progress_bar
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from everybert.inside.steps import Part
-    from everybert.inside.trace import Trace
 
 app = typer.Typer()
 probe = typer.Typer(cls=Group, help="Probe heads for syntax.", no_args_is_help=True)
@@ -70,7 +62,7 @@ def explain(
     return Output(data, lines())
 
 
-def _rows(trace: Trace, part: Part, value: np.ndarray, tokenizer: Any) -> Iterator[dict[str, Any]]:
+def _rows(trace: Any, part: Any, value: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
     """The first rows of an array."""
     if part.kind == "vocabulary":
         for token, row in zip(trace.tokens[:ROWS], trace.vocabulary(tokenizer)):

@@ -1,7 +1,5 @@
 """The `everybert` command. The module of a command is imported when the command is called, so that help is fast."""
 
-from __future__ import annotations
-
 import io
 import sys
 import warnings

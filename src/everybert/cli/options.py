@@ -5,8 +5,6 @@ the help, and more for typer (min, metavar …). The docstring is the help of th
 commands.toml. A parameter whose type is a dataclass, or `Fields`, stands for one option per field: see `Fields`.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json
@@ -55,7 +53,7 @@ class Fields:
     without: str = ""
     """Fields that have no option."""
 
-    def options(self) -> dict[str, Option]:
+    def options(self) -> dict[str, "Option"]:
         """Field → option, in the order of `only`."""
         module, _, name = self.source.partition(":")
         known = {"Literal": Literal, "Path": Path, **vars(sys.modules.get(module, types))}

@@ -1,12 +1,10 @@
 """`everybert tokenizer`, `corpus`, `plan`, `pretrain`, `distil`: from text to a pre-trained model."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -20,9 +18,6 @@ from everybert.files import atomic_folder
 from everybert.store.hub import bundled
 from everybert.text.readers import ReadReport, expand, plain_size, read_documents
 from everybert.training.logs import progress_bar
-
-if TYPE_CHECKING:
-    from everybert.training.pretrain import Result
 
 app = typer.Typer()
 tokenizer = typer.Typer(cls=Group, help="Train a tokenizer.", no_args_is_help=True)
@@ -238,7 +233,7 @@ def sweep(
     return Output({"finished": finished, "cells": found}, report(table(cells)), code=0 if finished else 130)
 
 
-def _result(result: Result) -> Output:
+def _result(result: Any) -> Output:
     model = str(result.model) if result.finished else None
     return Output({"finished": result.finished, "step": result.step, "model": model, **result.figures}, ())
 

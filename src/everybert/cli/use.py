@@ -1,15 +1,14 @@
 """`everybert fill`, `embed`, `tokens`, `next`, and one command per task: a model on texts or files."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+import everybert
 from everybert.cli.common import Count, Long, Name, OptionalCount, Use, read_texts, refuse_files, report
 from everybert.cli.options import Fields, Output, command
 from everybert.errors import EverybertError
@@ -17,9 +16,6 @@ from everybert.files import atomic_file
 from everybert.text.readers import RECORD_KINDS as RECORDS
 from everybert.text.readers import ReadReport
 from everybert.training.logs import progress_bar
-
-if TYPE_CHECKING:
-    from everybert.inference.model import Model
 
 app = typer.Typer()
 Record = dict[str, Any]
@@ -60,7 +56,7 @@ class TaskOptions:
     fresh: bool = False
     """Start the output again instead of continuing it."""
 
-    def predict(self, model: Model, task: str, texts: list[str]) -> Iterator[Any]:
+    def predict(self, model: "everybert.Model", task: str, texts: list[str]) -> Iterator[Any]:
         """The prediction for each text, pair or question; of a prompt and its endings, one."""
         if task == "choose":
             return model.predict(task, [(texts[0], texts[1:])])

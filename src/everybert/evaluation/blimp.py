@@ -4,8 +4,6 @@ BLiMP (Warstadt et al. 2020) has 67 paradigms of 1,000 pairs, in 12 phenomena of
 with the columns sentence_good and sentence_bad is read; UID and linguistics_term are optional.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +32,7 @@ class Outcome:
     name: str
     pairs: int
     accuracy: float
-    parts: tuple[Outcome, ...] = ()
+    parts: tuple["Outcome", ...] = ()
 
 
 def read_pairs(paths: Iterable[str | Path], limit: int | None = None) -> Paradigms:

@@ -1,7 +1,5 @@
 """The data doctor: problems of labelled data, found before training, each with examples and a remedy."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The scores of a model on labelled data. Legend: C labels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

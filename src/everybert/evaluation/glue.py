@@ -4,8 +4,6 @@ Files are read in GLUE's own layouts and in those of common copies: tsv, csv, js
 For the files that gluebenchmark.com takes, see contrib/glue_submission.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields

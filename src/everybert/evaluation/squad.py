@@ -4,8 +4,6 @@ Predictions are the official {"id": "answer"} JSON. Scores are in per cent, as t
 question without a prediction counts as wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

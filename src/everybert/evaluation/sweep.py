@@ -8,8 +8,6 @@ Cells are compared on the same text: held-out documents as running text, 15 % of
 on. They can also be fine-tuned on labelled sets. Run again to resume; finished runs are not repeated.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

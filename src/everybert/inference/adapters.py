@@ -4,8 +4,6 @@ The everybert.json of a folder may list adapters: {"adapters": {"sentiment": ["c
 Each name is a folder below `adapters`, with the tasks that it is the default for; it is loaded when it is first used.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

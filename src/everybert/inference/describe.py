@@ -1,7 +1,5 @@
 """The parameters of each part of a model, without loading weights: from a config, or the headers of a folder."""
 
-from __future__ import annotations
-
 import tomllib
 from collections import Counter
 from importlib.resources import files

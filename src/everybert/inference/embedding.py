@@ -5,8 +5,6 @@ Of many texts, some are tokenized while those before them are computed; see `poo
 Legend: N texts, P pieces (sequences, several for a long text), M pooling modes, T tokens in the batch, H hidden.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

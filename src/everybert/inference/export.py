@@ -7,8 +7,6 @@ Legend: T tokens in the batch, B sequences, N tokens of a padded sequence, H hid
 S texts.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import warnings
@@ -227,7 +225,7 @@ class _Padded(Ragged):
     @classmethod
     def of(  # type: ignore[override]
         cls, ids_BN: Tensor, visible_BN: Tensor, segments_BN: Tensor | None = None, globals_BN: Tensor | None = None
-    ) -> _Padded:
+    ) -> "_Padded":
         """A batch from the inputs of an ONNX model. Their sizes may be symbols."""
         count, size = ids_BN.shape
         return cls(

@@ -5,8 +5,6 @@ is written to the folder OUT.building; when all are there, they become OUT: a cs
 parquet files. A run that is given again after an interruption computes only the parts that are missing.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
@@ -17,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import everybert
 from everybert.cluster import RayPool, check_engine
 from everybert.errors import EverybertError
 from everybert.files import (
@@ -34,9 +33,6 @@ from everybert.store.hub import resolve
 from everybert.tasks import TASKS
 from everybert.tasks.dataset import RowError, Table
 from everybert.text.readers import TEXT_KINDS, ReadReport, expand, kind, lines, read_records
-
-if TYPE_CHECKING:
-    from everybert.inference.model import Model
 
 WRITTEN = (".csv", ".tsv", ".jsonl", ".ndjson")
 LIST = "_everybert.json"
@@ -141,7 +137,7 @@ def predict_files(
     return Scored(done, before, tuple(report.bad))
 
 
-def _run(predictor: Predictor, parts: Iterable[Part]) -> Generator[tuple[int, bool]]:
+def _run(predictor: "Predictor", parts: Iterable[Part]) -> Generator[tuple[int, bool]]:
     """Write the parts. Yields the rows of each in order, and whether an earlier run had written it."""
     how = predictor.how
     if how.engine == "local":
@@ -210,14 +206,12 @@ class Predictor:
     how: FileOptions
 
     @cached_property
-    def model(self) -> Model:
+    def model(self) -> "everybert.Model":
         """The model with the head of the task."""
-        from everybert.inference.model import load
-
         if not self.folder.is_dir():
             raise EverybertError(f"{self.folder} is not on a worker's machine; put it on a disk that all share")
         how = self.how
-        model = load(self.folder, how.device, how.dtype, allow_pickle=how.allow_pickle)
+        model = everybert.load(self.folder, how.device, how.dtype, allow_pickle=how.allow_pickle)
         if how.adapter is not None:
             model.use(how.adapter)
         return model

@@ -3,8 +3,6 @@
 Legend: L layers, A heads, H hidden, n tokens of one sequence, M masked positions, V vocabulary.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -123,7 +121,7 @@ def load(
     *,
     revision: str | None = None,
     allow_pickle: bool = False,
-) -> Model:
+) -> "Model":
     """Load a model: a bundled name, a folder, or a hub id (`org/name`).
 
     `device` None takes a GPU if there is one. `dtype` None keeps the file's (on the CPU always float32); "int8"

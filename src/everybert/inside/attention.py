@@ -3,8 +3,6 @@
 Legend: L layers, A heads, n tokens of the text.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

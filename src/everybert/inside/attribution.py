@@ -6,8 +6,6 @@ IG(x) = (x − x′) ⊙ ∫₀¹ ∇f(x′ + α(x − x′)) dα over the token
 Legend: n tokens of the text, K points of the integral, E embedding width, C outputs of the head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 

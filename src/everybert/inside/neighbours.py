@@ -8,8 +8,6 @@ a few hundred candidates give the same result as the whole vocabulary in a fract
 Legend: k occurrences, C candidates, L layers, H hidden, V vocabulary.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ fixed offset, such as "the head is the next word".
 Legend: L layers, A heads, W words of a sentence, n its tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice

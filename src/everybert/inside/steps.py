@@ -5,8 +5,6 @@
 Legend: n tokens, H hidden, A heads, D head size, I intermediate width, V vocabulary, E embedding width.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ The names, in the order in which they are computed (ℓ counts applied layers fr
 Legend: n tokens of the text, A heads, D head size, H hidden, I intermediate width, V vocabulary, L layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
