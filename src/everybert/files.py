@@ -176,9 +176,7 @@ def _refuse_foreign(path: Path) -> None:
     names = [file.relative_to(path).as_posix() for file in _files(path)]
     listed = (read_manifest(path) or {}) if names else {}
     if foreign := [name for name in names if name not in listed]:
-        raise EverybertError(
-            f"{path} holds {foreign[0]}, which everybert did not write; choose another folder, or move it away"
-        )
+        raise EverybertError(f"{path} holds {foreign[0]}, which everybert did not write; choose another folder")
 
 
 def _files(folder: Path) -> list[Path]:

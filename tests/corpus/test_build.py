@@ -338,7 +338,7 @@ def test_unwritable_place_is_told(tmp_path, wordpiece, texts):
 
 def test_a_killed_worker_is_told(tmp_path, wordpiece, texts, monkeypatch):
     monkeypatch.setattr(encode, "_encode", die)
-    with pytest.raises(EverybertError, match="worker process was killed"):
+    with pytest.raises(EverybertError, match="worker was killed"):
         build_corpus(texts, wordpiece, tmp_path / "c", workers=2)
 
 

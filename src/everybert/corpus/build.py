@@ -175,9 +175,7 @@ def _is_finished(out: Path, plan: dict[str, Any], sources: Sources, fresh: bool)
     if meta["sources"] != _listed(sources) or not all(path.is_file() for path, _ in sources):
         changed.append("inputs")  # the earlier content of a pipe is unknown
     if changed:
-        raise EverybertError(
-            f"{out} was built with other {', '.join(changed)}: choose another --out, or replace it with --fresh"
-        )
+        raise EverybertError(f"{out} was built with other {', '.join(changed)}: choose another --out, or give --fresh")
     return True
 
 

@@ -96,9 +96,7 @@ class MaskingConfig:
 
     def __post_init__(self):
         if self.strategy not in STRATEGIES:
-            raise EverybertError(
-                f"masking strategy {self.strategy!r} is unknown: choose one of {', '.join(STRATEGIES)}"
-            )
+            raise EverybertError(f"masking strategy {self.strategy!r} is unknown: it is {', '.join(STRATEGIES)}")
         if self.replacement not in ("uniform", "unigram"):
             raise EverybertError(f"replacement {self.replacement!r} is unknown: choose uniform or unigram")
         if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1 + 1e-9:

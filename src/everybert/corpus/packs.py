@@ -113,9 +113,7 @@ class PackStream:
         self.examples = examples or ExampleConfig()
         self.masking = masking or MaskingConfig()
         if capacity < self.examples.length:
-            raise EverybertError(
-                f"a pack of {capacity} tokens cannot hold an example of {self.examples.length}: raise its capacity"
-            )
+            raise EverybertError(f"a pack of {capacity} tokens cannot hold {self.examples.length}: raise its capacity")
         if self.examples.paired and corpus.sentences <= corpus.documents:
             raise EverybertError(
                 f"examples = {self.examples.kind!r} needs documents of two sentences or more: put a document's "

@@ -50,9 +50,7 @@ def family_of(raw: dict[str, Any]) -> str:
     if kind is None:  # files from before 2020, such as Google's, have no model_type
         kind = "bert" if "type_vocab_size" in raw and all(a.startswith("Bert") for a in classes(raw)) else None
     if kind not in FAMILIES:
-        raise EverybertError(
-            f"model_type {kind!r} is not an encoder this library knows; it reads {', '.join(FAMILIES)}"
-        )
+        raise EverybertError(f"model_type {kind!r} is not supported; everybert reads {', '.join(FAMILIES)}")
     return kind
 
 

@@ -238,9 +238,7 @@ def _tensor(weights: Weights, name: str, original: str, folder: Path) -> Tensor:
     except Exception as error:
         raise EverybertError(f"{folder}: {original} could not be read ({error}); restore the folder") from None
     if not tensor.dtype.is_floating_point or tensor.element_size() < 2:
-        raise EverybertError(
-            f"{folder}: {original} is stored as {tensor.dtype}; only 16-, 32- and 64-bit floats are read"
-        )
+        raise EverybertError(f"{folder}: {original} is {tensor.dtype}; only 16-, 32- and 64-bit floats are read")
     return finite(tensor, f"{folder}: {original}")
 
 

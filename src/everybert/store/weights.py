@@ -112,9 +112,7 @@ def _shards(folder: Path, index: str, ending: str) -> list[str]:
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
         if "/" in name or "\\" in name or not name.endswith(ending):
-            raise EverybertError(
-                f"{folder / index} names a shard {name!r} that is no {ending} file beside it; do not use it"
-            )
+            raise EverybertError(f"{folder / index} names {name!r}, no {ending} file beside it; do not use it")
     return names
 
 
@@ -170,9 +168,7 @@ def _open_pickle(path: Path) -> Weights:
     tensors = {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}
     for name, value in tensors.items():
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise EverybertError(
-                f"{path}: {name} claims the shape {tuple(value.shape)} without the data; do not use it"
-            )
+            raise EverybertError(f"{path}: {name} lacks data for its shape {tuple(value.shape)}; do not use it")
     return Weights({name: tuple(value.shape) for name, value in tensors.items()}, tensors.__getitem__)
 
 

@@ -284,9 +284,7 @@ def _from_merges(folder: Path, settings: dict[str, Any]) -> Backend:
     model = BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     backend = Backend(model)
     if backend.token_to_id("<s>") is None or backend.token_to_id("</s>") is None:
-        raise EverybertError(
-            f"{folder / 'vocab.json'} lacks <s> and </s>: give tokenizer.json, or a RoBERTa vocabulary"
-        )
+        raise EverybertError(f"{folder / 'vocab.json'} lacks <s> and </s>: give RoBERTa's, or a tokenizer.json")
     add_specials(backend, _special_tokens(settings, ROBERTA_NAMES, backend.get_vocab()))
     return roberta_pipeline(backend, settings.get("add_prefix_space", False))
 
@@ -296,9 +294,7 @@ def read_pieces(model: bytes) -> tuple[list[Any], bytes | None]:
     try:
         from sentencepiece import sentencepiece_model_pb2 as messages
     except ImportError as error:
-        raise EverybertError(
-            "SentencePiece models need sentencepiece: pip install 'everybert[sentencepiece]'"
-        ) from error
+        raise EverybertError("this needs sentencepiece: pip install 'everybert[sentencepiece]'") from error
     proto: Any = messages.ModelProto()  # type: ignore[attr-defined]
     proto.ParseFromString(model)
     if proto.trainer_spec.model_type != proto.trainer_spec.UNIGRAM or not proto.pieces:

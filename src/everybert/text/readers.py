@@ -128,9 +128,7 @@ def decode(data: bytes, path: Path, at: int, errors: Errors, report: ReadReport)
         data, at = data[3:], 3
     if errors == "strict":
         if (nul := data.find(0)) >= 0:
-            raise EverybertError(
-                f"{path} looks binary (a NUL at byte {at + nul}): leave it out or convert it to UTF-8 text"
-            )
+            raise EverybertError(f"{path} looks binary (a NUL at byte {at + nul}): leave it out or convert it to UTF-8")
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:

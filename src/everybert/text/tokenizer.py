@@ -103,9 +103,7 @@ class Tokenizer:
         self._vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         self.size: int = max(self._vocab.values(), default=-1) + 1
         if self.size > len(self._vocab) + MAX_GAPS:  # tables of this size are allocated
-            raise EverybertError(
-                f"the tokenizer has {len(self._vocab)} tokens but an id of {self.size - 1}: download it again"
-            )
+            raise EverybertError(f"the tokenizer has {len(self._vocab)} tokens, but the id {self.size - 1}: restore it")
         special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
         self._roles = _find_roles(self._vocab, special, settings)
         tokens = [formats.special_token(settings, role) or name for role, name in self._roles.items()]

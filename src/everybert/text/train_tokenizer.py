@@ -248,9 +248,7 @@ def _train_unigram(words: Counter[str], size: int, lowercase: bool, _: int) -> B
     try:
         import sentencepiece
     except ImportError as error:
-        raise EverybertError(
-            "training a Unigram tokenizer needs sentencepiece: pip install 'everybert[sentencepiece]'"
-        ) from error
+        raise EverybertError("Unigram training needs sentencepiece: pip install 'everybert[sentencepiece]'") from error
     counted = sorted((word, count) for word, count in words.items() if "\0" not in word)
     model = io.BytesIO()
     try:

@@ -89,9 +89,7 @@ def read_student(student: str | Path) -> ModelSettings:
         changes = {k: v for k, v in vars(config).items() if v != getattr(base, k) and k not in fixed}
         return ModelSettings(changes=tuple(sorted(changes.items())))
     if str(student) not in PRESETS:
-        raise EverybertError(
-            f"--student {student}: give a preset ({', '.join(PRESETS)}), a model folder or a .toml file"
-        )
+        raise EverybertError(f"--student {student}: give a preset ({', '.join(PRESETS)}), a folder or a .toml file")
     return ModelSettings(preset=str(student))
 
 
@@ -125,10 +123,7 @@ def build_student(setting: Setting, teacher: Network) -> Network:
         initialise(project, config)
         student.heads["project"] = project
     if settings.cosine and mine != theirs:
-        raise EverybertError(
-            f"cosine compares hidden states of equal width ({mine} and {theirs}): "
-            "set [distil] cosine = 0 and use hidden or relation"
-        )
+        raise EverybertError(f"[distil] cosine needs states of equal width, not {mine} and {theirs}: use relation")
     for width in (mine, theirs):
         if settings.relation and width % settings.relation_heads:
             raise EverybertError(f"[distil] relation_heads: {settings.relation_heads} does not divide {width}")

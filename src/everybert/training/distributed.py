@@ -134,7 +134,4 @@ class World:
         found = self.texts(digest)
         other = [rank for rank, text in enumerate(found) if text != found[0]]
         if other:
-            raise EverybertError(
-                f"rank {other[0]} has another {what} than rank 0: start every rank with the same command, files and "
-                "version of everybert"
-            )
+            raise EverybertError(f"rank {other[0]} has another {what} than rank 0: start every rank with the same one")

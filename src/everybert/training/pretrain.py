@@ -98,9 +98,7 @@ def pretrain(
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, **overrides)
     if recipe.distil is not None:
-        raise EverybertError(
-            "this recipe has a [distil] table: run it with `everybert distil`, which takes the teacher"
-        )
+        raise EverybertError("the recipe has a [distil] table: `everybert distil` runs it, with the teacher")
     setting = prepare(recipe, corpus, out, device)
     network = build_network(setting, allow_pickle)
     if recipe.boundary:
@@ -142,10 +140,7 @@ def claim(setting: Setting) -> None:
     there = read_json(path)
     keys = setting.recipe.differences(there.get("recipe", {}))
     if keys:
-        raise EverybertError(
-            f"{setting.out} holds a run of another recipe (differs in {', '.join(keys)}): "
-            "use that recipe to resume it, or another --out"
-        )
+        raise EverybertError(f"{setting.out} holds a run with another {', '.join(keys)}: use that, or another --out")
     for name in facts:
         if name != "recipe" and there.get(name) != facts[name]:
             raise EverybertError(f"{setting.out} holds a run with another {name}: use that one, or another --out")
