@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,26 +136,9 @@ def filled(batch: Ragged) -> Ragged:
     """
     size, longest = len(batch.tokens_T), max(batch.lengths)
     step = 64 if size <= 512 else WAVE if size > 8192 else _power(size) // 8
-    tokens = -(-size // step) * step
-    gap = tokens - size
-    lengths = [*batch.lengths, *[longest] * (gap // longest), *[gap % longest] * (gap % longest > 0)]
-    ends = np.full(_power(len(lengths)) + 1, tokens, dtype=np.int32)
-    ends[0] = 0
-    np.cumsum(lengths, out=ends[1 : len(lengths) + 1])
-
-    def extended(x_T: Tensor, more: np.ndarray) -> Tensor:
-        # by numpy: torch wakes all its threads for more than 32,768 numbers, for milliseconds while others tokenize
-        return torch.from_numpy(np.concatenate((x_T.cpu().numpy(), more))).to(batch.device)
-
-    zeros = np.zeros(gap, dtype=np.int64)
-    return Ragged(
-        tokens_T=extended(batch.tokens_T, zeros),
-        offsets_B1=torch.from_numpy(ends).to(batch.device),
-        lengths=tuple(lengths),
-        positions_T=extended(batch.positions_T, np.arange(gap) % longest),
-        segments_T=None if batch.segments_T is None else extended(batch.segments_T, zeros),
-        max_length=max(64, _power(longest)),
-    )
+    full = batch.padded(-size % step, longest)
+    empty = full.offsets_B1[-1:].expand(_power(len(full.lengths)) - len(full.lengths))
+    return replace(full, offsets_B1=torch.cat((full.offsets_B1, empty)), max_length=max(64, _power(longest)))
 
 
 def _power(n: int) -> int:

@@ -191,6 +191,26 @@ class Ragged:
         # unsafe: the lengths are right, and checking them would make the host wait for the device
         return torch.segment_reduce(x_TH.float(), how, lengths=self.offsets_B1.diff(), unsafe=True).to(x_TH.dtype)
 
+    def padded(self, count: int, longest: int, pad_id: int = 0) -> "Ragged":
+        """The batch and `count` tokens of padding after it, in sequences of at most `longest`; targets are dropped."""
+        at, rest = np.arange(count) % longest, count % longest
+        lengths = [*self.lengths, *[longest] * (count // longest), *[rest] * (rest > 0)]
+        offsets = np.fromiter(accumulate(lengths, initial=0), dtype=np.int32, count=len(lengths) + 1)
+
+        def extended(x_T: Tensor, more: np.ndarray) -> Tensor:
+            # by numpy: torch wakes all its threads for more than 32,768 numbers, for milliseconds while others tokenize
+            return torch.from_numpy(np.concatenate((x_T.cpu().numpy(), more))).to(self.device)
+
+        return Ragged(
+            tokens_T=extended(self.tokens_T, np.full(count, pad_id)),
+            offsets_B1=torch.from_numpy(offsets).to(self.device),
+            lengths=tuple(lengths),
+            positions_T=extended(self.positions_T, at),
+            segments_T=None if self.segments_T is None else extended(self.segments_T, 0 * at),
+            globals_T=None if self.globals_T is None else extended(self.globals_T, at < 0),
+            max_length=self.max_length,
+        )
+
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the batch by name, targets included."""
         own = {name: getattr(self, name) for name in TENSORS}

@@ -249,26 +249,15 @@ def batch(
         weight, example_B = features.weight_S[at_B], np.repeat(np.arange(len(which)), counts)
         targets["weight_B"] = (weight / np.bincount(example_B, weight)[example_B]).astype(np.float32)
         targets["example_B"] = example_B
-    ids, segments, marks = (
-        None if values is None else [values[i] for i in at_B]
-        for values in (features.ids, features.segments, features.global_tokens)
-    )
-    assert ids is not None
+    ragged = features.batch(at_B.tolist())
     if fill is not None:
-        gap = fill - sum(map(len, ids)) % fill
-        for values, filler in ((ids, [pad_id] * gap), (segments, [0] * gap), (marks, [])):
-            if values is not None:
-                values.append(filler)
+        gap = fill - len(ragged.tokens_T) % fill
+        ragged = replace(ragged.padded(gap, gap, pad_id), max_length=max(features.size, fill))
         for name in features.targets:  # −100 and −1 mark no label and no position
             if name[-1] != "E":
                 targets[name] = _pad(targets[name], gap, -100) if name[-1] == "T" else _pad(targets[name], 1, -1)
-    ragged = Ragged.of(ids, segments, marks)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in targets.items()}
-    return replace(
-        ragged,
-        max_length=ragged.max_length if fill is None else max(features.size, fill),
-        targets=TaskTargets(counts=tuple(counts.tolist()), share=torch.tensor(share), **tensors),
-    )
+    return replace(ragged, targets=TaskTargets(counts=tuple(counts.tolist()), share=torch.tensor(share), **tensors))
 
 
 def _pad(x: np.ndarray, count: int, value: int) -> np.ndarray:

@@ -92,34 +92,32 @@ def collate(pack: dict[str, Any], *, max_length: int, pad_id: int = 0, capacity:
     With a `capacity` the batch is filled with sequences of padding that no loss reads, so that compiled code always
     sees the same number of tokens; masked positions are rounded up to 64 likewise.
     """
-    lengths = [int(n) for n in pack["lengths"]]
-    size = len(pack["tokens"])
-    gap = 0 if capacity is None else capacity - size
-    fill = [max_length] * (gap // max_length) + ([gap % max_length] if gap % max_length else [])
-    total = size + gap
+
+    def padded(name: str, size: int = 0, value: int = 0) -> Any:
+        if pack.get(name) is None:
+            return None
+        array = np.asarray(pack[name], dtype=np.int64)
+        after = 0 if capacity is None else max(0, size - len(array))
+        return torch.from_numpy(np.pad(array, (0, after), constant_values=value))
+
+    lengths, size = [int(n) for n in pack["lengths"]], len(pack["tokens"])
+    total = size if capacity is None else capacity
+    batch = Ragged.flat(padded("tokens"), lengths, padded("segments"), max_length=max_length)
+    batch = batch.padded(total - size, max_length, pad_id)
     # Never few slots: the compiler treats small matrices differently, so a block's last, short pack would recompile.
     # A causal model predicts nearly all tokens, and gets a slot for each.
     predicted = len(pack["mask_index"])
     slots = -(-(total if predicted > total // 2 else max(predicted, total // 8)) // 64) * 64
-
-    def padded(name: str, size: int, value: int = 0) -> Any:
-        if pack.get(name) is None:
-            return None
-        array = np.asarray(pack[name], dtype=np.int64)
-        after = 0 if capacity is None else size - len(array)
-        return torch.from_numpy(np.pad(array, (0, after), constant_values=value))
-
     targets = PretrainTargets(
         mask_index_M=padded("mask_index", slots),
         mask_label_M=padded("mask_label", slots, IGNORE),
-        pair_label_B=padded("pair_label", len(lengths) + len(fill), IGNORE),
+        pair_label_B=padded("pair_label", len(batch), IGNORE),
         span_left_M=padded("span_left", slots),
         span_right_M=padded("span_right", slots),
         span_place_M=padded("span_place", slots),
         real=torch.tensor(size),
     )
-    tokens_T, segments_T = padded("tokens", total, pad_id), padded("segments", total)
-    return replace(Ragged.flat(tokens_T, [*lengths, *fill], segments_T, max_length=max_length), targets=targets)
+    return replace(batch, targets=targets)
 
 
 def by_length(pack: dict[str, Any]) -> dict[str, Any]:
