@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -29,8 +30,7 @@ def add_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
     new = [word for word in dict.fromkeys(w.strip() for w in words) if word and tokenizer.id(word) is None]
     if not new:
         raise EverybertError("every word given is in the vocabulary already: there is nothing to add")
-    backend, settings = tokenizer.__reduce__()[1]
-    wider = tokenizer._backend.from_str(backend)
+    wider, settings = deepcopy(tokenizer.__reduce__()[1])
     # Vocabularies that spell the space before a word as part of the word include it here.
     spaced = tokenizer.kind != "wordpiece"
     wider.add_tokens([AddedToken(word, single_word=True, lstrip=spaced, normalized=not spaced) for word in new])

@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ / golden ratio, odd: its multiples visit all 64-bit numbers
 
 
-def _finalise(z: np.ndarray) -> np.ndarray:
-    """SplitMix64's output function (Steele, Lea and Flood 2014): every input bit reaches every output bit."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
 def _uint64(x: ArrayLike) -> np.ndarray:
     if isinstance(x, int):
         return np.full((1,), x & ((1 << 64) - 1), dtype=np.uint64)  # arrays wrap silently, numpy scalars warn
@@ -40,8 +33,11 @@ def _uint64(x: ArrayLike) -> np.ndarray:
 
 
 def bits(key: ArrayLike, index: ArrayLike) -> np.ndarray:
-    """uint64: number `index` of the SplitMix64 stream that starts at `key`. Shapes broadcast."""
-    return _finalise(_uint64(key) + (_uint64(index) + np.uint64(1)) * GOLDEN)
+    """uint64: number `index` of the SplitMix64 stream (Steele et al. 2014) that starts at `key`. Shapes broadcast."""
+    z = _uint64(key) + (_uint64(index) + np.uint64(1)) * GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 def make_key(*words: ArrayLike) -> np.ndarray:

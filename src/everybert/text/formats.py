@@ -147,7 +147,9 @@ def read_backend(path: str | Path) -> tuple[Backend, dict[str, Any]]:
         raise EverybertError(f"no tokenizer at {path}: give a folder or a tokenizer file that exists")
     folder = path if path.is_dir() else path.parent
     settings = _settings(folder)
-    file = _choose_file(path)
+    file = path if path.is_file() else next((path / name for name in FILES if (path / name).is_file()), None)
+    if file is None:
+        raise EverybertError(f"no tokenizer in {path}: it needs one of {', '.join(FILES)}")
     _check_class(file, settings)
     remedy = f"tokenizers {tokenizers.__version__} may lack a part of it; upgrade, or use another model"
     with one_line_errors(f"{file} is not a tokenizer file that can be read", remedy):
@@ -211,19 +213,6 @@ def one_line_errors(problem: str, remedy: str) -> Iterator[None]:
         raise
     except BaseException as error:
         raise EverybertError(f"{problem} ({one_line(error)}): {remedy}") from error
-
-
-def _choose_file(path: Path) -> Path:
-    """The file to read: the given one, or the first of FILES in the folder."""
-    if path.is_file():
-        return path
-    for name in FILES:
-        if (path / name).is_file():
-            return path / name
-    raise EverybertError(
-        f"no tokenizer in {path}: it needs tokenizer.json, vocab.txt, vocab.json with merges.txt, "
-        "spiece.model or sentencepiece.bpe.model"
-    )
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -99,7 +99,8 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.kind: str = kind
-        self.max_length: int | None = _max_length(settings)
+        length = settings.get("model_max_length")  # transformers writes 1e30 for none
+        self.max_length: int | None = int(length) if isinstance(length, int | float) and 0 < length < 1e9 else None
         self._vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         self.size: int = max(self._vocab.values(), default=-1) + 1
         if self.size > len(self._vocab) + MAX_GAPS:  # tables of this size are allocated
@@ -131,7 +132,7 @@ class Tokenizer:
             return cls(backend, settings)
 
     def __reduce__(self) -> Any:
-        return _restore, (self._backend.to_str(), self._settings())
+        return Tokenizer, (self._backend, self._settings())
 
     # ── the vocabulary
 
@@ -284,10 +285,6 @@ class Tokenizer:
         write_json(folder / "special_tokens_map.json", dict(sorted(tokens.items())))
 
 
-def _restore(serialised: str, settings: dict[str, Any]) -> Tokenizer:
-    return Tokenizer(Backend.from_str(serialised), settings)
-
-
 def _find_roles(vocab: dict[str, int], special: list[str], settings: dict[str, Any]) -> dict[str, str]:
     """Role → token: from the settings, by its usual name, or by a special token that is named like the role."""
     roles: dict[str, str] = {}
@@ -299,12 +296,6 @@ def _find_roles(vocab: dict[str, int], special: list[str], settings: dict[str, A
         if found is not None:
             roles[role] = found
     return roles
-
-
-def _max_length(settings: dict[str, Any]) -> int | None:
-    """The maximum length in the settings; transformers writes 1e30 for none."""
-    length = settings.get("model_max_length")
-    return int(length) if isinstance(length, int | float) and 0 < length < 1e9 else None
 
 
 def _clean(text: Any, index: int) -> Any:
