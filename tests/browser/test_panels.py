@@ -8,9 +8,11 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 import server as own
+import torch
 from pages import BLANK, HOLD, LINES, NAMES, PAIR, PANELS, PASSAGE, QUESTION, REVIEW, SENTENCE, at, ready, typed
 
 from everybert.inference.model import load
+from everybert.inside.attention import without_heads
 from everybert.training.finetune import finetune
 
 pytestmark = pytest.mark.browser
@@ -208,7 +210,7 @@ def test_classify(open_page, models):
     assert max(scores, key=scores.get) == "wonderful", "the word that it rests on"
     why = models["labels"].attribution(REVIEW)
     assert scores["wonderful"] == pytest.approx(why.scores[why.tokens.index("wonderful")], abs=6e-4)
-    assert "left over" in page.locator(".why").inner_text()
+    assert "explain" in page.locator(".why").inner_text()
     page.get_by_role("button", name="a complaint").click()
     ready(page)
     assert page.locator(".bar .name").first.inner_text() == "complaint"
@@ -363,3 +365,97 @@ def test_panels_that_show_the_parts_begin_with_the_model_of_the_paper(new_page, 
         page.wait_for_url("**#fill?model=everybert-classic*")
         page.get_by_role("link", name="Tokens", exact=True).click()
         page.wait_for_url("**#tokens?model=everybert-classic*")  # a choice stays
+
+
+def test_two_panels_side_by_side(open_page, models):
+    page = open_page(PANELS["fill"])
+    page.get_by_role("button", name="Compare").click()
+    ready(page)
+    page.locator("#field-text-second").fill("the owl [MASK] at the cat .")
+    page.wait_for_function("() => location.hash.includes('owl')")
+    page.wait_for_function(
+        "() => document.querySelectorAll('.half .result:not([data-stale]) .both .bar').length === 16"
+    )
+    for half, text in zip(page.locator(".half").all(), (BLANK, "the owl [MASK] at the cat .")):
+        expected = [c.token for c in models["words"].fill(text, top=8)[0]]
+        assert half.locator(".both .name").all_inner_texts() == expected
+    again = open_page(page.url.partition("/#")[2].join(["#", ""]))
+    assert again.locator("#field-text-second").input_value() == "the owl [MASK] at the cat ."
+    again.get_by_role("button", name="Close").click()
+    ready(again)
+    assert again.locator(".half").count() == 0 and again.locator("#field-text").input_value() == BLANK
+
+
+def test_heads_are_switched_off_and_drawn_over_each_other(open_page, models):
+    page = open_page(at("attention", "words", text=BLANK, layer="1", head="1"))
+    page.get_by_role("button", name="Switch this head off").click()
+    page.wait_for_selector(".av-change li")
+    model = models["words"]
+    encoding = model.one_window(BLANK)
+    whole, without = (without_heads(model.network, encoding, heads) for heads in ([], [(1, 1)]))
+    least = torch.cosine_similarity(whole, without, dim=-1).min()
+    assert page.locator(".av-change li small").first.inner_text() == f"{least:.3f}"
+    assert "[MASK]" in page.locator(".av-change").inner_text()
+    assert page.locator(".av-cell.off").count() == 1
+    page.get_by_role("button", name="Switch this head on again").click()
+    page.wait_for_function("() => !document.querySelector('.av-change li')")
+    page.get_by_text("click adds a head in another colour").click()
+    ink = """c => new Set(Array.from(new Uint32Array(c.getContext("2d")
+      .getImageData(c.width * .4, 0, c.width * .2, c.height).data.buffer)).filter(x => x >>> 24)).size"""
+    before = page.locator(".av-canvas").evaluate(ink)
+    page.locator(".av-cell").first.click()
+    page.wait_for_function("() => document.querySelector('.av-cell').style.outline")
+    page.wait_for_function(f"(was) => ({ink})(document.querySelector('.av-canvas')) > was", arg=before)
+    page.locator(".av-cell").first.click()
+    page.wait_for_function("() => !document.querySelector('.av-cell').style.outline")
+
+
+def test_a_score_is_a_sum_of_products(open_page, models):
+    page = open_page(PANELS["steps"])  # the step of the scores
+    page.locator(".cell").nth(1).click()
+    page.wait_for_selector(".terms i")
+    trace = models["words"].trace(BLANK)
+    score = trace["layers.1.attention.scores"][0, 0, 1]
+    said = page.locator(".part header b").last.inner_text()
+    assert float(said.rpartition("= ")[2].replace("−", "-")) == pytest.approx(score, abs=0.006)
+    assert page.locator(".terms i").count() == models["words"].config.head_size
+
+
+def test_the_map_leads_to_layers_heads_and_blocks(open_page):
+    page = open_page(at("steps", "words", text=BLANK))
+    plan = page.get_by_role("group", name="Architecture")
+    plan.get_by_role("button", name="Layer 2").click()
+    ready(page)
+    plan.get_by_role("button", name="Head 2").click()
+    ready(page)
+    assert "layer=1" in page.url and "head=1" in page.url
+    plan.get_by_role("button", name="Prediction").click()
+    ready(page)
+    assert "After all" in page.locator("article h2").inner_text()
+
+
+def test_json_and_picture_of_an_answer(open_page, tmp_path):
+    page = open_page(PANELS["similar"])
+    page.locator(".json summary").click()
+    assert "POST /embed" in page.locator(".json").inner_html()
+    assert re.search(r"Answered in [\d,]+ ms", page.locator(".json summary").inner_text())
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Picture").click()
+    waiting.value.save_as(tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "picture.png").stat().st_size > 5000
+
+
+def test_the_tour_leads_through_the_panels(open_page):
+    page = open_page(PANELS["fill"])
+    page.get_by_role("button", name="Tour").click()
+    seen = []
+    while True:
+        ready(page)
+        seen.append(page.locator(".tour h2").inner_text())
+        if not page.locator(".tour").get_by_role("button", name="Next").count():
+            break
+        page.locator(".tour").get_by_role("button", name="Next").click()
+    assert len(seen) == len(set(seen)) == 10
+    page.get_by_role("button", name="End").click()
+    assert page.locator(".tour").count() == 0

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tiny_models import STEMS, make
 
 from everybert.errors import EverybertError
-from everybert.inside.attention import Attention, asset, attention, inlined, quantised
+from everybert.inside.attention import Attention, asset, attention, batch_of, inlined, quantised, without_heads
 from everybert.store.huggingface import load_network
 
 KINDS = [kind for kind in STEMS if kind != "longformer"]  # whose weights are no square: below
@@ -36,6 +36,22 @@ def test_weights_equal_the_eager_ones(tmp_path, kind):
     for ours, wanted in zip(found.weights, expected):
         assert np.abs(ours - wanted[0].numpy()).max() < 1e-5
         assert np.abs(quantised(ours) / 65535 - wanted[0].numpy()).max() < 1e-5  # what the viewer is sent
+
+
+def test_a_head_that_is_switched_off_contributes_nothing(tmp_path):
+    theirs = make("bert")
+    theirs.save_pretrained(tmp_path / "m")
+    network = load_network(tmp_path / "m").network.eval()
+    encoding = Encoded.of([5, 9, 11, 7, 30])
+    with torch.no_grad():
+        assert (without_heads(network, encoding, []) - network.encoder(batch_of(network, encoding))).abs().max() < 1e-6
+    found = without_heads(network, encoding, [(1, 0)])
+    size = network.config.head_size
+    with torch.no_grad():  # W_O reads nothing of the head
+        network.encoder.layers[1].attention.output.weight[:, :size] = 0.0
+        assert (network.encoder(batch_of(network, encoding)) - found).abs().max() < 1e-6
+    with pytest.raises(EverybertError, match="no layer 9 with a head 0"):
+        without_heads(network, encoding, [(9, 0)])
 
 
 def square(local, own, marked):

@@ -12,9 +12,11 @@ import httpx
 import numpy as np
 import pytest
 import server as own
+import torch
 
 import everybert
 from everybert.inference.model import load
+from everybert.inside.attention import without_heads
 from everybert.serving import playground
 from everybert.serving.playground import CHARACTERS
 
@@ -48,9 +50,10 @@ def numbers(text, kind):
 def test_first_paint_is_small():
     files = assets()
     shell = ["index.html", "mark.svg", "colours.css", "style.css", "app.js", "kit.js"]
-    heaviest = max((name for name in files if name.startswith("panel-")), key=lambda n: len(files[n]))
-    shell += [heaviest, "attention-view.js", "attention-draw.js", "attention-view.css"]
-    assert sum(len(files[name]) for name in shell) < 100_000, "with the heaviest panel"
+    viewer = [name for name in files if name.startswith("attention-")]
+    for panel in (name for name in files if name.startswith("panel-")):
+        needed = [*shell, panel, *(viewer if panel == "panel-attention.js" else [])]
+        assert sum(len(files[name]) for name in needed) < 100_000, panel
 
 
 def test_files_name_no_other_place():
@@ -199,6 +202,20 @@ def test_steps_carry_the_numbers(url, models):
     last = ask(url, "step", model="words", text=TEXT, layer=1, head=1, step=names.index("The vocabulary"))
     assert last["parts"][0]["top"][3][0][0] == trace.vocabulary(models["words"].tokenizer)[3][0][0]
     assert first["gap"] < 1e-5
+
+
+def test_heads_are_switched_off(url, models):
+    text = "the dog [MASK] ."
+    found = ask(url, "attention/off", model="words", text=text, heads=[[0, 1], [1, 0]])
+    model = models["words"]
+    encoding = model.one_window(text)
+    both = [without_heads(model.network, encoding, heads) for heads in ([], [(0, 1), (1, 0)])]
+    assert found["cosine"] == pytest.approx(torch.cosine_similarity(*both, dim=-1).tolist(), abs=1e-4)
+    assert found["masks"] == [encoding.ids.index(model.tokenizer.mask_id)]
+    assert [token for token, _ in found["whole"][0]] == [c.token for c in model.fill(text, top=5)[0]]
+    assert found["without"] != found["whole"]
+    refused = own.post(url, "/playground/attention/off", {"model": "words", "text": text, "heads": [[7, 0]]})
+    assert refused.status_code == 422 and "no layer 7" in refused.json()["error"]
 
 
 # ── bad input ──

@@ -142,3 +142,23 @@ def attention(
     network.encoder(batch_of(network, encoding, global_tokens), watch=watch)
     labels = list(labels or encoding.tokens)
     return Attention(encoding.tokens, weights, encoding.offsets, encoding.segments, encoding.sequence, labels)
+
+
+@torch.inference_mode()
+def without_heads(
+    network: Network,
+    encoding: Encoding,
+    heads: Sequence[tuple[int, int]],
+    global_tokens: Sequence[int] | None = None,
+) -> Tensor:
+    """(n, H): the final hidden states if these heads, (layer, head) each, contribute nothing (Michel et al. 2019)."""
+    for layer, head in heads:
+        if not (0 <= layer < len(network.config.layer_order) and 0 <= head < network.config.heads):
+            raise EverybertError(f"there is no layer {layer} with a head {head} in this model")
+
+    def watch(name: str, mixed_AnD: Tensor) -> None:
+        for layer, head in heads:
+            if name == f"layers.{layer}.attention.mixed":
+                mixed_AnD[head] = 0.0
+
+    return network.encoder(batch_of(network, encoding, global_tokens), watch=watch)

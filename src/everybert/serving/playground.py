@@ -15,12 +15,13 @@ from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import torch
 from fastapi import FastAPI
 from fastapi.responses import FileResponse, Response
 from pydantic import Field
 from starlette.staticfiles import StaticFiles
 
-from everybert.inside.attention import quantised
+from everybert.inside.attention import quantised, without_heads
 from everybert.inside.masked import fill_sides
 from everybert.inside.steps import Part, needed, part_value, story
 from everybert.inside.trace import Trace
@@ -57,6 +58,8 @@ KEPT = 2
 
 Top = Annotated[int, Field(ge=1, le=50)]
 Index = Annotated[int, Field(ge=0)]
+HeadList = Annotated[list[tuple[Index, Index]], Field(max_length=1024)]
+"""(layer, head) each."""
 Lines = Annotated[list[str], Field(min_length=1, max_length=LINES)]
 Originals = Annotated[Sequence[str | None], Field(max_length=512)]
 """The words behind [MASK]."""
@@ -98,6 +101,7 @@ def add_playground(app: FastAPI, service: Service) -> None:
     add("attention", "attention", page.thumbnails)
     add("attention/head", "attention", page.head)
     add("attention/link", "attention", page.link)
+    add("attention/off", "attention", page.switched_off)
     add("context", "tokens", page.context)
     add("answer", "answer", page.answer)
     add("attribution", "classify", page.attribution)
@@ -168,6 +172,22 @@ class Playground:
         if source >= n or target >= n:
             raise HttpError(422, f"the text has {n} tokens; there is no link from {source} to {target}")
         return {"weights": (weights[:, :, source, target].astype(np.float64) / 65535).ravel().round(5).tolist()}
+
+    def switched_off(self, served: Served, text: str, heads: HeadList, pair: Second = None, top: Top = 5) -> Json:
+        """How the vector of each token, and what stands at each [MASK], changes without some heads."""
+        model, mask = served.model, served.model.tokenizer.mask_id
+        encoding = model.one_window(text, pair)
+        whole_nH, without_nH = (without_heads(model.network, encoding, off).float() for off in ([], heads))
+        cosine_n = torch.cosine_similarity(whole_nH, without_nH, dim=-1)
+        shown: Json = {"cosine": [round(value, 5) for value in cosine_n.tolist()]}
+        at = [i for i, token in enumerate(encoding.ids) if token == mask]
+        if at and "mlm" in served.heads:
+            shown["masks"] = at
+            for name, x_nH in (("whole", whole_nH), ("without", without_nH)):
+                p_MV = model.network.mlm_logits(x_nH[at])[:, : model.tokenizer.size].softmax(-1)
+                rows = zip(*(x.tolist() for x in p_MV.topk(top)))
+                shown[name] = [[(model.tokenizer.text(i), round(p, 6)) for p, i in zip(*row)] for row in rows]
+        return shown
 
     def context(self, served: Served, word: str, texts: Lines, top: Top = 6) -> Json:
         """The vectors of a word, compared in every layer."""

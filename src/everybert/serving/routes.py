@@ -200,7 +200,8 @@ def describe(served: Served, request: Request) -> Json:
     model, config = served.model, served.model.config
     name, _, adapter = served.name.partition(":")
     local = request.client is not None and request.client.host in ("127.0.0.1", "::1")
-    path = served.folder if served.folder and served.folder.parent != BUNDLED else None  # those load by their names
+    folder = model.folder if served.adapter in model.bundle.folders else served.folder
+    path = folder if folder and folder.parent != BUNDLED else None  # those load by their names
     return {
         "id": served.name,
         "object": "model",
@@ -219,6 +220,7 @@ def describe(served: Served, request: Request) -> Json:
         "lowercase": model.tokenizer.lowercase,
         "regression": served.one_output,
         "trained": served.trained,
+        "defaults": dict(model.bundle.defaults),
     }
 
 

@@ -133,15 +133,18 @@ export function fitted(string, room, size) {
   return letters.join("") + "…";
 }
 
-/** Two columns of tokens and the links between them. `focus` is {side, token} or null; `scroll` the first pixel seen. */
-export function drawLines(pen, source, weights, links, layout, { focus, scroll, height, colours, shown, peak }) {
+/**
+ * Two columns of tokens and the links between them. `focus` is {side, token} or null; `scroll` the first pixel seen.
+ * `colour` is that of a head which is drawn over others; without it, links have the colour of their text.
+ */
+export function drawLines(pen, source, weights, links, layout, { focus, scroll, height, colours, shown, peak, colour, labels = true }) {
   const { row, top, left, right, column, size } = layout;
   const n = source.tokens.length;
   const middle = (i) => top + i * row + row / 2 - scroll;
   const first = Math.max(0, Math.floor((scroll - top) / row) - 1);
   const last = Math.min(n - 1, Math.ceil((scroll + height - top) / row));
   const seen = (i) => i >= first && i <= last;
-  const hue = (i) => (source.texts[i] === 1 ? colours.second : colours.accent);
+  const hue = (i) => colour ?? (source.texts[i] === 1 ? colours.second : colours.accent);
   const stroke = (i, j, w) =>
     pen.curve(left + 6, middle(i), right - 6, middle(j), hue(i), 0.6 + 2.6 * w, Math.max(0.05, tone(w / peak)));
   const shade = { from: new Map(), to: new Map() };
@@ -164,7 +167,7 @@ export function drawLines(pen, source, weights, links, layout, { focus, scroll, 
       drawn++;
     }
   }
-  for (let i = first; i <= last; i++) {
+  for (let i = first; labels && i <= last; i++) {
     const token = fitted(source.tokens[i], column - 16, size);
     const y = middle(i);
     for (const [side, x, align] of [["from", left - 4, "right"], ["to", right + 4, "left"]]) {

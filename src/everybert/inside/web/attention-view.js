@@ -3,10 +3,12 @@
 //
 // A source is {tokens, texts, layers, heads, size, thumbnails, head(layer, head), link(from, to)}: `texts` says which
 // text a token is from (null for special tokens); `thumbnails` are uint8 (layers, heads, size, size); `head` promises
-// n × n weights as uint16 of 65535ths; `link` promises one link's weight in every head.
+// n × n weights as uint16 of 65535ths; `link` promises one link's weight in every head. Where the model itself is at
+// hand, `off(heads)` promises what changes without these heads: {cosine, masks, whole, without}.
 import { canvasPen, direction, drawLines, drawMatrix, linesLayout, matrixLayout, numbers, strongest, svgPen, tone, visible, weightPicture } from "./attention-draw.js";
 
 const STAGE = 560; // the tallest the stage grows before it scrolls
+const HUES = ["accent", "second", "third", "fourth"]; // of heads that are drawn over each other
 
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -47,6 +49,8 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
   let colours = {};
   let layout = {};
   let asked = 0;
+  let over = []; // further heads drawn over the chosen one: {layer, head, weights, links, peak}
+  const off = new Set(); // heads that are switched off
 
   // ── the elements ──
 
@@ -86,10 +90,13 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
     ),
   );
   const heads = thumbnails();
+  const overlay = make("input", { type: "checkbox", onchange: () => ((over = []), prepare()) });
+  const toggle = make("button", { type: "button", class: "av-chip", onclick: switchOff });
+  const change = make("div", { class: "av-change", role: "status" });
   const keys = make("p", { id: "av-keys", class: "av-keys" }, "Point at a token, or focus the picture and use ↑ ↓ ← →; click pins; Esc lets go. Click a token on each side to rank the heads by that link.");
   root.classList.add("av");
   root.replaceChildren(
-    make("div", { class: "av-side" }, make("p", { class: "av-caption" }, `${source.layers} layers × ${source.heads} heads`), heads.grid),
+    make("div", { class: "av-side" }, make("p", { class: "av-caption" }, `${source.layers} layers × ${source.heads} heads`), heads.grid, make("label", { class: "av-check av-over" }, overlay, `click adds a head in another colour (up to ${HUES.length})`), source.off ? toggle : null, change),
     make("div", { class: "av-main" }, make("div", { class: "av-top" }, make("div", {}, title, scale), bar), stage, readout, where, keys),
   );
 
@@ -119,9 +126,10 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
       const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
       if (!move) return;
       event.preventDefault();
-      const layer = Math.max(0, Math.min(layers - 1, state.layer + move[0]));
-      const head = Math.max(0, Math.min(count - 1, state.head + move[1]));
-      choose({ layer, head });
+      const at = cells.indexOf(event.target);
+      const layer = Math.max(0, Math.min(layers - 1, Math.floor(at / count) + move[0]));
+      const head = Math.max(0, Math.min(count - 1, (at % count) + move[1]));
+      if (!overlay.checked) choose({ layer, head });
       cells[layer * count + head].focus();
     });
     const paint = () => {
@@ -142,6 +150,9 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
       cells.forEach((cell, k) => {
         const on = k === state.layer * count + state.head;
         cell.setAttribute("aria-selected", on);
+        cell.classList.toggle("off", off.has(k));
+        const place = over.findIndex((one) => one.layer * count + one.head === k);
+        cell.style.outline = place < 0 ? "" : `2px solid var(--${HUES[place + 1]})`;
         cell.tabIndex = on ? 0 : -1;
       });
     return { grid, cells, paint, mark };
@@ -149,7 +160,44 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
 
   // ── choices ──
 
+  /** Add a head to those that are drawn over each other, or take it out. */
+  async function add({ layer, head }) {
+    const at = over.findIndex((one) => one.layer === layer && one.head === head);
+    if (at >= 0) over.splice(at, 1);
+    else if (over.length < HUES.length - 1) {
+      const own = Float32Array.from(await source.head(layer, head), (x) => x / 65535);
+      over.push({ layer, head, weights: own, links: [], peak: own.reduce((a, b) => Math.max(a, b), 4 / n / n) });
+    }
+    prepare();
+  }
+
+  /** Switch the chosen head off, or on again, and say what changes. */
+  async function switchOff() {
+    const k = state.layer * source.heads + state.head;
+    if (!off.delete(k)) off.add(k);
+    prepare();
+    const chosen = [...off].map((one) => [Math.floor(one / source.heads), one % source.heads]);
+    let found;
+    try {
+      found = chosen.length ? await source.off(chosen) : null;
+    } catch (error) {
+      return change.replaceChildren(error.message);
+    }
+    if (!found) return change.replaceChildren();
+    const moved = [...found.cosine.keys()].sort((a, b) => found.cosine[a] - found.cosine[b]).slice(0, 5);
+    const row = (words, value) => make("li", {}, words, make("small", {}, value));
+    const guess = ([token, p]) => `${token} ${p.toFixed(2)}`;
+    change.replaceChildren(
+      make("p", {}, `Without ${chosen.length === 1 ? "this head" : `these ${chosen.length} heads`}, these tokens change most (cosine to before):`),
+      make("ol", {}, ...moved.map((i) => row(source.tokens[i], found.cosine[i].toFixed(3)))),
+      ...(found.masks ?? []).map((at, m) =>
+        make("p", {}, `${source.tokens[at]}: ${found.whole[m].slice(0, 3).map(guess).join(", ")} → ${found.without[m].slice(0, 3).map(guess).join(", ")}`),
+      ),
+    );
+  }
+
   function choose(change) {
+    if (overlay.checked && "layer" in change && (change.layer !== state.layer || change.head !== state.head)) return add(change);
     const other = (change.layer ?? state.layer) !== state.layer || (change.head ?? state.head) !== state.head;
     Object.assign(state, change);
     if ("view" in change) state.focus = state.pinned = null;
@@ -178,13 +226,15 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
 
   function prepare() {
     heads.mark();
+    toggle.textContent = off.has(state.layer * source.heads + state.head) ? "Switch this head on again" : "Switch this head off";
     for (const button of views.children) button.setAttribute("aria-pressed", button.dataset.view === state.view);
     title.textContent = `Layer ${state.layer}, head ${state.head}`;
     if (!weights.length) return;
     const shown = visible(source, state);
     peak = Math.max(4 / n / n, weights.reduce((a, b) => Math.max(a, b), 0));
-    scale.textContent = `full colour = ${peak.toFixed(peak < 0.1 ? 3 : 2)}`;
+    scale.textContent = `strongest weight ${peak.toFixed(peak < 0.1 ? 3 : 2)}`;
     links = strongest(weights, n, shown);
+    for (const one of over) one.links = strongest(one.weights, n, shown);
     root.dataset.links = links.length;
     best = links.find(([i, j]) => i !== j);
     picture = state.view === "matrix" ? weightPicture(source, weights, { shown, colours, peak }) : null;
@@ -209,7 +259,7 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
   function readColours() {
     const probe = make("span"); // the colours are the page's; the viewer may not be in it yet
     document.body.append(probe);
-    for (const name of ["accent", "second", "ink", "quiet", "surface", "sunken"]) {
+    for (const name of [...HUES, "ink", "quiet", "surface", "sunken"]) {
       probe.style.color = `var(--${name})`;
       colours[name] = getComputedStyle(probe).color;
     }
@@ -241,9 +291,11 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
 
   function paint(pen, scroll, height) {
     const focus = state.focus ?? state.pinned;
-    if (state.view === "lines")
-      drawLines(pen, source, weights, links, layout, { focus: focus?.side ? focus : null, scroll, height, colours, peak, shown: visible(source, state) });
-    else drawMatrix(pen, source, picture, layout, { point: focus && "row" in focus ? focus : null, colours });
+    if (state.view === "lines") {
+      const options = { focus: focus?.side ? focus : null, scroll, height, colours, shown: visible(source, state) };
+      drawLines(pen, source, weights, links, layout, { ...options, peak, colour: over.length ? colours.accent : undefined });
+      over.forEach((one, i) => drawLines(pen, source, one.weights, one.links, layout, { ...options, peak: one.peak, colour: colours[HUES[i + 1]], labels: false }));
+    } else drawMatrix(pen, source, picture, layout, { point: focus && "row" in focus ? focus : null, colours });
   }
 
   // ── pointing ──

@@ -2,10 +2,11 @@
 import { Problem, ask, h, server, trouble } from "./kit.js";
 
 const PANELS = [
-  ["Predict", [["fill", "Fill", "fill"], ["classify", "Classify", "classify"], ["names", "Names", "tag"], ["answer", "Answer", "answer"], ["next", "Next sentence", "next"], ["similar", "Similar", null]]],
+  ["Predict", [["fill", "Fill", "fill"], ["classify", "Classify", "classify"], ["names", "Names", "tag"], ["answer", "Answer", "answer"], ["next", "Next sentence", "next"], ["similar", "Similar", "embed"]]],
   ["Look inside", [["tokens", "Tokens", null], ["attention", "Attention", null], ["context", "Context", null], ["steps", "Step through", null]]],
 ];
 const EVERY = PANELS.flatMap(([, panels]) => panels);
+const COMPARED = ["fill", "tokens", "attention"]; // panels that can stand twice, side by side
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
 const banner = document.getElementById("banner");
@@ -13,7 +14,7 @@ const modelPicker = document.getElementById("model");
 const adapterPicker = document.getElementById("adapter");
 
 let models = [];
-let current = null; // the mounted panel
+let current = []; // the mounted panel, or the two that are compared
 let turn = 0;
 let picked = null; // the model that the visitor chose, by a picker or an address
 
@@ -78,9 +79,8 @@ function drawPickers(info) {
   modelPicker.disabled = false;
   const adapters = models.filter((m) => m.model === info.model && m.adapter);
   document.getElementById("adapter-picker").hidden = !adapters.length;
-  const base = models.find((m) => m.name === info.model);
-  const auto = adapters.some((m) => ["classify", "tag", "answer"].some((task) => m.tasks.includes(task) && base?.tasks.includes(task))); // the server picks one
-  adapterPicker.replaceChildren(option(info.model, auto ? "auto" : "none", !info.adapter), ...adapters.map((m) => option(m.name, m.adapter, m.name === info.name)));
+  const used = named(info.model)?.defaults[EVERY.find(([id]) => id === place().panel)[2]]; // what the server takes by itself
+  adapterPicker.replaceChildren(option(info.model, used ? `auto: ${used}` : "none", !info.adapter), ...adapters.map((m) => option(m.name, m.adapter, m.name === info.name)));
 }
 
 async function draw() {
@@ -102,18 +102,45 @@ async function draw() {
     return;
   }
   if (mine !== turn) return;
-  current?.close();
+  current.forEach((one) => one.close());
   if (main.dataset.panel !== panel) window.scrollTo(0, 0);
   main.dataset.panel = panel;
-  const remember = (values) => {
-    const kept = new URLSearchParams({ model: info.name });
-    for (const [name, value] of Object.entries({ ...values })) if (value !== "" && value !== null && value !== undefined) kept.set(name, value);
-    const address = link(panel, kept);
-    if (address.length < 8000) history.replaceState(null, "", address);
+  const second = COMPARED.includes(panel) && params.get("beside");
+  params.delete("beside");
+  const sides = second ? [params, new URLSearchParams(second)] : [params];
+  const address = () => {
+    const whole = new URLSearchParams(sides[0]);
+    if (sides[1]) whole.set("beside", sides[1]);
+    return link(panel, whole);
   };
-  current = module.default(main, { info, models, params, choose, remember });
-  current.run();
+  const roots = sides.length > 1 ? sides.map(() => h("div", { class: "half" })) : [main];
+  if (sides.length > 1) main.replaceChildren(h("div", { class: "halves" }, roots));
+  current = roots.map((root, i) => mount(module, root, sides, i, address));
+  current.forEach((one) => one.run());
   main.setAttribute("aria-busy", "false");
+}
+
+/** One panel, alone or as one of two sides; each keeps its own values and, of two, has its own model. */
+function mount(module, root, sides, i, address) {
+  const info = (i ? named(sides[i].get("model")) : null) ?? chosen();
+  const set = (name, value) => (sides[i].set(name, value), go(address()));
+  const remember = (values) => {
+    sides[i] = new URLSearchParams({ model: info.name });
+    for (const [name, value] of Object.entries({ ...values })) if (value !== "" && value !== null && value !== undefined) sides[i].set(name, value);
+    if (address().length < 8000) history.replaceState(null, "", address());
+  };
+  const button = (words, click) => h("button", { type: "button", class: "quiet-button", onclick: click }, words);
+  const tools = !COMPARED.includes(place().panel)
+    ? null
+    : sides.length === 1
+      ? button("Compare", () => ((sides[1] = new URLSearchParams(sides[0])), go(address())))
+      : i === 0
+        ? null
+        : [
+            h("select", { "aria-label": "Model of the second side", onchange: (event) => set("model", event.target.value) }, models.map((one) => h("option", { value: one.name, selected: one === info }, one.name))),
+            button("Close", () => (sides.pop(), go(address()))),
+          ];
+  return module.default(root, { info, models, params: sides[i], choose: (name) => set("model", name), remember, tools, side: i ? "-second" : "" });
 }
 
 modelPicker.addEventListener("change", () => choose(modelPicker.value));
@@ -145,6 +172,7 @@ keys.append(
   h("dl", {}, [...KEYS, ...ELSEWHERE].map(listed)),
 );
 document.getElementById("keys-button").addEventListener("click", () => keys.showModal());
+document.getElementById("tour").addEventListener("click", async () => (await import("./tour.js")).tour((panel, values) => go(link(panel, new URLSearchParams(values)))));
 keys.addEventListener("click", (event) => event.target === keys && keys.close()); // beside it
 
 function walk(by) {

@@ -35,6 +35,7 @@ export const server = { lost: () => {}, found: () => {}, key: () => null };
 
 /** POST (or GET without a body), and what came back; errors are sentences. */
 export async function ask(path, body, signal, again = 3) {
+  const began = performance.now();
   const key = sessionStorage.getItem("everybert-key");
   const headers = { ...(body ? { "content-type": "application/json" } : {}), ...(key ? { authorization: `Bearer ${key}` } : {}) };
   let reply;
@@ -46,7 +47,11 @@ export async function ask(path, body, signal, again = 3) {
     throw new Problem("The server does not answer. It may have been stopped, or the connection is gone.");
   }
   server.found();
-  if (reply.ok) return reply.json();
+  if (reply.ok) {
+    const data = await reply.json();
+    if (signal) signal.answers = [...(signal.answers ?? []), { path, data, milliseconds: performance.now() - began }];
+    return data;
+  }
   if (reply.status === 429 && again) {
     await new Promise((done) => setTimeout(done, 1000 * reply.headers.get("retry-after")));
     return ask(path, body, signal, again - 1);
@@ -118,18 +123,32 @@ export const shell = { quoted, python };
 const isolated = (text) => text.split(/("(?:[^"\\]|\\.)*")/).map((part, i) => (i % 2 ? h("bdi", {}, part) : part));
 
 /** Lines of code with a button that copies them. */
-const code = (name, text) =>
+const code = (name, text, whole = text) =>
   h(
     "div",
     { class: "code" },
     h("pre", { tabindex: 0, role: "region", "aria-label": name }, isolated(text)),
-    h("button", { type: "button", class: "quiet-button", "aria-label": `Copy: ${name}`, onclick: (event) => copy(event.currentTarget, text) }, "Copy"),
+    h("button", { type: "button", class: "quiet-button", "aria-label": `Copy: ${name}`, onclick: (event) => copy(event.currentTarget, whole) }, "Copy"),
   );
 
 /** The command and the lines of Python that give the same. */
-function same(info, cli, lines) {
-  const load = `import everybert\nmodel = everybert.load(${python(info.folder)})`;
-  return [code("Command line", `everybert ${cli} --model ${quoted(info.folder)}`), code("Python", `${load}\n${lines}`)];
+function same({ info, models }, cli, lines) {
+  const own = info.adapter && info.folder === models.find((model) => model.name === info.model).folder; // part of the model's folder
+  const adapter = own && /^(classify|tag|answer) /.test(cli) ? ` --adapter ${quoted(info.adapter)}` : ""; // the commands that have it
+  const use = own ? `\nmodel.use(${python(info.adapter)})` : "";
+  return [code("Command line", `everybert ${cli} --model ${quoted(info.folder)}${adapter}`), code("Python", `import everybert\nmodel = everybert.load(${python(info.folder)})${use}\n${lines}`)];
+}
+
+/** How long each answer took, and its JSON; long arrays and texts are shortened where they are shown, not where copied. */
+function answers(given) {
+  const short = (key, value) => (typeof value === "string" && value.length > 200 ? `${value.slice(0, 60)}… (${count(value.length)} characters)` : Array.isArray(value) && value.length > 40 ? [...value.slice(0, 40), `… (${count(value.length)} items)`] : value);
+  const shown = (data) => JSON.stringify(data, short, 2).replace(/\[[^[\]{}]*\]/g, (list) => list.replace(/\s+/g, " "));
+  return h(
+    "details",
+    { class: "json" },
+    h("summary", {}, `Answered in ${count(Math.round(Math.max(...given.map((one) => one.milliseconds))))} ms: JSON`),
+    given.map(({ path, data }) => code(`POST /${path}`, shown(data), JSON.stringify(data))),
+  );
 }
 
 export async function copy(button, text) {
@@ -150,13 +169,13 @@ export async function copy(button, text) {
  * `request(values, signal)` promises data, `show(data, values, root)` draws it, `code(values)` gives [command, Python].
  */
 export function panel(root, context, { title, lead, fields, examples = [], controls = [], request, show, code: lines, wait = 350 }) {
-  const { info, params } = context;
+  const { params } = context;
   const values = {};
   const inputs = {};
   const form = h("form", { class: "form", onsubmit: (event) => (event.preventDefault(), run()) });
   for (const field of fields) {
     values[field.name] = params.get(field.name) ?? field.value ?? "";
-    const id = `field-${field.name}`;
+    const id = `field-${field.name}${context.side ?? ""}`; // unique where two panels are compared
     const over = h("span", { class: "count", id: `${id}-count`, role: "status" });
     const input = h(field.kind === "line" ? "input" : "textarea", {
       id,
@@ -187,7 +206,7 @@ export function panel(root, context, { title, lead, fields, examples = [], contr
     );
   const result = h("section", { class: "result", "aria-label": "Result", "aria-busy": "false" });
   const codes = h("section", { class: "same" });
-  root.replaceChildren(h("h1", {}, title), h("p", { class: "lead" }, lead), form, result, codes);
+  root.replaceChildren(h("div", { class: "title" }, h("h1", {}, title), context.tools), h("p", { class: "lead" }, lead), form, result, codes);
 
   function set(name, value) {
     values[name] = value;
@@ -228,8 +247,14 @@ export function panel(root, context, { title, lead, fields, examples = [], contr
     const empty = fields.find((field) => !field.optional && !values[field.name].trim());
     if (empty) return done(notice(h("p", {}, `${empty.label}: type something above.`)));
     codes.replaceChildren(
-      h("h2", {}, "The same, elsewhere", h("button", { type: "button", class: "quiet-button permalink", onclick: (event) => copy(event.currentTarget, location.href) }, "Copy link to this")),
-      ...same(info, ...lines(values)),
+      h(
+        "h2",
+        {},
+        h("span", {}, "The same, elsewhere"),
+        h("button", { type: "button", class: "quiet-button", onclick: async () => (await import("./picture.js")).savePicture(result, `everybert-${title.toLowerCase().replace(/\W+/g, "-")}.png`) }, "↓ Picture"),
+        h("button", { type: "button", class: "quiet-button permalink", onclick: (event) => copy(event.currentTarget, location.href) }, "Copy link to this"),
+      ),
+      ...same(context, ...lines(values)),
     );
     result.setAttribute("aria-busy", "true");
     try {
@@ -238,6 +263,7 @@ export function panel(root, context, { title, lead, fields, examples = [], contr
       const fresh = h("div");
       show(data, { ...values }, fresh);
       done(...fresh.childNodes);
+      codes.append(answers(mine.signal.answers ?? []));
     } catch (error) {
       if (error.name === "AbortError" || mine.signal.aborted || closed) return;
       if (!(error instanceof Problem)) console.error(error);

@@ -16,6 +16,7 @@ export default function answer(root, context) {
       { name: "context", label: "Passage", value: "Matt lives in Canada with his two dogs. His sister Mary moved to London in 2019, where she works for a bank.", rows: 4 },
     ],
     examples: [
+      { words: "where", values: { question: "Where does Matt live?" } },
       { words: "when", values: { question: "When did Mary move?" } },
       { words: "who", values: { question: "Who works for a bank?" } },
     ],

@@ -34,7 +34,8 @@ export default function attention(root, context) {
       const data = await ask("playground/attention", asked, signal);
       const link = (source, target) => ask("playground/attention/link", { ...asked, source, target }).then((found) => found.weights);
       const head = (layer, number) => ask("playground/attention/head", { ...asked, layer, head: number }).then((found) => new Uint16Array(bytes(found.weights).buffer));
-      const source = { ...data, thumbnails: bytes(data.thumbnails), head, link };
+      const off = (heads) => ask("playground/attention/off", { ...asked, heads });
+      const source = { ...data, thumbnails: bytes(data.thumbnails), head, link, off };
       const found = seek && ends(source, seek);
       seek = null;
       if (found) {

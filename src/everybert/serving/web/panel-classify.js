@@ -62,7 +62,7 @@ export function reasons(why, text, pair) {
     h(
       "p",
       { class: "caption number" },
-      `The text gives ${signed(why.value)}, the same text with every word masked ${signed(why.baseline)}. Of the ${signed(why.value - why.baseline)} between them the pieces account for ${signed(total)} (${signed(why.gap, 4)} left over).`,
+      `The score of the text is ${signed(why.value)}; with every word masked it is ${signed(why.baseline)}. The tokens explain ${signed(total)} of the difference of ${signed(why.value - why.baseline)}.`,
     ),
   );
 }

@@ -3,9 +3,10 @@ import { ask, bars, h, panel, percent, shell, unable } from "./kit.js";
 
 const MASK = "[MASK]";
 const EXAMPLES = [
-  ["a ticket", `If you don't ${MASK} at the sign, you will get a ticket.`, ["stop"]],
-  ["a city", `Istanbul is a great ${MASK} to visit.`, ["city"]],
-  ["two blanks", `The ${MASK} barked at the ${MASK}.`, ["dog", "cat"]],
+  ["nests", `Birds build their ${MASK} in trees.`, ["nests"]],
+  ["a capital", `Paris is the capital of ${MASK}.`, ["France"]],
+  ["two blanks", `He opened the ${MASK} with his ${MASK}.`, ["door", "key"]],
+  ["a ticket (hard)", `If you don't ${MASK} at the sign, you will get a ticket.`, ["stop"]],
 ];
 
 /** A text as words, blanks and what is between. */

@@ -12,6 +12,7 @@ export default function names(root, context) {
     lead,
     fields: [{ name: "text", label: "Text", value: "John Smith lives in New York and works for Acme.", rows: 2 }],
     examples: [
+      { words: "a sentence", values: { text: "John Smith lives in New York and works for Acme." } },
       { words: "a biography", values: { text: "Marie Curie was born in Warsaw and moved to Paris, where she taught at the Sorbonne." } },
       { words: "the news", values: { text: "Reuters says that Siemens will build trains for Egypt in its plant in Krefeld." } },
     ],

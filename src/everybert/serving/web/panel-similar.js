@@ -12,7 +12,7 @@ export default function similar(root, context) {
     lead: "Every line becomes one vector; the cosine between two says how alike they are to this model.",
     wait: 600,
     fields: [{ name: "texts", label: `Lines to compare, up to ${MOST}`, value: START, rows: 6 }],
-    examples: [{ words: "six sentences", values: { texts: START } }, { words: "questions", values: { texts: "How do I reset my password?\nI forgot my login details.\nWhere is my parcel?\nTrack my order\nCan I pay by card?" } }],
+    examples: [{ words: "six sentences", values: { texts: START } }, { words: "questions", values: { texts: "How do I reset my password?\nI forgot my login details.\nWhere is my parcel?\nTrack my order\nCan I pay by card?" } }, { words: "one word, two meanings", values: { texts: "He sat on the bank of the river.\nThe bank raised its interest rates.\nThe stream runs between green hills.\nShe asked for a loan." } }],
     async request({ texts }, signal) {
       const given = lines(texts);
       if (given.length < 2) throw new Problem("Give at least two lines: they are compared with each other.");

@@ -1,5 +1,5 @@
-// Step through: the forward pass, one step at a time, with the equation, the shapes and the numbers.
-import { Problem, ask, bars, floats, h, panel, shell } from "./kit.js";
+// Step through: the forward pass, one step at a time, with a map, the equation, the shapes and the numbers.
+import { Problem, ask, bars, floats, h, panel, shell, signed } from "./kit.js";
 
 const range = (n) => [...Array(n).keys()];
 
@@ -7,8 +7,6 @@ export default function steps(root, context) {
   const { info, params } = context;
   const state = { step: Number(params.get("step") ?? 0) || 0, layer: Math.min(info.layers - 1, Number(params.get("layer") ?? 0) || 0), head: Math.min(info.heads - 1, Number(params.get("head") ?? 0) || 0), token: 1 };
   let steps = 1;
-  const choice = (name, count, words) =>
-    h("label", {}, words, h("select", { onchange: (event) => ((state[name] = Number(event.target.value)), own.run()) }, range(count).map((i) => h("option", { value: i, selected: i === state[name] }, String(i)))));
   const keeping = { ...context, remember: (values) => context.remember({ ...values, step: state.step || "", layer: state.layer || "", head: state.head || "" }) };
   const own = panel(root, keeping, {
     title: "Step through",
@@ -18,8 +16,12 @@ export default function steps(root, context) {
       { name: "text", label: "Text", value: info.tasks.includes("fill") ? "The dog [MASK] in the garden." : "I love my pet Python" },
       { name: "pair", label: "Second text", more: "Add a second text", value: "", optional: true, kind: "line" },
     ],
-    controls: [choice("layer", info.layers, "Layer"), choice("head", info.heads, "Head")],
-    request: ({ text, pair }, signal) => ask("playground/step", { model: info.name, text, pair: pair || null, layer: state.layer, head: state.head, step: state.step }, signal),
+    examples: [
+      ...(info.tasks.includes("fill") ? [{ words: "a masked word", values: { text: "The dog [MASK] in the garden.", pair: "" } }] : []),
+      { words: "one word, twice", values: { text: "I love my pet Python, not coding in Python.", pair: "" } },
+      { words: "a pair", values: { text: "Where does Matt live?", pair: "He lives in Canada." } },
+    ],
+    request: ({ text, pair }, signal) => step({ text, pair }, state.step, signal),
     show(data, values, out) {
       steps = data.titles.length;
       state.step = Math.min(state.step, steps - 1);
@@ -30,18 +32,36 @@ export default function steps(root, context) {
         h("li", {}, h("button", { type: "button", "aria-current": i === state.step ? "step" : null, onclick: () => go(i) }, title)),
       ]));
       const body = h("article", { "aria-live": "polite" });
+      const product = h("section", { class: "part" });
       const draw = () => {
         body.replaceChildren(
           h("h2", {}, `${state.step + 1}. ${data.title}`),
           h("p", { class: "equation" }, data.equation),
           h("p", {}, data.words),
-          ...(data.parts.length ? data.parts.map((part) => drawn(part, data, state, draw)) : [pieces(data)]),
+          ...(data.parts.length ? data.parts.map((part) => drawn(part, data, state, draw, data.parts[0].name.endsWith("scores") ? (i, j) => multiply(i, j) : null)) : [pieces(data)]),
+          product,
           h("p", { class: "caption" }, `This pass keeps every number. It differs from the fast path by ${data.gap.toExponential(1)} at most.`),
           h("div", { class: "row", style: { "margin-top": "1.25rem" } }, move(-1), move(1)),
         );
       };
+      /** One score as the sum of its products, dimension by dimension. */
+      async function multiply(i, j) {
+        const [q, k] = (await step(values, state.step - 1)).parts.map((part) => ({ row: (n) => floats(part.data).subarray(n * part.shape[1], (n + 1) * part.shape[1]) }));
+        const scale = Math.sqrt(q.row(i).length);
+        const terms = [...q.row(i)].map((x, d) => (x * k.row(j)[d]) / scale);
+        const top = Math.max(...terms.map(Math.abs));
+        product.replaceChildren(
+          h("header", {}, h("b", {}, "q of “", h("bdi", {}, data.tokens[i]), "” · k of “", h("bdi", {}, data.tokens[j]), `” / √${terms.length} = ${signed(terms.reduce((a, b) => a + b, 0), 2)}`)),
+          h(
+            "div",
+            { class: "terms", role: "img", "aria-label": `${terms.length} products, the largest ${signed(top)}` },
+            terms.map((x, d) => h("i", { class: x < 0 ? "less" : "more", title: `dimension ${d + 1}: ${signed(x)}`, style: { "--p": Math.max(0.02, Math.abs(x) / top) } })),
+          ),
+          h("p", { class: "caption" }, `One bar per dimension: qᵢ·kᵢ / √${terms.length}. Bars above the line raise the score, bars below lower it.`),
+        );
+      }
       draw();
-      out.append(h("div", { class: "stepper" }, list, body));
+      out.append(map(data.titles, info, state, go, own.run), h("div", { class: "stepper" }, list, body));
       requestAnimationFrame(() => {
         const here = list.querySelector("[aria-current]");
         if (list.scrollHeight > list.clientHeight) list.scrollTop = here.offsetTop - list.offsetTop - 60;
@@ -49,9 +69,12 @@ export default function steps(root, context) {
     },
     code: ({ text, pair }) => [`explain ${shell.quoted(text)}${pair ? ` --pair ${shell.quoted(pair)}` : ""} --layer ${state.layer} --head ${state.head}`, `trace = model.trace(${shell.python(text)}${pair ? `, pair=${shell.python(pair)}` : ""})\ntrace["layers.${state.layer}.attention.weights"][${state.head}]`],
   });
-  function go(step) {
-    if (step < 0 || step >= steps) return;
-    state.step = step;
+  function step({ text, pair }, number, signal) {
+    return ask("playground/step", { model: info.name, text, pair: pair || null, layer: state.layer, head: state.head, step: number }, signal);
+  }
+  function go(number) {
+    if (number < 0 || number >= steps) return;
+    state.step = number;
     own.run();
   }
   const keys = (event) => {
@@ -65,17 +88,51 @@ export default function steps(root, context) {
   return own;
 }
 
+/** The architecture, to click: input, layers, prediction; below it the heads and blocks of the layer that is shown. */
+function map(titles, info, state, go, run) {
+  const first = (test) => titles.findIndex(([group], i) => test(group, i));
+  const here = titles[state.step][0];
+  const block = (words, on, click, label) => h("button", { type: "button", class: "block", "aria-pressed": on, "aria-label": label, onclick: click }, words);
+  const inLayer = (change) => () => {
+    Object.assign(state, change);
+    if (!here.startsWith("Layer")) state.step = first((group) => group.startsWith("Layer"));
+    run();
+  };
+  const arrow = () => h("span", { class: "arrow", "aria-hidden": "true" }, "→");
+  const blocks = titles.map(([group, title], i) => [group, title, i]).filter(([group]) => group.startsWith("Layer") && !group.includes("head"));
+  return h(
+    "div",
+    { class: "map", role: "group", "aria-label": "Architecture" },
+    h(
+      "div",
+      {},
+      block("Input", here === "Input", () => go(0)),
+      arrow(),
+      range(info.layers).map((i) => block(String(i + 1), here.startsWith("Layer") && i === state.layer, inLayer({ layer: i }), `Layer ${i + 1}`)),
+      arrow(),
+      block("Prediction", here === "Prediction", () => go(first((group) => group === "Prediction"))),
+    ),
+    h(
+      "div",
+      { class: "inner" },
+      h("span", { class: "quiet small" }, `Layer ${state.layer + 1}: heads`),
+      range(info.heads).map((i) => block(String(i + 1), here.includes("head") && i === state.head, () => (Object.assign(state, { head: i }), go(first((group) => group.includes("head")))), `Head ${i + 1}`)),
+      blocks.map(([, title, i]) => [arrow(), block(title, i === state.step, () => go(i))]),
+    ),
+  );
+}
+
 const pieces = (data) => h("div", { class: "pieces", style: { "margin-top": "1rem" } }, data.tokens.map((token, i) => h("span", { class: "piece" }, h("b", { dir: "auto" }, token), h("small", {}, String(data.ids[i])))));
 
 const size = (shape) => shape.join(" × ");
 
-function drawn(part, data, state, again) {
+function drawn(part, data, state, again, pick) {
   const head = h("header", {}, h("b", {}, part.label), h("span", { class: "quiet small mono" }, size(part.shape)), h("span", { class: "quiet small mono" }, part.name));
   if (part.kind === "vocabulary") return h("section", { class: "part" }, head, vocabulary(part, data));
   const values = floats(part.data);
   const [rows, width] = part.shape;
   if (rows * width !== values.length) throw new Problem("The server sent fewer numbers than it said.");
-  if (part.kind === "matrix" && rows <= 14) return h("section", { class: "part" }, head, numbers(values, rows, data.tokens));
+  if (part.kind === "matrix" && rows <= 14) return h("section", { class: "part" }, head, numbers(values, rows, data.tokens, pick), pick ? h("p", { class: "caption" }, "Click a number to see the products that it is the sum of.") : null);
   const names = rows === data.tokens.length ? data.tokens : rows === 1 ? [data.tokens[0]] : range(rows).map(String);
   const row = Math.min(state.token, rows - 1);
   const own = values.subarray(row * width, (row + 1) * width);
@@ -152,8 +209,9 @@ function strip(values, rows, width, fromZero) {
   return canvas;
 }
 
-function numbers(values, n, tokens) {
+function numbers(values, n, tokens, pick) {
   const weights = values.every((x) => x >= 0 && x <= 1);
+  const shown = (x) => (x < -1e8 ? "−∞" : x.toFixed(weights ? 3 : 2).replace("-", "−"));
   const top = Math.max(...values.map((x) => (x < -1e8 ? 0 : Math.abs(x))), 1e-9);
   return h(
     "div",
@@ -169,7 +227,7 @@ function numbers(values, n, tokens) {
           h("tr", {}, h("th", { scope: "row" }, h("bdi", {}, tokens[i])), range(n).map((j) => {
             const x = values[i * n + j];
             const hue = x >= 0 ? "accent" : "second";
-            return h("td", { style: { background: `color-mix(in srgb, var(--${hue}) ${Math.round((40 * Math.min(1, Math.abs(x) / top)))}%, transparent)` } }, x < -1e8 ? "−∞" : x.toFixed(weights ? 3 : 2).replace("-", "−"));
+            return h("td", { style: { background: `color-mix(in srgb, var(--${hue}) ${Math.round((40 * Math.min(1, Math.abs(x) / top)))}%, transparent)` } }, pick ? h("button", { type: "button", class: "cell", onclick: () => pick(i, j) }, shown(x)) : shown(x));
           })),
         ),
       ),
