@@ -148,6 +148,24 @@ def test_epochs_differ_in_order_pairs_and_masks():
     assert abs(len(hidden[0] & hidden[1]) / len(hidden[0]) - 0.15) < 0.02
 
 
+def test_draws_are_uniform_and_belong_to_examples_not_to_packs():
+    def draws(epoch, **settings):
+        found = {}
+        for p in stream("document", **settings).packs(Position(epoch), epochs=1):
+            starts = np.concatenate([[0], np.cumsum(p["lengths"])])
+            b = np.searchsorted(starts, p["mask_index"], side="right") - 1
+            keys = zip(p["example"][b].tolist(), (p["mask_index"] - starts[b]).tolist())
+            found |= dict(zip(keys, p["draw"].tolist(), strict=True))
+        return found
+
+    first = draws(0)
+    assert draws(0, capacity=512) == first and len(first) > 3000
+    values = np.array(list(first.values())) / module.DRAWS
+    assert values.min() >= 0 and values.max() < 1 and abs(values.mean() - 0.5) < 0.02
+    for other in (draws(1), draws(0, seed=1)):
+        assert not any(first[key] == other[key] for key in first.keys() & other.keys())
+
+
 def test_seeds_differ():
     assert not np.array_equal(next(stream(seed=0).packs())["tokens"], next(stream(seed=1).packs())["tokens"])
 

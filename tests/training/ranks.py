@@ -33,6 +33,14 @@ BASE = {
     "run__log_every": 1,
 }
 """Five packs a step, which neither 2 nor 4 ranks share evenly."""
+RTD = {
+    "examples__kind": "full",
+    "model__family": "electra",
+    "model__embedding_size": 16,
+    "rtd__width": 0.5,
+    "rtd__sharing": "disentangled",
+}
+"""Replaced-token detection: two networks."""
 STOP = 1
 """The step in which half-done runs are asked to stop."""
 SIZES = (1, 2, 4)
@@ -180,6 +188,7 @@ def main(corpus: str, folder: str, part: str = "first") -> dict:
     for size in (1, 2):
         run(f"bf16-{size}", size, run__dtype="bfloat16")
         run(f"muon-{size}", size, optimizer__kind="muon")
+        run(f"rtd-{size}", size, **RTD)
     run("recompute-2", 2, run__checkpointing=True)
     base = out / "1" / "model"
     found["tuned"] = tune(base, out / "tuned")

@@ -25,11 +25,12 @@ def feed(opened, **settings):
 
 
 def contents(steps):
-    """Per step: {pack number: (tokens, masked places)}, and where the data stood after it."""
-    return [
-        ({i.number: (i.batch.tokens_T.tolist(), i.batch.targets.mask_index_M.tolist()) for i in s.items}, s.place)
-        for s in steps
-    ]
+    """Per step: {pack number: (tokens, masked places, draws)}, and where the data stood after it."""
+
+    def lists(batch):
+        return batch.tokens_T.tolist(), batch.targets.mask_index_M.tolist(), batch.targets.draw_M.tolist()
+
+    return [({item.number: lists(item.batch) for item in step.items}, step.place) for step in steps]
 
 
 @pytest.fixture(scope="module")

@@ -145,6 +145,12 @@ def test_muon_on_ranks_that_hold_whole_matrices(runs):
     assert_close(runs[0] / "muon-2", runs[0] / "muon-1", 1e-5)
 
 
+def test_two_networks_on_ranks(runs):
+    assert_close(runs[0] / "rtd-2", runs[0] / "rtd-1")
+    assert packs(runs[1]["rtd-2"]) == packs(runs[1]["rtd-1"])
+    assert any("generator" in name for name in saved(runs[0] / "rtd-2"))
+
+
 def test_sharded_training_is_refused(tiny):
     with pytest.raises(EverybertError, match="sharded training was removed"):
         tiny(run__parallel="sharded")

@@ -21,7 +21,7 @@ from everybert.corpus.examples import (
     pair_examples,
     sentence_examples,
 )
-from everybert.corpus.masking import Masker, MaskingConfig, Text, make_key, neighbours, permutation, uniform
+from everybert.corpus.masking import Masker, MaskingConfig, Text, below, make_key, neighbours, permutation, uniform
 from everybert.corpus.pmi import Phrases
 from everybert.corpus.shards import Corpus, ExampleLayout, offsets, ranges
 from everybert.errors import EverybertError
@@ -29,6 +29,7 @@ from everybert.errors import EverybertError
 BLOCK_TOKENS = 1 << 22  # planned in a fraction of a second, and large enough to shuffle examples well
 BLOCK_PACKS = 64  # at least, because the last pack of a block is not full
 LOOKAHEAD = 64  # examples that may fill the gap at the end of a pack
+DRAWS = 1 << 24  # draws at masked positions are below this: exact in fp32
 
 
 class Position(NamedTuple):
@@ -93,10 +94,10 @@ class PackStream:
     """The endless sequence of packs of a recipe.
 
     `stream[position]` makes one pack and `packs` iterates over them. A pack is a dict of int64 arrays: tokens (T),
-    segments (T, only in families that have them), lengths (B), mask_index and mask_label (M), pair_label (B; 0 next
-    or in order, 1 random or swapped, −100 none), example (B) ids, language (B, only of a multilingual corpus), and
-    its position. The span strategy adds span_left and span_right (M; the positions next to the span) and span_place
-    (M; 1 for the span's first token).
+    segments (T, only in families that have them), lengths (B), mask_index, mask_label and draw (M; a random number
+    below DRAWS), pair_label (B; 0 next or in order, 1 random or swapped, −100 none), example (B) ids, language (B,
+    only of a multilingual corpus), and its position. The span strategy adds span_left and span_right (M; the positions
+    next to the span) and span_place (M; 1 for the span's first token).
     """
 
     def __init__(
@@ -197,11 +198,14 @@ class PackStream:
         text, segments = self.assemble(examples)
         key_B = make_key(self.seed, 6, self.content_epoch(position.epoch), examples.id_E)
         masked = neighbours(text, self.causal == "reverse") if self.causal else self.masker(text, key_B, rate)
+        sequence_M = np.searchsorted(text.sequence_offsets_B1, masked.index_M, side="right") - 1
+        within_M = masked.index_M - text.sequence_offsets_B1[sequence_M]
         pack = {
             "tokens": masked.tokens_T,
             "lengths": examples.length_E,
             "mask_index": masked.index_M,
             "mask_label": masked.label_M,
+            "draw": below(make_key(key_B, 5)[sequence_M], within_M, DRAWS),
             "pair_label": examples.label_E,
             "example": examples.id_E,
             "position": position,

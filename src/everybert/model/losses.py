@@ -37,6 +37,8 @@ class PretrainTargets(Targets):
     """… the token after it …"""
     span_place_M: Tensor | None = None
     """… and the position within the span, from 1."""
+    draw_M: Tensor | None = None
+    """int64: a uniform number below corpus.packs.DRAWS, for a generator to sample a token with."""
     real: Tensor = field(default_factory=lambda: torch.tensor(1 << 62))
     """0-d: the number of tokens; those after it fill the batch up to a constant size."""
     masked: Tensor = field(default_factory=lambda: torch.tensor(1.0))

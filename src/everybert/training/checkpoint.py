@@ -81,7 +81,8 @@ def save_checkpoint(
     with world.together():
         if world.first:
             with atomic_folder(path) as draft:
-                for name, state in (("network", network.state_dict()), ("optimizer", optimizer.state())):
+                weights = {name: value.detach() for name, value in network.named_parameters()}  # shared ones once
+                for name, state in (("network", weights), ("optimizer", optimizer.state())):
                     save_file({key: value.contiguous() for key, value in state.items()}, draft / f"{name}.safetensors")
                 write_json(draft / "progress.json", {"version": VERSION, **dataclasses.asdict(progress)})
             prune(folder, keep)
@@ -176,9 +177,10 @@ def read_progress(path: Path) -> Progress:
 def load_checkpoint(path: Path, network: nn.Module, optimizer: Optimizer) -> Progress:
     """Load the weights and buffers of a checkpoint that `find_checkpoint` gave."""
     progress = read_progress(path)
-    try:
-        network.load_state_dict(load_file(path / "network.safetensors"))
-    except RuntimeError as error:
-        raise EverybertError(f"{path} holds another network than the recipe's; start a new run folder") from error
+    weights = load_file(path / "network.safetensors")
+    shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
+    if {name: value.shape for name, value in weights.items()} != shapes:
+        raise EverybertError(f"{path} holds another network than the recipe's; start a new run folder")
+    network.load_state_dict(weights, strict=False)
     optimizer.load(load_file(path / "optimizer.safetensors"))
     return progress

@@ -111,6 +111,7 @@ def collate(pack: dict[str, Any], *, max_length: int, pad_id: int = 0, capacity:
     targets = PretrainTargets(
         mask_index_M=padded("mask_index", slots),
         mask_label_M=padded("mask_label", slots, IGNORE),
+        draw_M=padded("draw", slots),
         pair_label_B=padded("pair_label", len(batch), IGNORE),
         span_left_M=padded("span_left", slots),
         span_right_M=padded("span_right", slots),

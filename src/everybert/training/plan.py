@@ -18,6 +18,7 @@ from everybert.model.config import EncoderConfig, padded_vocabulary
 from everybert.model.heads import Network
 from everybert.store.huggingface import SkipInit
 from everybert.training.recipe import Phase, Recipe, seconds
+from everybert.training.rtd import add_generator, generator_of
 
 
 class Gpu(NamedTuple):
@@ -64,19 +65,22 @@ def plan(recipe: Recipe, machine: Machine) -> dict[str, Any]:
         raise EverybertError("the recipe starts from a folder, whose size is not known here; give [model] a preset")
     config = recipe.config.replace(vocab_size=padded_vocabulary(recipe.config.vocab_size))
     with torch.device("meta"), SkipInit():
-        parameters = sum(p.numel() for p in Network(config, recipe.heads).parameters())
+        network = Network(config, recipe.heads)
+        if recipe.rtd is not None:
+            add_generator(network, recipe.rtd)
+    parameters = sum(p.numel() for p in network.parameters())
 
     def phases(total: int) -> list[dict[str, Any]]:
-        return [_phase(recipe, config, parameters, machine, phase, total) for phase in recipe.phases]
+        return [_phase(recipe, network, parameters, machine, phase, total) for phase in recipe.phases]
 
     rows = phases(recipe.steps or 1_000_000)
     if recipe.budget is not None:  # as many steps as fit the time
         rows = phases(max(1, round(seconds(recipe.budget) / sum(row["days"] for row in rows) / 86400 * 1e6)))
-    memory = _memory(recipe, config, parameters)
+    memory = _memory(recipe, network, parameters)
     steps = sum(row["steps"] for row in rows)
     beside = {}
     for name, count in BESIDE:
-        alone = [_phase(recipe, config, parameters, Machine(name), phase, steps) for phase in recipe.phases]
+        alone = [_phase(recipe, network, parameters, Machine(name), phase, steps) for phase in recipe.phases]
         beside[f"{count} × {name}"] = sum(row["days"] for row in alone) / count
     hours = 24 * machine.gpus * sum(row["days"] for row in rows)
     return {
@@ -95,20 +99,20 @@ def plan(recipe: Recipe, machine: Machine) -> dict[str, Any]:
 
 
 def _phase(
-    recipe: Recipe, config: EncoderConfig, parameters: int, machine: Machine, phase: Phase, total: int
+    recipe: Recipe, network: Network, parameters: int, machine: Machine, phase: Phase, total: int
 ) -> dict[str, Any]:
     """Steps, speed, MFU and days of one phase of a run of `total` steps."""
     gpu, packs = GPUS[machine.gpu], max(1, round(sum(phase.tokens) / 2 / recipe.batch.pack))
     busiest = math.ceil(packs / machine.gpus)
     rate = sum(phase.rate or recipe.mask_rate) / 2
-    flops = flops_per_token(config, phase.length, rate)
+    flops = training_flops(network, phase.length, rate)
     again = 4 / 3 if recipe.run.checkpointing else 1  # one more forward pass besides three units of work
     compute = busiest * recipe.batch.pack * flops * again / (MFU * gpu.flops)
     # Over a ring each GPU sends (N − 1)/N of the fp32 gradients twice (all-reduce). It does so after the last pack, so
     # its time adds to that of compute.
     sent = (machine.gpus - 1) / machine.gpus * parameters * 8
-    network = sent / (gpu.link if machine.gpus <= NODE else min(gpu.link, NETWORK))
-    step = compute + network
+    sending = sent / (gpu.link if machine.gpus <= NODE else min(gpu.link, NETWORK))
+    step = compute + sending
     speed, steps = packs * recipe.batch.pack / step, round(phase.share * total)
     return {
         "length": phase.length,
@@ -117,20 +121,22 @@ def _phase(
         "packs": packs,
         "tokens_per_second": speed,
         "mfu": speed * flops / (machine.gpus * gpu.flops),
-        "network_share": network / step,
+        "network_share": sending / step,
         "days": steps * step / 86400,
     }
 
 
-def _memory(recipe: Recipe, config: EncoderConfig, parameters: int) -> dict[str, float]:
+def _memory(recipe: Recipe, network: Network, parameters: int) -> dict[str, float]:
     """GB on one GPU by part."""
+    config, both = network.config, {network, generator_of(network)}
     matrices = parameters - config.embedding_width * config.vocab_size if recipe.optimizer.kind == "muon" else 0
     parts = {
         "weights": 6 * parameters,  # fp32 and bf16
         "gradients": 6 * parameters,
         "optimizer": 8 * (parameters - matrices) + 4 * matrices,
-        "activations": recipe.batch.pack * activation_bytes(config, recipe.run.checkpointing),
-        "logits": recipe.batch.pack * max(*recipe.mask_rate, 1 / 8) * config.vocab_size * 8,
+        "activations": recipe.batch.pack * sum(activation_bytes(n.config, recipe.run.checkpointing) for n in both),
+        # fp32 logits and their gradients; a generator samples, which takes as much
+        "logits": recipe.batch.pack * max(*recipe.mask_rate, 1 / 8) * config.vocab_size * 8 * len(both),
     }
     return {name: size / 1e9 for name, size in (parts | {"total": sum(parts.values())}).items()}
 
@@ -173,6 +179,15 @@ def flops_per_token(config: EncoderConfig, length: float, masked: float = 0.15) 
     seen = (length if (w := config.window(i)) is None else min(length, 2 * w + 1) for i in range(config.layers))
     weights = layer * len(config.layer_order) + factors + head
     return 6.0 * weights + 12.0 * hidden * config.inner_layers * sum(seen)
+
+
+def training_flops(network: Network, length: float, masked: float) -> float:
+    """`flops_per_token` of a network and, with replaced-token detection, of its generator."""
+    generator, config = generator_of(network), network.config
+    if generator is network:
+        return flops_per_token(config, length, masked)
+    detection = 6.0 * config.hidden_size**2  # a dense layer, at every token
+    return flops_per_token(config, length, 0.0) + detection + flops_per_token(generator.config, length, masked)
 
 
 def activation_bytes(config: EncoderConfig, checkpointing: bool = False) -> float:

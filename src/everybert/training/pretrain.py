@@ -4,6 +4,7 @@ out/run.json        the recipe and the corpus of this run
 out/log.jsonl       a line every few steps (and out/tensorboard/, the same as curves)
 out/checkpoints/    where a killed run resumes
 out/model/          the result, once finished: loads in everybert and in `transformers`
+out/generator/      with replaced-token detection: the generator, likewise
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from everybert.model.config import EncoderConfig, padded_vocabulary
 from everybert.model.heads import HEADS, Network
 from everybert.model.losses import Boundary, boundary_loss, pretrain_loss
 from everybert.model.ragged import Ragged
+from everybert.store import config_json
 from everybert.store.hub import resolve
 from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer
@@ -35,8 +37,9 @@ from everybert.training.evaluate import PACK, evaluate_packs, heldout_packs, pse
 from everybert.training.logs import Logs
 from everybert.training.loop import Figures, TrainingJob, train
 from everybert.training.optim import Optimizer
-from everybert.training.plan import flops_per_token, peak_flops
+from everybert.training.plan import peak_flops, training_flops
 from everybert.training.recipe import Recipe
+from everybert.training.rtd import RtdLoss, add_generator, generator_of, remove_generator, score_detection
 from everybert.training.step import Compute, LossFunction
 
 
@@ -104,6 +107,8 @@ def pretrain(
     if recipe.boundary:
         network.heads["boundary"] = Boundary(network.config)
         return run(setting, network, boundary_loss, ("mlm", "nsp", "boundary"), quiet)
+    if recipe.rtd is not None:
+        return run(setting, network, RtdLoss(recipe.rtd), ("mlm", "rtd"), quiet)
     names = ("mlm", "nsp") if "nsp" in network.heads else ("mlm",)
     return run(setting, network, pretrain_loss, names, quiet)
 
@@ -149,12 +154,14 @@ def claim(setting: Setting) -> None:
 def fit_config(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
     """The configuration with what the tokenizer decides: vocabulary, padding, and the offset of positions."""
     pad = tokenizer.pad_id or 0
-    return config.replace(
+    fitted = config.replace(
         vocab_size=padded_vocabulary(tokenizer.size),
         pad_id=pad,
         # RoBERTa and its relatives count positions from the padding id, and `transformers` relies on it.
         position_offset=pad + 1 if config.position_offset else 0,
     )
+    config_json.write(fitted)  # what no folder could hold is refused before the run
+    return fitted
 
 
 def build_network(setting: Setting, allow_pickle: bool = False) -> Network:
@@ -167,7 +174,9 @@ def build_network(setting: Setting, allow_pickle: bool = False) -> Network:
         network = Network(fit_config(recipe.config, setting.tokenizer), recipe.heads)
     check_length(recipe, network.config, "model")
     check_causal(recipe, network.config)
-    network.encoder.checkpointing = recipe.run.checkpointing
+    if recipe.rtd is not None:
+        add_generator(network, recipe.rtd)
+    generator_of(network).encoder.checkpointing = network.encoder.checkpointing = recipe.run.checkpointing
     return network
 
 
@@ -207,6 +216,8 @@ def check_causal(recipe: Recipe, config: EncoderConfig) -> None:
     """Refuse objectives that a causal model does not have: it predicts every next token of unmasked text."""
     if config.causal and recipe.examples.paired:
         raise EverybertError('[examples] kind: a causal model does not learn sentence pairs: set "full" or "document"')
+    if config.causal and recipe.rtd is not None:
+        raise EverybertError("[rtd] needs masked tokens, which a causal model has not: set [model] causal = false")
     masks = (recipe.mask, recipe.mask_rate, recipe.boundary, *(phase.rate for phase in recipe.phases))
     if config.causal and masks != (MaskingConfig(), (0.15, 0.15), False, *(None for _ in recipe.phases)):
         raise EverybertError("[mask] does not apply to a causal model, which predicts every next token: leave it out")
@@ -290,7 +301,7 @@ def make_job(
     def flops(progress: Progress) -> float:
         now = schedule.moment(recipe, progress.step - 1, progress.total)
         predicted = 1.0 if compute.master.config.causal else now.mask_rate
-        return flops_per_token(compute.master.config, now.length, predicted) / (peak or 1.0)
+        return training_flops(compute.master, now.length, predicted) / (peak or 1.0)
 
     checkpoints = setting.out / "checkpoints"
     return TrainingJob(
@@ -327,17 +338,26 @@ def make_evaluation(
             examples = replace(recipe.examples, length=length)
             tokens, causal = recipe.run.evaluate_packs * PACK, compute.master.config.causal
             packs[length] = heldout_packs(heldout, layout, examples, tokens, note, causal=causal)
-        figures = evaluate_packs(compute.network, packs[length])
+        figures = evaluate_packs(predictor := generator_of(compute.network), packs[length])
+        if recipe.rtd is not None:
+            figures |= score_detection(compute.network, packs[length])
         if progress.finished:
             sentences = sample_sentences(heldout, layout, longest=min(64, length))
-            figures["pseudo_perplexity"] = pseudo_perplexity(compute.network, sentences, layout.mask_id)
+            figures["pseudo_perplexity"] = pseudo_perplexity(predictor, sentences, layout.mask_id)
         return figures
 
     return evaluate
 
 
 def write_model(setting: Setting, network: Network) -> None:
-    """Write out/model: weights, configuration and tokenizer, without the heads that only training needs."""
+    """Write out/model: weights, configuration and tokenizer, without the heads that only training needs.
+
+    The generator of replaced-token detection becomes a model folder too, out/generator.
+    """
+    if setting.recipe.rtd is not None:
+        generator = remove_generator(network)
+        with atomic_folder(setting.out / "generator") as draft:
+            save_network(generator, draft, tokenizer=setting.tokenizer)
     extra = {name: network.heads.pop(name) for name in list(network.heads) if name not in HEADS}
     with atomic_folder(setting.out / "model") as draft:
         save_network(network, draft, tokenizer=setting.tokenizer)

@@ -176,6 +176,30 @@ class DistilSettings:
 
 
 @dataclass(frozen=True)
+class RtdSettings:
+    """[rtd]: replaced-token detection (ELECTRA, DeBERTa v3) in place of predicting masked tokens; see rtd.py."""
+
+    width: float = 0.25
+    """Width of the generator, as a share of the model's."""
+    layers: float = 1.0
+    """Number of the generator's layers, as a share of the model's."""
+    sharing: Literal["tied", "disentangled"] = "tied"
+    """tied: both networks have the same embeddings (ELECTRA). disentangled: the model adds its own to the generator's,
+    which its loss does not change (DeBERTa v3)."""
+    weight: float = 50.0
+    """λ: weight of the detection loss, beside 1 for the masked-token loss of the generator."""
+    temperature: float = 1.0
+    """Divides the generator's logits when it samples."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "layers"):
+            if not 0 < getattr(self, name) <= 1:
+                raise KeyProblem(name, f"is a share of the model's, above 0 and at most 1, not {getattr(self, name)}")
+        if min(self.weight, self.temperature) <= 0:
+            raise KeyProblem("weight" if self.weight <= 0 else "temperature", "must be above 0")
+
+
+@dataclass(frozen=True)
 class RunSettings:
     """[run]: how the machine is used and what is kept. None of it changes what is learnt."""
 
@@ -216,6 +240,7 @@ TABLES: dict[str, type] = {
     "optimizer": OptimizerConfig,
     "schedule": ScheduleSettings,
     "distil": DistilSettings,
+    "rtd": RtdSettings,
     "run": RunSettings,
 }
 
@@ -238,6 +263,7 @@ class Recipe:
     schedule: ScheduleSettings
     run: RunSettings
     distil: DistilSettings | None = None
+    rtd: RtdSettings | None = None
     steps: int | None = None
     """Number of steps; None if a time budget decides."""
     budget: str | None = None
@@ -264,7 +290,7 @@ class Recipe:
             parts: dict[str, Any] = {
                 name: build(kind, table.get(name, {}), name)
                 for name, kind in TABLES.items()
-                if name in table or name != "distil"
+                if name in table or name not in ("distil", "rtd")
             }
             parts["examples"] = build(
                 ExampleConfig, table.get("examples", {}), "examples", length=parts["batch"].length
@@ -283,6 +309,11 @@ class Recipe:
             seconds(self.budget)
             if isinstance(self.schedule.warmup, float) and self.schedule.warmup > 0:
                 raise KeyProblem("budget", "[schedule] warmup must be a number of steps where the time is fixed")
+        if self.rtd is not None:
+            if self.examples.paired:
+                raise KeyProblem("examples.kind", '[rtd] learns no sentence pairs: set "full" or "document"')
+            if self.boundary or self.distil is not None:
+                raise KeyProblem("rtd", "has neither a boundary objective nor a teacher: delete one of the two")
 
     @property
     def config(self) -> EncoderConfig:
@@ -293,6 +324,8 @@ class Recipe:
     @property
     def heads(self) -> dict[str, int | None]:
         """The heads that the objectives need."""
+        if self.rtd is not None:
+            return {"rtd": None}
         return {"mlm": None, "nsp": None} if self.examples.paired else {"mlm": None}
 
     @property
