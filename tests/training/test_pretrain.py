@@ -85,7 +85,7 @@ def test_a_finished_run_says_so_and_changes_nothing(done, corpus, capsys):
 
 def test_another_recipe_is_refused_with_its_keys(done, corpus):
     _, out = done
-    with pytest.raises(EverybertError, match=r"differs in mask\.rate, schedule\.peak\)"):
+    with pytest.raises(EverybertError, match=r"with another mask\.rate, schedule\.peak:"):
         run(corpus, out, steps=12, schedule__peak=1e-3, mask__rate=[0.15, 0.2])
 
 
