@@ -320,6 +320,7 @@ if __name__ == "__main__":  # make docs-outputs; --quotes: only the quoted code 
     import tempfile
 
     import doc_notebooks
+    import doc_reference
 
     chosen = [Path(name).resolve() for name in sys.argv[1:]] or [p for p in pages() if p.name not in ELSEWHERE]
     if sys.argv[1:] == ["--quotes"]:
@@ -332,4 +333,5 @@ if __name__ == "__main__":  # make docs-outputs; --quotes: only the quoted code 
                 world.write_data(Path(place))
                 changed = run(one, Path(place), rewrite=True)
             print(f"{one.relative_to(ROOT)}: {len(changed)} outputs rewritten" if changed else f"{one.name}: as shown")
+    doc_reference.write()
     doc_notebooks.write()

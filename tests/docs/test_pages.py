@@ -16,7 +16,7 @@ from everybert.cli.main import COMMANDS, app
 
 SKIPS = 0
 """Blocks that no test runs. A new one needs a reason beside it, and this number raised."""
-PLAIN = {"", "text", "toml", "json", "output", "math", "tsv", "conll", "yaml", "dockerfile"}
+PLAIN = {"", "text", "toml", "py", "json", "output", "math", "tsv", "conll", "yaml", "dockerfile"}
 """Languages that are shown and not run."""
 PAGES = [p for p in pages.pages() if p.name not in pages.ELSEWHERE]
 
