@@ -18,7 +18,8 @@ LECTURE = "everybert-classic"
 Count = Annotated[int, {"min": 1}]
 OptionalCount = Annotated[int | None, {"min": 1}]
 Name = Annotated[str | None, {"metavar": "NAME"}]
-Source = Annotated[str, "A folder, a bundled model, or a hub id (org/name).", {"metavar": "MODEL"}]
+ModelName = Annotated[str, "A folder, a bundled model, or a hub id (org/name).", {"metavar": "NAME"}]
+Source = Annotated[ModelName, {"metavar": "MODEL"}]
 Device = Annotated[Name, "cpu or cuda. If not given: a GPU where there is one."]
 Pickle = Annotated[bool, "Read .bin weights, which can hide code, by torch's restricted reader."]
 Quiet = Annotated[bool, "Show no progress."]
@@ -31,12 +32,9 @@ OFFICE = (".xlsx", ".xls", ".ods", ".docx", ".doc", ".odt", ".pdf", ".csv", ".ts
 class ModelOptions:
     """Model."""
 
-    model: Annotated[str, {"metavar": "NAME"}] = DEFAULT
-    """A folder, a bundled model, or a hub id (org/name)."""
-    device: Name = None
-    """cpu or cuda. If not given: a GPU where there is one."""
-    allow_pickle: bool = False
-    """Read .bin weights, which can hide code, by torch's restricted reader."""
+    model: ModelName = DEFAULT
+    device: Device = None
+    allow_pickle: Pickle = False
 
     def load(self) -> "everybert.Model":
         """Load the model."""
@@ -47,16 +45,14 @@ class ModelOptions:
 class LectureOptions(ModelOptions):
     """Model."""
 
-    model: Annotated[str, {"metavar": "NAME"}] = LECTURE
-    """A folder, a bundled model, or a hub id (org/name). The default is BERT as in its paper."""
+    model: Annotated[ModelName, "A folder, a bundled model, or a hub id. By default BERT as in its paper."] = LECTURE
 
 
 @dataclass(frozen=True)
 class Use(ModelOptions):
     """Model."""
 
-    dtype: Name = None
-    """float32, bfloat16, float16, or int8 (faster on a CPU). If not given: as the model was saved."""
+    dtype: Annotated[Name, "float32, bfloat16, float16, or int8 (faster on a CPU). If not given: as saved."] = None
 
 
 def read_texts(texts: list[str] | None, file: Path | None) -> list[str]:

@@ -18,6 +18,7 @@ app = typer.Typer()
 TaskName = Literal["classify", "regress", "tag", "answer", "choose", "embed", "rank"]
 SETTINGS = "everybert.training.tuning:FinetuneSettings"
 ADAPTERS = "Adapters (--mode lora)"
+Columns = Annotated[list[str] | None, {"metavar": "ROLE=NAME"}]
 Seed = Annotated[int, "The first seed."]
 Training = Annotated[dict[str, Any], Fields("", "Training", SETTINGS, "lora start device log_every")]
 GlueTraining = Annotated[dict[str, Any], Fields("mode epochs lr batch_size", "Training", SETTINGS)]
@@ -29,10 +30,8 @@ Lora = Annotated[dict[str, Any], Fields("rank alpha dropout=lora_dropout", ADAPT
 class DataOptions:
     """Data."""
 
-    columns: Annotated[list[str] | None, {"metavar": "ROLE=NAME"}] = None
-    """The name of a column: text=body, pair=…, label=…; repeat. Guessed if not given."""
-    skip_bad: bool = False
-    """Leave out rows that cannot be used, and list them."""
+    columns: Annotated[Columns, "A column: text=body, pair=…, label=…; repeat. Guessed if not given."] = None
+    skip_bad: Annotated[bool, "Leave out rows that cannot be used, and list them."] = False
 
     def reading(self) -> dict[str, Any]:
         """The options as the library takes them."""
@@ -44,20 +43,13 @@ class DataOptions:
 class TaskSettings:
     """Task."""
 
-    metric: str | None = None
-    """The score that selects the best epoch."""
-    class_weights: str | None = None
-    """balanced, or one number per label: 1,2.5 (classify)."""
-    labels: str | None = None
-    """The labels in order: a,b,c (classify, tag)."""
-    multi: bool = False
-    """Several labels per text, written a|b (classify)."""
-    calibrate: bool = False
-    """Fit a temperature on the dev data (classify)."""
-    longest: int | None = None
-    """Tokens of the longest answer (answer)."""
-    pooling: str | None = None
-    """mean or cls (embed)."""
+    metric: Annotated[str | None, "The score that selects the best epoch."] = None
+    class_weights: Annotated[str | None, "balanced, or one number per label: 1,2.5 (classify)."] = None
+    labels: Annotated[str | None, "The labels in order: a,b,c (classify, tag)."] = None
+    multi: Annotated[bool, "Several labels per text, written a|b (classify)."] = False
+    calibrate: Annotated[bool, "Fit a temperature on the dev data (classify)."] = False
+    longest: Annotated[int | None, "Tokens of the longest answer (answer)."] = None
+    pooling: Annotated[str | None, "mean or cls (embed)."] = None
 
     def given(self) -> dict[str, Any]:
         """The options that were given, as the task takes them."""

@@ -64,7 +64,7 @@ class Fields:
             kind, default, doc = fields[key]
             real = _evaluate(kind, known)
             shown = "" if default in (None, False, REQUIRED) else f" [default: {default}]"
-            start = default if default is REQUIRED else False if real is bool else None
+            start = default if default is REQUIRED or default is False else None
             found[key] = Option(names[key], real, start, doc + shown, self.panel)
         return found
 
@@ -108,9 +108,10 @@ class Option:
         """The parameter as typer reads it."""
         kind, *more = get_args(self.kind) if get_origin(self.kind) is Annotated else (self.kind,)
         plain = self.name.strip("_").replace("_", "-")
-        about: dict[str, Any] = {"help": self.help, "metavar": value_name(kind, plain)}
+        about: dict[str, Any] = {"help": "", "metavar": value_name(kind, plain)}
         for one in more:  # of nested annotations, the last has precedence
             about |= one if isinstance(one, dict) else {"help": one}
+        about["help"] += self.help
         also = about.pop("also", SHORT.get(plain))
         if self.panel == ARGUMENTS:
             info: Any = typer.Argument(**about)

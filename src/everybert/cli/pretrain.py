@@ -29,6 +29,7 @@ TEXTS = "Files or folders: txt, jsonl, json, csv, tsv, parquet, also .gz .xz .zs
 RecipeName = Annotated[str, "The name of a recipe, or a .toml file."]
 Kind = Literal["wordpiece", "bpe", "unigram"]
 ExampleKind = Literal["full", "document", "pairs", "order"]
+Lines = Annotated[list[str] | None, {"metavar": "TABLE.KEY=VALUE"}]
 Languages = Annotated[list[str] | None, {"metavar": "LANGUAGE=FILE"}]
 Building = Annotated[dict[str, Any], Fields("", "Documents", "everybert.corpus.build:BuildOptions", "shard_characters")]
 SETTINGS = "everybert.training.tuning:FinetuneSettings"
@@ -133,12 +134,9 @@ def score(
 class Changes:
     """Recipe."""
 
-    steps: OptionalCount = None
-    """Steps, in place of the recipe's."""
-    budget: str | None = None
-    """Time, such as 20m or 24h, in place of the recipe's steps."""
-    set: Annotated[list[str] | None, {"metavar": "TABLE.KEY=VALUE"}] = None
-    """Another value for a line of the recipe; repeat."""
+    steps: Annotated[OptionalCount, "Steps, in place of the recipe's."] = None
+    budget: Annotated[str | None, "Time, such as 20m or 24h, in place of the recipe's steps."] = None
+    set: Annotated[Lines, "Another value for a line of the recipe; repeat."] = None
 
     def overrides(self) -> dict[str, Any]:
         """The changes as the recipe's reader takes them."""

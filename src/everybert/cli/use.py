@@ -22,6 +22,7 @@ Record = dict[str, Any]
 Texts = Annotated[list[str] | None, "One or more texts, each in quotes.", {"metavar": "TEXT"}]
 Lines = Annotated[Path | None, "Read one text per line from a file; - is standard input."]
 Second = Annotated[str | None, "A second text."]
+Adapter = Annotated[Name, "An adapter: the name of one that comes with the model, or a folder."]
 Given = Annotated[list[str] | None, "Texts in quotes, or one file.", {"metavar": "TEXT|FILE"}]
 
 
@@ -29,32 +30,19 @@ Given = Annotated[list[str] | None, "Texts in quotes, or one file.", {"metavar":
 class TaskOptions:
     """Options of the task commands. Each command has those that its task can use."""
 
-    file: Path | None = None
-    """A file: csv, tsv, jsonl, parquet, or txt with one text per line."""
-    out: Path | None = None
-    """Write the rows of the file with their predictions: csv, tsv or jsonl. Run again to resume."""
-    text_column: Name = None
-    """The text column of the file. Guessed if not given."""
-    pair_column: Name = None
-    """The column of the second text."""
-    pair: str | None = None
-    """The second text of a pair."""
-    context: str | None = None
-    """The text that holds the answer."""
-    context_file: Path | None = None
-    """A file that holds the answer."""
-    top: Count = 1
-    """Answers per question."""
-    scores: bool = False
-    """The probability of every label."""
-    labels: Name = None
-    """Any labels, for an entailment model: sport,politics,art."""
-    adapter: Name = None
-    """An adapter: the name of one that comes with the model, or a folder."""
-    skip_bad: bool = False
-    """Leave out rows that cannot be read, and count them."""
-    fresh: bool = False
-    """Start the output again instead of continuing it."""
+    file: Annotated[Path | None, "A file: csv, tsv, jsonl, parquet, or txt with one text per line."] = None
+    out: Annotated[Path | None, "Write rows and predictions: csv, tsv or jsonl. Run again to resume."] = None
+    text_column: Annotated[Name, "The text column of the file. Guessed if not given."] = None
+    pair_column: Annotated[Name, "The column of the second text."] = None
+    pair: Annotated[str | None, "The second text of a pair."] = None
+    context: Annotated[str | None, "The text that holds the answer."] = None
+    context_file: Annotated[Path | None, "A file that holds the answer."] = None
+    top: Annotated[Count, "Answers per question."] = 1
+    scores: Annotated[bool, "The probability of every label."] = False
+    labels: Annotated[Name, "Any labels, for an entailment model: sport,politics,art."] = None
+    adapter: Adapter = None
+    skip_bad: Annotated[bool, "Leave out rows that cannot be read, and count them."] = False
+    fresh: Annotated[bool, "Start the output again instead of continuing it."] = False
 
     def predict(self, model: "everybert.Model", task: str, texts: list[str]) -> Iterator[Any]:
         """The prediction for each text, pair or question; of a prompt and its endings, one."""
@@ -254,7 +242,7 @@ def rank(
     *,
     file: Lines = None,
     top: Annotated[OptionalCount, "Texts to print. If not given: all."] = None,
-    adapter: Annotated[Name, "An adapter: the name of one that comes with the model, or a folder."] = None,
+    adapter: Adapter = None,
     use: Use,
 ) -> Output:
     """Sort texts by relevance to a query, best first, with a cross-encoder."""
