@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
 from typing import Any, Literal
@@ -45,12 +45,8 @@ def cluster(address: str | None = None, workers: int | None = None) -> Iterator[
     own: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
     try:
         _check_address(address)
-        ray.init(
-            address or "local",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **(own if address is None else {}),
-        )
+        how: dict[str, Any] = {} if address else own
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **how)
     except Exception as error:  # Ray raises many types, including plain Exception
         ray.shutdown()
         reason = str(error).partition("\n")[0]
@@ -77,55 +73,53 @@ def check_engine(engine: str, address: str | None) -> None:
         raise EverybertError("--address is a cluster's: add --engine ray")
 
 
-class RayPool:
-    """Runs `function(shared, item)` in the processes of a cluster. Lost ones are started again, with their work.
+@contextmanager
+def ray_pool(
+    function: Callable[[Any, Any], Any],
+    shared: Any,
+    workers: int | None = None,
+    address: str | None = None,
+    device: str | None = "cpu",
+) -> Iterator["RayPool"]:
+    """Processes of a cluster that run `function(shared, item)`. Lost ones are started again, with their work.
 
     `shared` is sent to each process once. `workers` is the number of processes: by default one per core, or one per GPU
     if the cluster has any and `device` does not exclude them.
     """
-
-    def __init__(
-        self,
-        function: Callable[[Any, Any], Any],
-        shared: Any,
-        workers: int | None = None,
-        address: str | None = None,
-        device: str | None = "cpu",
-    ) -> None:
-        self.function, self.shared, self.address, self.device = function, shared, address, device
-        self.workers = workers
-        self._stack = ExitStack()
-
-    def __enter__(self) -> "RayPool":
-        self._ray = self._stack.enter_context(cluster(self.address, self.workers))
-        resources = self._ray.cluster_resources()
-        gpu = bool(resources.get("GPU")) and (self.device or "cuda").startswith("cuda")
+    with cluster(address, workers) as ray:
+        resources = ray.cluster_resources()
+        gpu = bool(resources.get("GPU")) and (device or "cuda").startswith("cuda")
         most = int(resources.get("GPU" if gpu else "CPU", 1))
-        self.workers = min(self.workers or most, most)
-        self.depth = 3 * self.workers  # items in flight that keep all workers busy
         options = {"max_restarts": RETRIES, "max_task_retries": RETRIES, "num_cpus": 0 if gpu else 1}
-        actor = self._ray.remote(**options, num_gpus=int(gpu))(_Worker)
-        self._shared = self._ray.put(self.shared)  # kept for workers that are started again
-        self._next = cycle([actor.remote(self.function, self._shared) for _ in range(self.workers)])
-        return self
+        actor = ray.remote(**options, num_gpus=int(gpu))(_Worker)
+        kept = ray.put(shared)  # for workers that are started again
+        pool = RayPool(ray, [actor.remote(function, kept) for _ in range(min(workers or most, most))])
+        try:
+            yield pool
+        finally:
+            pool.next = cycle(())  # ends the processes
 
-    def __exit__(self, *error: object) -> None:
-        self._next = cycle(())  # ends the processes
-        self._stack.close()
+
+class RayPool:
+    """Gives items to processes of a cluster in turn."""
+
+    def __init__(self, ray: Any, processes: list[Any]) -> None:
+        self.ray, self.next = ray, cycle(processes)
+        self.depth = 3 * len(processes)  # items in flight that keep all workers busy
 
     def submit(self, item: Any) -> Callable[[], Any]:
         """Begin with an item. The returned function waits for its result."""
-        return partial(self._result, next(self._next).call.remote(item))
+        return partial(self._result, next(self.next).call.remote(item))
 
     def _result(self, reference: Any) -> Any:
         try:
-            return copy.deepcopy(self._ray.get(reference))  # a copy outside the shared memory
-        except self._ray.exceptions.RayTaskError as error:
+            return copy.deepcopy(self.ray.get(reference))  # a copy outside the shared memory
+        except self.ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, EverybertError):
                 raise error.cause from None
             reason = f"{type(error.cause).__name__}: {error.cause}".partition("\n")[0]
             raise EverybertError(f"a worker failed ({reason}): is the same everybert on every machine?") from error
-        except self._ray.exceptions.RayError as error:
+        except self.ray.exceptions.RayError as error:
             raise EverybertError(
                 f"a worker was lost {RETRIES} times (out of memory?): run again with fewer --workers to continue"
             ) from error

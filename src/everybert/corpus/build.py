@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from everybert.cluster import Engine, RayPool, check_engine
+from everybert.cluster import Engine, check_engine, ray_pool
 from everybert.corpus.encode import Document, DocumentEncoder, EncodedDocuments, ProcessPool, encode_documents
 from everybert.corpus.pmi import WORDS, mine
 from everybert.corpus.shards import VERSION, Corpus, check_file, dtype_for, offsets, read_meta, write_shard
@@ -122,7 +122,8 @@ def build_corpus(
             encoder = DocumentEncoder(building / "tokenizer", settings.wrapped)
             ray = engine == "ray"
             report = ReadReport()
-            with RayPool(encode_documents, encoder, workers, address) if ray else ProcessPool(encoder, workers) as pool:
+            pools = ray_pool(encode_documents, encoder, workers, address) if ray else ProcessPool(encoder, workers)
+            with pools as pool:
                 writer = ShardWriter(building, settings, encoder.dtype, len(names), pool)
                 kept = len(writer.finished)
                 with bar("characters", plain_size([path for path, _ in sources])) as show:

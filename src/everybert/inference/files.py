@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import everybert
-from everybert.cluster import RayPool, check_engine
+from everybert.cluster import check_engine, ray_pool
 from everybert.errors import EverybertError
 from everybert.files import (
     atomic_file,
@@ -144,7 +144,7 @@ def _run(predictor: "Predictor", parts: Iterable[Part]) -> Generator[tuple[int, 
         yield from map(predictor.write, enumerate(parts))
         return
     waiting: deque[Callable[[], Any]] = deque()
-    with RayPool(Predictor.write, predictor, how.workers, how.address, how.device) as pool:
+    with ray_pool(Predictor.write, predictor, how.workers, how.address, how.device) as pool:
         for part in enumerate(parts):
             waiting.append(pool.submit(part))
             if len(waiting) > pool.depth:
