@@ -120,9 +120,7 @@ class RayPool:
             reason = f"{type(error.cause).__name__}: {error.cause}".partition("\n")[0]
             raise EverybertError(f"a worker failed ({reason}): is the same everybert on every machine?") from error
         except self.ray.exceptions.RayError as error:
-            raise EverybertError(
-                f"a worker was lost {RETRIES} times (out of memory?): run again with fewer --workers to continue"
-            ) from error
+            raise EverybertError(f"a worker was lost {RETRIES} times (out of memory?): give fewer --workers") from error
 
 
 class _Worker:

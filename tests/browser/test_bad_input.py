@@ -70,7 +70,7 @@ def test_100_000_characters(open_page):
 def test_longer_than_the_window(open_page):
     page = open_page(at("attention", "words", text="cat"))
     typed(page, "Text A", "cat " * 100)
-    assert "102 tokens, the model reads 96 at once" in page.locator(".notice.bad").inner_text()
+    assert "102 tokens, the model reads 96" in page.locator(".notice.bad").inner_text()
     open_page.wrong.clear()  # Chromium logs the error response itself as a failed resource
 
 

@@ -134,5 +134,5 @@ def test_too_much_is_one_line(words):
     with pytest.raises(EverybertError, match=r"64,000,000 weights, too many for a page"):
         found.html()
     assert "too many for a page" in found._repr_html_()
-    with pytest.raises(EverybertError, match="102 tokens, the model reads 64 at once; give a shorter text"):
+    with pytest.raises(EverybertError, match="102 tokens, the model reads 64; shorten it"):
         words.attention("cat " * 100)

@@ -66,7 +66,7 @@ def test_mistakes_are_one_line(labels, qa, words):
         words.attribution(TEXT)
     with pytest.raises(EverybertError, match=r"attribution explains classify, regress, rank and answer, not embed"):
         labels.attribution(TEXT, task="embed")
-    with pytest.raises(EverybertError, match="the model reads 64 at once"):
+    with pytest.raises(EverybertError, match="the model reads 64"):
         labels.attribution("good " * 100)
 
 

@@ -113,7 +113,7 @@ def test_mistakes_are_one_line(words, monkeypatch):
         story(found, 2)
     with pytest.raises(EverybertError, match="there is no head 9"):
         story(found, 0, 9)
-    with pytest.raises(EverybertError, match="102 tokens, the model reads 64 at once"):
+    with pytest.raises(EverybertError, match="102 tokens, the model reads 64"):
         words.trace("cat " * 100)
     monkeypatch.setattr(module, "LIMIT", 10_000)
     with pytest.raises(EverybertError, match="GiB of intermediates; give a shorter text"):

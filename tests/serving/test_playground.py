@@ -240,8 +240,8 @@ def test_mistakes_are_sentences(url):
     cases = {
         ("fill", "the cat"): "no [MASK]",
         ("fill", "[MASK]"): None,
-        ("attention", "cat " * 100): "102 tokens, the model reads 64 at once",
-        ("step", "cat " * 100): "102 tokens, the model reads 64 at once",
+        ("attention", "cat " * 100): "102 tokens, the model reads 64",
+        ("step", "cat " * 100): "102 tokens, the model reads 64",
     }
     for (path, text), words in cases.items():
         reply = own.post(url, f"/playground/{path}", {"model": "words", "text": text})

@@ -55,7 +55,5 @@ def base_of(folder: Path) -> Path:
     try:
         return resolve(base)
     except EverybertError as error:
-        raise EverybertError(
-            f"{folder} is an adapter for {base or 'an unnamed model'}, which is not there ({error}); "
-            "load that model from where it is, then model.add_adapter(folder)"
-        ) from None
+        missing = f"{folder} is an adapter for {base or 'an unnamed model'}, which is not there ({error})"
+        raise EverybertError(f"{missing}; load that model, then model.add_adapter(folder)") from None

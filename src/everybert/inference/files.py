@@ -282,9 +282,7 @@ def _check_out(out: Path, sources: list[Path], fresh: bool) -> None:
     if out.suffix and out.suffix.lower() not in WRITTEN:
         raise EverybertError(f"{out}: predictions are written as {', '.join(WRITTEN)}; give --out such a name")
     if not out.suffix and (other := [path for path in sources if kind(path) != ".parquet"]):
-        raise EverybertError(
-            f"{out}: a folder is for rows of parquet files, not of {other[0].name}; give --out F.jsonl"
-        )
+        raise EverybertError(f"{out}: a folder is for rows of parquet files; for {other[0].name} give --out F.jsonl")
     if out.resolve() in [path.resolve() for path in sources]:
         raise EverybertError(f"{out} is the input too; write to another file")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
@@ -305,9 +303,7 @@ def _start(building: Path, plan: dict[str, Any], fresh: bool) -> None:
         write_json(building / LIST, plan)
     there = read_json(building / LIST)
     if changed := ", ".join(key for key, value in plan.items() if there.get(key) != value):
-        raise EverybertError(
-            f"the unfinished {building} has other {changed}; resume with the same, or start again with --fresh"
-        )
+        raise EverybertError(f"the unfinished {building} has other {changed}; resume with the same, or give --fresh")
 
 
 def _finish(out: Path, building: Path, plan: dict[str, Any]) -> None:

@@ -274,10 +274,7 @@ class Model:
         encoding = self.tokenizer.encode(text)
         scored = [i for i, special in enumerate(encoding.special) if not special]
         if len(scored) > MOST_SCORED:
-            raise EverybertError(
-                f"the text has {len(scored)} tokens, and each costs a pass through the model; "
-                f"score at most {MOST_SCORED} at a time"
-            )
+            raise EverybertError(f"the text has {len(scored)} tokens; score at most {MOST_SCORED} at a time")
         (values,) = masked.pseudo_likelihoods(self.network, self.tokenizer, [encoding], self.window)
         tokens = [TokenScore(encoding.tokens[i], float(v), *encoding.offsets[i]) for i, v in zip(scored, values)]
         return Score(sum(token.score for token in tokens), tokens)
@@ -435,9 +432,7 @@ class Model:
         questions, contexts = as_texts(question, False), as_texts(context, False)
         contexts = contexts * len(questions) if isinstance(context, str) else contexts
         if len(contexts) != len(questions):
-            raise EverybertError(
-                f"{len(questions)} questions but {len(contexts)} contexts; give one for each, or one for all"
-            )
+            raise EverybertError(f"{len(questions)} questions but {len(contexts)} contexts; give one for each or all")
         found: list[list[Answer]] = list(self.predict("answer", list(zip(questions, contexts)), adapter, top=top))
         return found[0] if one else found
 
@@ -668,9 +663,7 @@ class Model:
         """A text or pair as tokens; an error if it does not fit into the window."""
         encoding = self.tokenizer.encode(text, pair)
         if len(pieces_of(encoding, self.window)) > 1:
-            raise EverybertError(
-                f"the text has {len(encoding):,} tokens, the model reads {self.window:,} at once; give a shorter text"
-            )
+            raise EverybertError(f"the text has {len(encoding):,} tokens, the model reads {self.window:,}; shorten it")
         return encoding
 
 

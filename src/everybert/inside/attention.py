@@ -47,10 +47,7 @@ class Attention:
         """A self-contained page: thumbnails of all heads, and one head as lines or as a matrix."""
         layers, heads, n, _ = self.weights.shape
         if self.weights.size > PAGE_WEIGHTS:
-            raise EverybertError(
-                f"{n} tokens in {layers} layers of {heads} heads have {self.weights.size:,} weights, too many for a "
-                "page; give a shorter text, or look at .weights"
-            )
+            raise EverybertError(f"{n} tokens have {self.weights.size:,} weights, too many for a page; see .weights")
         small = self.thumbnails()
         data = {
             "tokens": self.labels or self.tokens,
@@ -129,10 +126,7 @@ def attention(
     size = layers * heads * n * n * 4
     if size > LIMIT:
         most = int((LIMIT / (layers * heads * 4)) ** 0.5)
-        raise EverybertError(
-            f"{n} tokens in {layers} layers of {heads} heads have {size / 2**30:.1f} GiB of attention weights; "
-            f"give at most {most} tokens"
-        )
+        raise EverybertError(f"{n} tokens have {size / 2**30:.1f} GiB of attention weights; give at most {most} tokens")
     weights = np.empty((layers, heads, n, n), dtype=np.float32)
 
     def watch(name: str, value: Tensor) -> None:

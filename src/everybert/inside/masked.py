@@ -76,7 +76,7 @@ def fill_sides(
         raise EverybertError("a causal model reads one side of a mask only: use fill")
     encoding = tokenizer.encode(text, pair)
     if len(encoding) > size:
-        raise EverybertError(f"the text has {len(encoding)} tokens, the model reads {size} at once; give a shorter one")
+        raise EverybertError(f"the text has {len(encoding)} tokens, the model reads {size}; shorten it")
     at = [i for i, token in enumerate(encoding.ids) if token == mask]
     if not at:
         raise EverybertError("the text has no [MASK]; put [MASK] where a word is missing, or click a word")
@@ -223,7 +223,7 @@ def pieces_of(encoding: Encoding, size: int) -> list[Piece]:
     if not len(encoding):
         raise EverybertError("the text is empty, and this tokenizer adds no special tokens; give some text")
     if len(encoding) > size and 1 in encoding.sequence:
-        raise EverybertError(f"the pair has {len(encoding):,} tokens, the model reads {size:,} at once; shorten it")
+        raise EverybertError(f"the pair has {len(encoding):,} tokens, the model reads {size:,}; shorten it")
     special = encoding.special
     lead = special.index(False) if False in special else len(special)
     tail = special[::-1].index(False) if False in special else 0

@@ -73,7 +73,7 @@ def neighbours(
     found = [o for i, (text, e) in enumerate(zip(texts, encodings)) for o in _occurrences(word, i, text, e)]
     for i, encoding in enumerate(encodings):
         if len(encoding) > size:
-            raise EverybertError(f"text {i + 1} has {len(encoding)} tokens, the model reads {size}; give a shorter one")
+            raise EverybertError(f"text {i + 1} has {len(encoding)} tokens, the model reads {size}; shorten it")
         if not any(o.text == i for o in found):
             raise EverybertError(f"{word!r} does not occur in text {i + 1}; each text must hold the word")
     places = [(o.text, _places(o.start, o.end, encodings[o.text])) for o in found]

@@ -113,7 +113,4 @@ def _check_size(config: EncoderConfig, n: int, keep: Callable[[str], bool] | Non
     per_layer = 2 * config.heads * n * n + n * (9 * config.hidden_size + 2 * config.intermediate_size)
     size = 4 * (len(layers) * per_layer + 2 * n * config.vocab_size)
     if size > LIMIT:
-        raise EverybertError(
-            f"a trace of {n} tokens through {len(layers)} layers holds {size / 2**30:.1f} GiB of intermediates; "
-            "give a shorter text"
-        )
+        raise EverybertError(f"{n} tokens have {size / 2**30:.1f} GiB of intermediates; give a shorter text")
