@@ -67,15 +67,7 @@ class _FineTuned(_Packed):
     device: str | None = None
     verbose: bool = False
 
-    def _fit(
-        self,
-        task: str,
-        texts: list[Any],
-        targets: list[Any],
-        classes: np.ndarray | None,
-        sample_weight: Any,
-        **options: Any,
-    ) -> None:
+    def _fit(self, task: str, texts: Any, targets: Any, classes: Any, sample_weight: Any, **options: Any) -> None:
         """Fine-tune on rows of texts and targets; a share of every class is held out, if `classes` are given."""
         from everybert.training.finetune import finetune
 
@@ -87,18 +79,11 @@ class _FineTuned(_Packed):
         if sample_weight is not None:
             train = _weighted(train, _weights(sample_weight, rows)[train], seed)
         with tempfile.TemporaryDirectory(prefix="everybert-") as folder:
-            tuned = finetune(
-                self.model,
-                task,
-                [rows[i] for i in train],
-                [rows[i] for i in dev],
-                Path(folder) / "model",
-                seed=seed,
-                options=options,
-                quiet=not self.verbose,
-                **{name: value for name in SETTINGS if (value := getattr(self, name)) is not None},
-            )
-            self.model_ = load(Path(folder) / "model", device=self.device)
+            out, data, held = Path(folder) / "model", [rows[i] for i in train], [rows[i] for i in dev]
+            settings = {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
+            settings |= {"seed": seed, "options": options, "quiet": not self.verbose}
+            tuned = finetune(self.model, task, data, held, out, **settings)
+            self.model_ = load(out, device=self.device)
             if self.model_.adapters is not None:
                 self.model_.merge()
         self.n_iter_ = tuned.runs[0].epoch

@@ -109,25 +109,17 @@ def task_data(name: str, folder: Path) -> tuple[Path, Path, dict[str, Any]]:
 
 
 def run_task(
-    name: str,
-    folder: Path,
-    model: str | Path,
-    out: Path,
-    *,
-    seeds: int = 1,
-    seed: int = 0,
-    window: int | None = None,
-    quiet: bool = False,
-    **settings: Any,
+    name: str, folder: Path, model: str | Path, out: Path, *, quiet: bool = False, **settings: Any
 ) -> GlueResult:
     """Fine-tune on one task and score on dev. A finished run is not repeated.
 
     If no setting is given, those that the model's folder suggests for the task are used.
     """
     task = TASKS[name]
-    if not set(settings) - {"device", "allow_pickle"}:
+    runs = {"seeds": 1, "seed": 0, "window": None}
+    if not set(settings) - {"device", "allow_pickle", *runs}:
         settings = suggested(model, name) | settings
-    settings = {"seeds": seeds, "seed": seed, "window": window, **settings}
+    settings = runs | settings
     asked = {"model": str(model), **settings}
     record = out / f"{name}.json"
     if record.exists() and is_complete(out / name):

@@ -92,11 +92,9 @@ def sweep(
         raise EverybertError("two labelled sets have the same name: write --then NAME=TRAIN,DEV")
     Corpus.open(corpus, "heldout")
     cells = grid(recipe, vary, seeds, overrides or {})
-    finished = all(
-        run_one(cell, number, corpus, Path(out), sets, device, quiet, settings)
-        for number in range(seeds)
-        for cell in cells
-    )
+    how = {"device": device, "quiet": quiet}
+    runs = ((cell, number) for number in range(seeds) for cell in cells)
+    finished = all(run_one(cell, number, corpus, Path(out), sets, settings, how) for cell, number in runs)
     write_table(cells, Path(out))
     return cells, finished
 
@@ -157,32 +155,25 @@ def read_then(text: str) -> list[Then]:
 
 
 def run_one(
-    cell: Cell,
-    number: int,
-    corpus: str | Path,
-    out: Path,
-    sets: Sequence[Then],
-    device: str | None,
-    quiet: bool,
-    settings: Mapping[str, Any],
+    cell: Cell, number: int, corpus: str | Path, out: Path, sets: list[Then], settings: dict[str, Any], how: Any
 ) -> bool:
     """Run what is missing of one seed of a cell, and add its scores; False if it was interrupted."""
     recipe = cell.recipes[number]
     folder = out / cell.name / f"seed-{recipe.seed}"
-    result = pretrain(recipe, corpus, folder, device=device, quiet=quiet)  # checks a finished run, and returns
+    result = pretrain(recipe, corpus, folder, **how)  # checks a finished run, and returns
     if not result.finished:
         return False
     known = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
     if "heldout" not in known:
-        found = score_corpus(load(str(result.model), device=device), corpus, "full", recipe.longest)
+        found = score_corpus(load(str(result.model), device=how["device"]), corpus, "full", recipe.longest)
         known["heldout"] = {"loss": found["heldout_loss"], "accuracy": found["accuracy"]}
         write_json(folder / RECORD, known)
     scores = known["heldout"] | {k: v for k, v in result.figures.items() if k == "pair_accuracy"}
     for one in sets:
         asked = {"task": one.task, "train": str(one.train), "dev": str(one.dev), **settings}
         if known.get(one.name, {}).get("asked") != asked:
-            tuning = {"seed": recipe.seed, "options": one.options, "skip_bad": True, "device": device, **settings}
-            tuned = finetune(result.model, one.task, one.train, one.dev, quiet=quiet, **tuning)
+            tuning = {"seed": recipe.seed, "options": one.options, "skip_bad": True, **how, **settings}
+            tuned = finetune(result.model, one.task, one.train, one.dev, **tuning)
             if not tuned.runs[0].finished:
                 return False
             known[one.name] = {"asked": asked, "metric": tuned.task.metric, "score": tuned.metric.mean}

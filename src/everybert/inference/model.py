@@ -20,11 +20,10 @@ from everybert.errors import EverybertError
 from everybert.files import atomic_folder
 from everybert.inference import embedding
 from everybert.inference.adapters import Bundle, base_of, read_bundle
-from everybert.inside import attribution as attributing
 from everybert.inside import masked
 from everybert.inside.attention import Attention
 from everybert.inside.attention import attention as read_attention
-from everybert.inside.attribution import Attribution
+from everybert.inside.attribution import Attribution, attribute
 from everybert.inside.masked import Candidate, mask_id, pieces_of
 from everybert.inside.neighbours import Neighbours
 from everybert.inside.neighbours import neighbours as find_neighbours
@@ -522,17 +521,9 @@ class Model:
         with self.using(adapter or self.adapter_for(task or "classify", pair is not None)):
             settled, encoding = self.task(task or self.main_task() or "classify"), self.one_window(text, pair)
             target, named = settled.explained(self.network, self.tokenizer, given, encoding, label)
-            return attributing.attribute(
-                self.network,
-                self.tokenizer,
-                encoding,
-                str(settled.head),
-                target,
-                named,
-                text=text,
-                pair=pair,
-                global_tokens=self._global_tokens(encoding, settled),
-            )
+            marked = self._global_tokens(encoding, settled)
+            scores, *ends = attribute(self.network, self.tokenizer, encoding, str(settled.head), target, marked)
+        return Attribution(text, pair, encoding.tokens, encoding.offsets, encoding.sequence, scores, named, *ends)
 
     def main_task(self) -> str | None:
         """The task that the model was trained for, else the first that its heads can do; None without such a head."""

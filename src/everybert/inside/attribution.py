@@ -54,13 +54,12 @@ def attribute(
     encoding: Encoding,
     head: str,
     target: Callable[[Tensor], Tensor],
-    named: str,
-    *,
-    text: str = "",
-    pair: str | None = None,
     global_tokens: Sequence[int] | None = None,
-) -> Attribution:
-    """Attribute the value `target` of a head's logits, (K, C) or (K, n, C) → (K), to the tokens of a text or pair."""
+) -> tuple[np.ndarray, float, float]:
+    """Attribute the value `target` of a head's logits, (K, C) or (K, n, C) → (K), to the tokens of a text or pair.
+
+    Returns the scores (n), and the value for the text and for the baseline.
+    """
     weight, n = network.encoder.embeddings.token.weight, len(encoding)
     nothing = next((i for i in (tokenizer.mask_id, tokenizer.pad_id, tokenizer.unk_id) if i is not None), 0)
     masked = [i if special else nothing for i, special in zip(encoding.ids, encoding.special)]
@@ -94,5 +93,4 @@ def attribute(
         scores_n = (mean_gradient(count) * (end_nE - start_nE)).sum(-1).numpy()
         if abs(value - baseline - scores_n.sum()) <= 0.01 * max(abs(value - baseline), 0.01):
             break
-    tokens = (encoding.tokens, encoding.offsets, encoding.sequence)
-    return Attribution(text, pair, *tokens, scores_n, named, value, baseline)
+    return scores_n, value, baseline
