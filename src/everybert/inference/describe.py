@@ -2,6 +2,7 @@
 
 import tomllib
 from collections import Counter
+from collections.abc import Container
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -44,15 +45,7 @@ def head_parameters(config: EncoderConfig, labels: int = 2) -> dict[str, int]:
 
 def describe_preset(name: str, config: EncoderConfig) -> dict[str, Any]:
     """A preset as plain data."""
-    counts = parameters(config)
-    return {
-        "name": name,
-        **_shape(config),
-        "objective": TABLES["objectives"][config.family],
-        "parameters": counts,
-        "total": sum(counts.values()),
-        "heads_would_add": head_parameters(config),
-    }
+    return _about(name, config, parameters(config)) | {"objective": TABLES["objectives"][config.family]}
 
 
 def describe_folder(folder: Path, allow_pickle: bool = False) -> dict[str, Any]:
@@ -71,15 +64,7 @@ def describe_folder(folder: Path, allow_pickle: bool = False) -> dict[str, Any]:
     labels = len(raw.get("id2label") or {}) or 2
     heads: dict[str, int | None] = {head: labels for head in found if head in HEADS}
     counts = parameters(config, heads, pooler=any(name.startswith("pooler.") for name in names))
-    about: dict[str, Any] = {
-        "name": str(folder),
-        **_shape(config),
-        "parameters": counts,
-        "total": sum(counts.values()),
-        "heads_would_add": {h: n for h, n in head_parameters(config).items() if h not in heads},
-        "heads": list(heads),
-        "tensors": len(shapes),
-    }
+    about = _about(str(folder), config, counts, heads) | {"heads": list(heads), "tensors": len(shapes)}
     if (folder / INT8).exists():
         about["weights"] = "int8, one scale per row"
     if has_tokenizer(inner):
@@ -111,6 +96,13 @@ def _shape(config: EncoderConfig) -> dict[str, Any]:
         "positions": config.max_positions,
         "vocabulary": config.vocab_size,
     }
+
+
+def _about(name: str, config: EncoderConfig, counts: dict[str, int], heads: Container[str] = ()) -> dict[str, Any]:
+    """The shape of a model, its parameters by part, and those that heads which it has not would add."""
+    more = {head: count for head, count in head_parameters(config).items() if head not in heads}
+    sizes = {"parameters": counts, "total": sum(counts.values()), "heads_would_add": more}
+    return {"name": name, **_shape(config), **sizes}
 
 
 def compare() -> list[dict[str, Any]]:

@@ -36,23 +36,11 @@ from everybert.model.int8 import to_int8
 from everybert.model.lora import AdapterSet
 from everybert.model.pooling import check_mode
 from everybert.model.ragged import Ragged
-from everybert.store.adapters import (
-    encoder_digest,
-    is_adapter,
-    load_adapter,
-    load_feature_head,
-    read_adapter,
-    save_feature_head,
-)
+from everybert.store import adapters
+from everybert.store import sentence_transformers as sentences
 from everybert.store.hub import resolve
 from everybert.store.huggingface import Report, load_network, save_network
-from everybert.store.sentence_transformers import (
-    Pooling,
-    encoder_folder,
-    read_activation,
-    read_pooling,
-    write_pooling,
-)
+from everybert.store.sentence_transformers import Pooling
 from everybert.tasks import TASKS, load_task
 from everybert.tasks.answer import Answer
 from everybert.tasks.choose import Choice
@@ -128,7 +116,7 @@ def load(
     Pickled weights (.bin) can hide code: they are read with `allow_pickle` only, by torch's restricted reader.
     """
     folder = resolve(name, revision, allow_pickle)
-    if is_adapter(folder):
+    if adapters.is_adapter(folder):
         model = load(base_of(folder), device, dtype, allow_pickle=allow_pickle)
         model.use(model.add_adapter(folder))
         return model
@@ -136,26 +124,19 @@ def load(
     if int8 and device is not None and not str(device).startswith("cpu"):
         raise EverybertError(f"int8 is computed on the CPU, not on {device}; give device=cpu, or another dtype")
     dtype = torch.float32 if int8 else pick_dtype(dtype)
-    inner = encoder_folder(folder)
+    inner = sentences.encoder_folder(folder)
     found = load_network(inner, device=pick_device(device, gpu=not int8), dtype=dtype, allow_pickle=allow_pickle)
     if int8:
-        found.network.digest = encoder_digest(found.network)
+        found.network.digest = adapters.encoder_digest(found.network)
         to_int8(found.network.encoder)
-    model = Model(
-        found.network,
-        Tokenizer.load(inner) if has_tokenizer(inner) else None,
-        labels=found.labels,
-        problem_type=found.problem_type,
-        raw_config=found.raw_config,
-        extras=found.extras,
-        report=found.report,
-        folder=folder,
-        pooling=read_pooling(folder, found.config.hidden_size, allow_pickle),
-    )
-    if (activation := read_activation(folder)) is not None:
+    tokenizer = Tokenizer.load(inner) if has_tokenizer(inner) else None
+    about = {name: value for name, value in vars(found).items() if name not in ("network", "config")}
+    about["pooling"] = sentences.read_pooling(folder, found.config.hidden_size, allow_pickle)
+    model = Model(found.network, tokenizer, folder=folder, **about)
+    if (activation := sentences.read_activation(folder)) is not None:
         model.raw_config = found.raw_config | {"sentence_transformers": {"activation_fn": activation}}
     if (head := model.extras.get("feature_head")) is not None:
-        load_feature_head(model.network, str(head.get("name")), folder, head)
+        adapters.load_feature_head(model.network, str(head.get("name")), folder, head)
     return model
 
 
@@ -555,9 +536,9 @@ class Model:
         """
         path = resolve(folder)
         name = name or path.name.replace(".", "-")
-        file = read_adapter(path)
+        file = adapters.read_adapter(path)
         self.adapters = self.adapters or AdapterSet(self.network)
-        load_adapter(self.adapters, name, file, verify)
+        adapters.load_adapter(self.adapters, name, file, verify)
         self.network.eval()
         return name
 
@@ -631,22 +612,14 @@ class Model:
         extras = {key: value for key, value in self.extras.items() if key != "adapters"}  # they keep their own folder
         for name, head in heads.items():
             del self.network.heads[name]
-            extras["feature_head"] = {"name": name, **save_feature_head(head, folder)}
+            extras["feature_head"] = {"name": name, **adapters.save_feature_head(head, folder)}
         try:
-            save_network(
-                self.network,
-                folder,
-                tokenizer=self._tokenizer,
-                labels=self.labels,
-                problem_type=self.problem_type,
-                extras=extras,
-                raw_config=self.raw_config,
-                int8=int8,
-            )
+            about: Any = {name: getattr(self, name) for name in ("labels", "problem_type", "raw_config")}
+            save_network(self.network, folder, tokenizer=self._tokenizer, extras=extras, int8=int8, **about)
         finally:
             self.network.heads.update(heads)
         if self.pooling.published:
-            write_pooling(folder, self.pooling, self.config.hidden_size)
+            sentences.write_pooling(folder, self.pooling, self.config.hidden_size)
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────────────────────────
 
