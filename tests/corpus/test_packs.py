@@ -2,7 +2,7 @@ import json
 import pickle
 import subprocess
 import sys
-from itertools import islice, pairwise
+from itertools import count, islice, pairwise
 
 import corpus_texts
 import numpy as np
@@ -117,7 +117,7 @@ def test_the_same_packs_for_any_number_of_workers_and_ranks(kind, strategy):
 def test_any_pack_is_made_on_its_own():
     row = list(islice(stream().packs(), 40))
     for p in reversed(row):
-        assert same(stream()[p["position"]], p)
+        assert same(stream().make(p["position"]), p)
 
 
 def test_a_run_resumes_at_its_position():
@@ -191,7 +191,7 @@ def test_static_masks_repeat_with_their_period(kind):
 
 def test_the_rate_may_follow_a_schedule():
     rates = []
-    for p in islice(stream().packs(first=1, stride=2, rate=lambda n: 0.1 + 0.01 * n), 10):
+    for p in islice(stream().packs(first=1, stride=2, rates=(0.1 + 0.01 * n for n in count())), 10):
         rates.append(len(p["mask_index"]) / (len(p["tokens"]) - 3 * len(p["lengths"])))
     assert np.allclose(rates, 0.1 + 0.01 * np.arange(1, 21, 2), atol=0.01)
 
@@ -239,12 +239,13 @@ def test_mistakes_are_named():
     with pytest.raises(EverybertError, match="--pmi"):
         PackStream(random_corpus(), layout(), masking=MaskingConfig(strategy="pmi"))
     with pytest.raises(IndexError):
-        stream()[0, 0, 10_000]
+        stream().make(Position(0, 0, 10_000))
 
 
 def test_streams_can_be_sent_to_workers():
     s = stream()
-    assert same(pickle.loads(pickle.dumps(s))[0, 1, 2], s[0, 1, 2])
+    at = Position(0, 1, 2)
+    assert same(pickle.loads(pickle.dumps(s)).make(at), s.make(at))
 
 
 def test_torch_is_not_needed():
@@ -277,5 +278,6 @@ def test_packs_of_a_built_corpus(built, strategy):
         text.append(p["tokens"][~np.isin(p["tokens"], [where.cls_id, where.sep_id])])
     counts = np.bincount(np.concatenate(text), minlength=where.vocab_size)
     assert np.array_equal(counts, corpus.unigram())  # every token of the corpus, once
-    assert same(pickle.loads(pickle.dumps(s))[0, 0, 1], s[0, 0, 1])
+    at = Position(0, 0, 1)
+    assert same(pickle.loads(pickle.dumps(s)).make(at), s.make(at))
     assert sum(len(p["example"]) for p in PackStream(Corpus.open(built, "heldout"), where).packs(epochs=1)) > 0

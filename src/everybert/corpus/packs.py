@@ -7,8 +7,8 @@ position, and workers and ranks take every n-th pack of the same sequence.
 Legend: T tokens in the pack, B sequences, P parts of sequences, M masked positions, E examples, N packs.
 """
 
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import islice, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,7 +93,7 @@ def fill_packs(length_E: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndar
 class PackStream:
     """The endless sequence of packs of a recipe.
 
-    `stream[position]` makes one pack and `packs` iterates over them. A pack is a dict of int64 arrays: tokens (T),
+    `make` makes one pack and `packs` iterates over them. A pack is a dict of int64 arrays: tokens (T),
     segments (T, only in families that have them), lengths (B), mask_index, mask_label and draw (M; a random number
     below DRAWS), pair_label (B; 0 next or in order, 1 random or swapped, −100 none), example (B) ids, language (B,
     only of a multilingual corpus), and its position. The span strategy adds span_left and span_right (M; the positions
@@ -174,19 +174,15 @@ class PackStream:
         start: Position | None = None,
         first: int = 0,
         stride: int = 1,
-        rate: Callable[[int], float] | None = None,
+        rates: Iterable[float | None] = repeat(None),
         epochs: int | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Packs first, first + stride, … counted from `start`. `rate(number)` is the masking rate of a pack.
+        """Packs first, first + stride, … counted from `start`; `rates` has the masking rate of every pack from there.
 
         Worker w of W on rank r of R takes first = r + w R and stride = R W.
         """
-        numbered = enumerate(self.positions(start, epochs))
-        for number, position in islice(numbered, first, None, stride):
-            yield self.make(position, rate(number) if rate else None)
-
-    def __getitem__(self, position: tuple[int, int, int]) -> dict[str, Any]:
-        return self.make(Position(*position))
+        for position, rate in islice(zip(self.positions(start, epochs), rates), first, None, stride):
+            yield self.make(position, rate)
 
     def make(self, position: Position, rate: float | None = None) -> dict[str, Any]:
         """The pack at a position, masked at the given rate or the configured one."""

@@ -5,9 +5,9 @@ is made by any worker. So the batches of a step are the same for every number of
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import repeat
+from itertools import chain, count, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,24 +158,10 @@ class Packs(IterableDataset):
         mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         first = (self.rank - self.place.number) % self.ranks + mine * self.ranks
         stride = self.ranks * workers
-        position = Position(*self.place[2:])
-        for i, pack in enumerate(self.stream.packs(position, first, stride, self.mask_rates())):
+        moments = (moment(self.recipe, step, self.total) for step in count(self.step))
+        rates = chain.from_iterable(repeat(now.mask_rate, now.packs) for now in moments)
+        for i, pack in enumerate(self.stream.packs(Position(*self.place[2:]), first, stride, rates)):
             yield to_item(pack, self.place.number + first + i * stride, self.stream, self.fill)
-
-    def mask_rates(self) -> Callable[[int], float]:
-        """A function that gives the mask rate of a pack by its number, for rising numbers."""
-        step, now = self.step, moment(self.recipe, self.step, self.total)
-        end = now.packs
-
-        def rate(number: int) -> float:
-            nonlocal step, now, end
-            while number >= end:
-                step += 1
-                now = moment(self.recipe, step, self.total)
-                end += now.packs
-            return now.mask_rate
-
-        return rate
 
 
 @dataclass

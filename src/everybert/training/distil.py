@@ -123,7 +123,7 @@ def build_student(setting: Setting, teacher: Network) -> Network:
         initialise(project, config)
         student.heads["project"] = project
     if settings.cosine and mine != theirs:
-        raise EverybertError(f"[distil] cosine needs states of equal width, not {mine} and {theirs}: use relation")
+        raise EverybertError(f"the widths {mine} and {theirs} differ: set [distil] cosine = 0 and use relation")
     for width in (mine, theirs):
         if settings.relation and width % settings.relation_heads:
             raise EverybertError(f"[distil] relation_heads: {settings.relation_heads} does not divide {width}")
@@ -179,14 +179,12 @@ class DistilLoss:
             if s.mlm:
                 mlm = s.mlm * cross_entropy(logits_MV, targets.mask_label_M) / targets.masked
             if s.ce:
-                with torch.no_grad():
-                    teacher_MV = self.teacher.mlm_logits(y_TH, targets.mask_index_M).float()
+                teacher_MV = self.teacher.mlm_logits(y_TH, targets.mask_index_M).float()
                 ce = s.ce * divergence(logits_MV, teacher_MV, targets.mask_label_M, s.temperature) / targets.masked
         if "nsp" in network.heads and s.pair:
             assert targets.pair_label_B is not None
             logits_B2 = network.sequence_logits(x_TH, batch, "nsp").float()
-            with torch.no_grad():
-                teacher_B2 = self.teacher.sequence_logits(y_TH, batch, "nsp").float()
+            teacher_B2 = self.teacher.sequence_logits(y_TH, batch, "nsp").float()
             pair = cross_entropy(logits_B2, targets.pair_label_B)
             pair = pair + divergence(logits_B2, teacher_B2, targets.pair_label_B, s.temperature)
             pair = s.pair * pair / targets.pairs

@@ -90,7 +90,10 @@ def train(job: TrainingJob, progress: Progress, logs: Logs) -> bool:
             # Forward and backward, pack by pack. The losses are divided by the counts of the step, so they add up.
             figures = torch.zeros(len(job.names), device=compute.device)
             for number, batch in share.batches(totals[:3]):
-                seed_dropout(int(make_key(job.seed, progress.step, number)[0]), compute.device)
+                key = int(make_key(job.seed, progress.step, number)[0])
+                torch.default_generator.manual_seed(key)  # torch.manual_seed would seed every device, which is slow
+                if compute.device.type == "cuda":
+                    torch.cuda.manual_seed(key)
                 figures += compute.run(batch)[: len(job.names)]
             world.sum_gradients(job.optimizer.parameters)
             world.sum(figures)
@@ -208,13 +211,6 @@ class Meter:
         if share is not None:
             values["mfu"] = share * self.tokens / seconds
         return values | {"data_wait": self.wait / seconds}
-
-
-def seed_dropout(key: int, device: torch.device) -> None:
-    """Seed the generators of dropout (`torch.manual_seed` would seed every device, which is slow)."""
-    torch.default_generator.manual_seed(key)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(key)
 
 
 def fetch(steps: Iterator[Step], stop: Event) -> Step | None:

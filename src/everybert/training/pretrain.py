@@ -237,27 +237,23 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
 
     The folder is written to from here on: what was wrong with the inputs has been found.
     """
-    with contextlib.ExitStack() as stack:
-        with setting.world.together():
-            if setting.world.first:
-                stack.enter_context(lock(setting.out))
-                claim(setting)
-        return _run(setting, network, loss, names, quiet)
-
-
-def _run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str, ...], quiet: bool) -> Result:
     recipe, out, world = setting.recipe, setting.out, setting.world
-    compute = Compute(network, loss, setting.device, setting.dtype, setting.compiled)
-    optimizer = Optimizer(compute.master, recipe.optimizer)
-    progress = Progress(total=recipe.steps)
-    found = find_checkpoint(out / "checkpoints", world)
-    if found is not None:
+    with contextlib.ExitStack() as stack:
         with world.together():
-            progress = load_checkpoint(found, compute.master, optimizer)
-        compute.refresh()
-    finished = bool(world.agree(float(progress.finished and is_complete(out / "model")))[0])
-    silent = quiet or not world.first
-    with Logs(None if finished or not world.first else out, progress.step, silent, recipe.run.tensorboard) as logs:
+            if world.first:
+                stack.enter_context(lock(out))
+                claim(setting)
+        compute = Compute(network, loss, setting.device, setting.dtype, setting.compiled)
+        optimizer = Optimizer(compute.master, recipe.optimizer)
+        progress = Progress(total=recipe.steps)
+        found = find_checkpoint(out / "checkpoints", world)
+        if found is not None:
+            with world.together():
+                progress = load_checkpoint(found, compute.master, optimizer)
+            compute.refresh()
+        finished = bool(world.agree(float(progress.finished and is_complete(out / "model")))[0])
+        folder, silent = None if finished or not world.first else out, quiet or not world.first
+        logs = stack.enter_context(Logs(folder, progress.step, silent, recipe.run.tensorboard))
         if finished:
             logs.print(f"{out} is finished ({progress.step:,} steps): nothing to do. The model is in {out / 'model'}")
             return Result(out, True, progress.step, progress.figures)
@@ -277,7 +273,7 @@ def _run(setting: Setting, network: Network, loss: LossFunction, names: tuple[st
         else:
             logs.print(f"stopped at step {progress.step:,}; the run is saved: run the same command again to resume")
         world.barrier()
-    return Result(out, done, progress.step, progress.figures)
+        return Result(out, done, progress.step, progress.figures)
 
 
 def make_job(
