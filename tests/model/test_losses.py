@@ -1,4 +1,4 @@
-"""The losses of pre-training and distillation against their formulas, one prediction at a time."""
+"""The losses of pre-training against their formulas, one prediction at a time."""
 
 from dataclasses import replace
 
@@ -8,18 +8,7 @@ from torch.nn import functional as F
 
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.model.losses import (
-    IGNORE,
-    Boundary,
-    PretrainTargets,
-    boundary_loss,
-    divergence,
-    hidden_error,
-    pretrain_loss,
-    relation_divergence,
-    relations,
-    targets_of,
-)
+from everybert.model.losses import IGNORE, Boundary, PretrainTargets, boundary_loss, pretrain_loss, targets_of
 from everybert.model.ragged import Ragged
 
 LENGTHS = (9, 6, 9)
@@ -83,33 +72,3 @@ def test_the_boundary_objective_reads_the_tokens_around_a_span(network, batch):
         total -= float(logits.log_softmax(-1)[label])
     assert float(figures[2]) == pytest.approx(total / 5, rel=1e-4)
     assert float(loss) == pytest.approx(float(plain) + float(figures[2]), rel=1e-5)
-
-
-def test_divergence_is_scaled_by_the_temperature_and_ignores_labels():
-    s, t, label = torch.randn(3, 5), torch.randn(3, 5), torch.tensor([0, IGNORE, 2])
-    p, q = (t / 2).softmax(-1), (s / 2).softmax(-1)
-    each = 4 * (p * (p.log() - q.log())).sum(-1)
-    assert float(divergence(s, t, label, 2.0)) == pytest.approx(float(each[0] + each[2]), rel=1e-4)
-
-
-def test_hidden_states_are_compared_layer_by_layer_without_filler(network):
-    ones, zeros = [torch.ones(2, 32)] * 2, [torch.zeros(2, 32)] * 2
-    assert float(hidden_error(network, ones, zeros, torch.tensor([True, False]))) == 1
-
-
-@pytest.mark.parametrize("real", (10, 7))
-def test_relations_are_within_sequences(real):
-    torch.manual_seed(0)
-    lengths = (3, 4, 3)
-    targets = PretrainTargets(torch.tensor([0]), torch.tensor([0]), real=torch.tensor(real))
-    batch = replace(Ragged.flat(torch.arange(10), lengths), targets=targets)
-    x, y = torch.randn(10, 3, 8), torch.randn(10, 3, 12)
-    total = 0.0
-    for start, stop in ((0, 3), (3, 7), (7, 10)):
-        for k in range(3):
-            for r in range(4):
-                a, b = x[start:stop, k].chunk(4, -1)[r], y[start:stop, k].chunk(4, -1)[r]
-                mine, theirs = (a @ a.T / 2**0.5).log_softmax(-1), (b @ b.T / 3**0.5).log_softmax(-1)
-                total += float((theirs.exp() * (theirs - mine)).sum()) if stop <= real else 0.0
-    assert float(relation_divergence(x, y, batch, 4)) == pytest.approx(total / 12, rel=1e-4)
-    assert relations(x[:3][None], 4).shape == (1, 3, 4, 3, 3)

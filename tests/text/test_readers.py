@@ -331,10 +331,7 @@ def test_squad_one_and_two(tmp_path):
         "question": "Where?",
         "context": "In Bern.",
         "answers": [{"text": "Bern", "answer_start": 3}],
-        "is_impossible": False,
-        "title": "T",
     }
-    assert second["is_impossible"]
     assert second["answers"] == []
     for text, message in (('{"rows": []}', "'data' is missing"), ("[]", "not a SQuAD"), ("{", "not JSON")):
         with pytest.raises(EverybertError, match=message):

@@ -11,9 +11,10 @@ from toy import tiny_recipe
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.model.losses import PretrainTargets
+from everybert.model.losses import IGNORE, PretrainTargets
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network
+from everybert.training import distil as module
 from everybert.training.distil import DistilLoss, copy_layers, distil, read_student, taught_by
 from everybert.training.pretrain import pretrain
 from everybert.training.recipe import DistilSettings, Recipe, names
@@ -34,6 +35,36 @@ def batch(lengths=(7, 5, 7), real=None):
         torch.tensor([1, 3, 9]), torch.tensor([6, 7, 8]), torch.tensor([1, -100, 0]), real=torch.tensor(size)
     )
     return replace(flat, targets=targets.of_step(torch.tensor([3.0, 2.0, float(size)])))
+
+
+def test_divergence_is_scaled_by_the_temperature_and_ignores_labels():
+    s, t, label = torch.randn(3, 5), torch.randn(3, 5), torch.tensor([0, IGNORE, 2])
+    p, q = (t / 2).softmax(-1), (s / 2).softmax(-1)
+    each = 4 * (p * (p.log() - q.log())).sum(-1)
+    assert float(module.divergence(s, t, label, 2.0)) == pytest.approx(float(each[0] + each[2]), rel=1e-4)
+
+
+def test_hidden_states_are_compared_layer_by_layer_without_filler():
+    ones, zeros = [torch.ones(2, 32)] * 2, [torch.zeros(2, 32)] * 2
+    assert float(module.hidden_error(network(), ones, zeros, torch.tensor([True, False]))) == 1
+
+
+@pytest.mark.parametrize("real", (10, 7))
+def test_relations_are_within_sequences(real):
+    torch.manual_seed(0)
+    lengths = (3, 4, 3)
+    targets = PretrainTargets(torch.tensor([0]), torch.tensor([0]), real=torch.tensor(real))
+    batch = replace(Ragged.flat(torch.arange(10), lengths), targets=targets)
+    x, y = torch.randn(10, 3, 8), torch.randn(10, 3, 12)
+    total = 0.0
+    for start, stop in ((0, 3), (3, 7), (7, 10)):
+        for k in range(3):
+            for r in range(4):
+                a, b = x[start:stop, k].chunk(4, -1)[r], y[start:stop, k].chunk(4, -1)[r]
+                mine, theirs = (a @ a.T / 2**0.5).log_softmax(-1), (b @ b.T / 3**0.5).log_softmax(-1)
+                total += float((theirs.exp() * (theirs - mine)).sum()) if stop <= real else 0.0
+    assert float(module.relation_divergence(x, y, batch, 4)) == pytest.approx(total / 12, rel=1e-4)
+    assert module.relations(x[:3][None], 4).shape == (1, 3, 4, 3, 3)
 
 
 def test_layers_are_spread_as_distilbert_took_them():

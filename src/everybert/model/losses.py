@@ -1,4 +1,4 @@
-"""Losses of pre-training, distillation and tasks, and the targets that pre-training reads from a batch.
+"""Losses of pre-training and tasks, and the targets that pre-training reads from a batch.
 
 Every loss of pre-training is a sum over the batch divided by a count of the whole *step*, so that packs, gradient
 accumulation and ranks add up to the loss of one large batch.
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everybert.model.config import EncoderConfig
-from everybert.model.encoder import Encoder, initialise
+from everybert.model.encoder import initialise
 from everybert.model.heads import MaskedLM, Network
 from everybert.model.ragged import Ragged, Targets
 
@@ -131,63 +131,6 @@ def boundary_loss(network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
     table_VE = network.encoder.embeddings.token.weight if head.decoder is None else head.decoder.weight
     boundary = cross_entropy(F.linear(y_ME, table_VE, head.bias), targets.mask_label_M) / targets.masked
     return loss + boundary, torch.cat((figures, boundary.detach()[None]))
-
-
-# ── distillation ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def divergence(logits_MV: Tensor, teacher_MV: Tensor, label_M: Tensor, temperature: float) -> Tensor:
-    """Σ KL(teacher ‖ student) · τ² over the masked tokens, or pairs, that count (Hinton et al. 2015, §2)."""
-    each_MV = F.kl_div(
-        F.log_softmax(logits_MV / temperature, dim=-1),
-        F.log_softmax(teacher_MV / temperature, dim=-1),
-        reduction="none",
-        log_target=True,
-    )
-    return (each_MV.sum(-1) * (label_M != IGNORE)).sum() * temperature**2
-
-
-def hidden_error(network: Network, mine: list[Tensor], theirs: list[Tensor], real_T: Tensor) -> Tensor:
-    """Σ over tokens of the mean squared error to the teacher's states, averaged over layers (Jiao et al. 2020, eq. 8).
-
-    The embeddings count as a layer. A student of another width has a head "project".
-    """
-    total = mine[0].new_zeros((), dtype=torch.float32)
-    for i, x_TH in enumerate(mine):
-        y_TH = theirs[round(i * (len(theirs) - 1) / (len(mine) - 1))]
-        x_TH = network.heads["project"](x_TH) if "project" in network.heads else x_TH
-        total = total + ((x_TH.float() - y_TH.float()).square().mean(-1) * real_T).sum()
-    return total / len(mine)
-
-
-def last_projections(encoder: Encoder, states: list[Tensor]) -> Tensor:
-    """(T, 3, H): Q, K and V of the last layer, from the input of that layer."""
-    layer = encoder.layers[encoder.config.layer_order[-1]]
-    x_TH = states[-2]
-    if encoder.config.norm == "pre" and layer.attention_norm is not None:
-        x_TH = layer.attention_norm(x_TH)  # type: ignore[operator]
-    return layer.attention.qkv(x_TH).unflatten(-1, (3, -1))  # type: ignore[union-attr, operator]
-
-
-def relation_divergence(x_T3H: Tensor, y_T3H: Tensor, batch: Ragged, heads: int) -> Tensor:
-    """Σ over tokens of KL between the teacher's and the student's relations, averaged over Q, K, V and heads.
-
-    A relation is softmax(A Aᵀ / √d) within a sequence, with A one of Q, K and V split into `heads` of width d
-    (Wang et al. 2021).
-    """
-    total = x_T3H.new_zeros((), dtype=torch.float32)
-    real_T = torch.arange(len(x_T3H), device=x_T3H.device) < targets_of(batch).real
-    for mine, theirs, real_Bn in zip(*(batch.by_length(z) for z in (x_T3H, y_T3H, real_T))):
-        pair = relations(mine, heads), relations(theirs, heads)
-        each = F.kl_div(*pair, reduction="none", log_target=True).sum(-1).mean((1, 2))  # (sequences, n)
-        total = total + (each * real_Bn).sum()
-    return total
-
-
-def relations(z_Bn3H: Tensor, heads: int) -> Tensor:
-    """log softmax(A Aᵀ / √d): (B, 3, heads, n, n)."""
-    z = z_Bn3H.float().unflatten(-1, (heads, -1)).permute(0, 2, 3, 1, 4)
-    return F.log_softmax(z @ z.transpose(-1, -2) * z.shape[-1] ** -0.5, dim=-1)
 
 
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────

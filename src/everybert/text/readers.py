@@ -482,7 +482,7 @@ def _sentences(path: str | Path, comment: str) -> Iterator[list[tuple[int, str]]
 
 
 def read_squad(path: str | Path) -> list[dict[str, Any]]:
-    """The questions of a SQuAD 1.1 or 2.0 file: id, question, context, answers, is_impossible, title.
+    """The questions of a SQuAD 1.1 or 2.0 file: id, question, context, answers.
 
     `answers` is a list of {"text", "answer_start"}, empty where there is no answer.
     """
@@ -494,8 +494,6 @@ def read_squad(path: str | Path) -> list[dict[str, Any]]:
                 "question": question["question"],
                 "context": paragraph["context"],
                 "answers": [{k: a[k] for k in ("text", "answer_start")} for a in question.get("answers") or []],
-                "is_impossible": bool(question.get("is_impossible", False)),
-                "title": article.get("title", ""),
             }
             for article in json.loads(_read_text(path, "strict", ReadReport()))["data"]
             for paragraph in article["paragraphs"]

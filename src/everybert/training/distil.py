@@ -2,7 +2,7 @@
 
 DistilBERT (Sanh et al. 2019): 5 · KL(teacher ‖ student at temperature 2) · 4 + 2 · MLM + 1 · (1 − cos of the last
 hidden states), with the student initialised from every other layer of the teacher. Narrower students learn hidden
-states through a projection (TinyBERT) or the relations within Q, K and V (MiniLM v2); see model/losses.py.
+states through a projection (TinyBERT) or the relations within Q, K and V (MiniLM v2).
 
 Legend: T tokens in the batch, H hidden, M masked positions, V vocabulary, B sequences.
 """
@@ -20,14 +20,7 @@ from everybert.errors import EverybertError
 from everybert.model.config import PRESETS, EncoderConfig
 from everybert.model.encoder import initialise
 from everybert.model.heads import Network
-from everybert.model.losses import (
-    cross_entropy,
-    divergence,
-    hidden_error,
-    last_projections,
-    relation_divergence,
-    targets_of,
-)
+from everybert.model.losses import IGNORE, cross_entropy, targets_of
 from everybert.model.ragged import Ragged
 from everybert.store.hub import resolve
 from everybert.store.huggingface import load_network, read_config
@@ -195,7 +188,61 @@ class DistilLoss:
         if s.hidden:
             hidden = s.hidden * hidden_error(network, x_states, y_states, real_T) / targets.tokens
         if s.relation:
-            x_T3H, y_T3H = last_projections(network.encoder, x_states), last_projections(self.teacher.encoder, y_states)
+            x_T3H, y_T3H = last_projections(network, x_states), last_projections(self.teacher, y_states)
             relation = s.relation * relation_divergence(x_T3H, y_T3H, batch, s.relation_heads) / targets.tokens
         parts = torch.stack((ce, mlm, pair, cosine, hidden, relation))
         return parts.sum(), parts.detach()
+
+
+def divergence(logits_MV: Tensor, teacher_MV: Tensor, label_M: Tensor, temperature: float) -> Tensor:
+    """Σ KL(teacher ‖ student) · τ² over the masked tokens, or pairs, that count (Hinton et al. 2015, §2)."""
+    each_MV = F.kl_div(
+        F.log_softmax(logits_MV / temperature, dim=-1),
+        F.log_softmax(teacher_MV / temperature, dim=-1),
+        reduction="none",
+        log_target=True,
+    )
+    return (each_MV.sum(-1) * (label_M != IGNORE)).sum() * temperature**2
+
+
+def hidden_error(network: Network, mine: list[Tensor], theirs: list[Tensor], real_T: Tensor) -> Tensor:
+    """Σ over tokens of the mean squared error to the teacher's states, averaged over layers (Jiao et al. 2020, eq. 8).
+
+    The embeddings count as a layer. A student of another width has a head "project".
+    """
+    total = mine[0].new_zeros((), dtype=torch.float32)
+    for i, x_TH in enumerate(mine):
+        y_TH = theirs[round(i * (len(theirs) - 1) / (len(mine) - 1))]
+        x_TH = network.heads["project"](x_TH) if "project" in network.heads else x_TH
+        total = total + ((x_TH.float() - y_TH.float()).square().mean(-1) * real_T).sum()
+    return total / len(mine)
+
+
+def last_projections(network: Network, states: list[Tensor]) -> Tensor:
+    """(T, 3, H): Q, K and V of the last layer, from the input of that layer."""
+    layer = network.encoder.layers[network.config.layer_order[-1]]
+    x_TH = states[-2]
+    if network.config.norm == "pre" and layer.attention_norm is not None:
+        x_TH = layer.attention_norm(x_TH)  # type: ignore[operator]
+    return layer.attention.qkv(x_TH).unflatten(-1, (3, -1))  # type: ignore[union-attr, operator]
+
+
+def relation_divergence(x_T3H: Tensor, y_T3H: Tensor, batch: Ragged, heads: int) -> Tensor:
+    """Σ over tokens of KL between the teacher's and the student's relations, averaged over Q, K, V and heads.
+
+    A relation is softmax(A Aᵀ / √d) within a sequence, with A one of Q, K and V split into `heads` of width d
+    (Wang et al. 2021).
+    """
+    total = x_T3H.new_zeros((), dtype=torch.float32)
+    real_T = torch.arange(len(x_T3H), device=x_T3H.device) < targets_of(batch).real
+    for mine, theirs, real_Bn in zip(*(batch.by_length(z) for z in (x_T3H, y_T3H, real_T))):
+        pair = relations(mine, heads), relations(theirs, heads)
+        each = F.kl_div(*pair, reduction="none", log_target=True).sum(-1).mean((1, 2))  # (sequences, n)
+        total = total + (each * real_Bn).sum()
+    return total
+
+
+def relations(z_Bn3H: Tensor, heads: int) -> Tensor:
+    """log softmax(A Aᵀ / √d): (B, 3, heads, n, n)."""
+    z = z_Bn3H.float().unflatten(-1, (heads, -1)).permute(0, 2, 3, 1, 4)
+    return F.log_softmax(z @ z.transpose(-1, -2) * z.shape[-1] ** -0.5, dim=-1)
