@@ -95,6 +95,25 @@ def test_embed_from_arguments_a_file_and_a_pipe(folder: Path, tmp_path: Path):
     assert "(16 values)" in run("embed", "the dog", "--model", folder).stdout
 
 
+def test_embed_prints_the_words_of_a_splade_model(folder: Path, tmp_path: Path):
+    model = tmp_path / "splade"
+    load(folder, device="cpu").save(model)
+    kinds = ["models.MLMTransformer", "models.SpladePooling"]
+    listed = [
+        {"idx": i, "name": "", "path": "p" * i, "type": f"sentence_transformers.{k}"} for i, k in enumerate(kinds)
+    ]
+    (model / "modules.json").write_text(json.dumps(listed))
+    result = run("embed", "the dog", "the cat", "--model", model, "--json")
+    assert result.exit_code == 0, result.output
+    loaded = load(model, device="cpu")
+    for entry, one in zip(json.loads(result.stdout), loaded.sparse(["the dog", "the cat"]), strict=True):
+        assert entry["indices"] == one.indices.tolist() and len(entry["tokens"]) == len(one.indices)
+        np.testing.assert_allclose(entry["weights"], one.weights, atol=1e-6)
+    for more in (["--out", tmp_path / "v.npy"], ["--normalize"], ["--dimensions", 4]):
+        assert "sparse vectors are printed" in run("embed", "the dog", "--model", model, *more).stderr
+    assert "16 values" in run("embed", "the dog", "--model", model, "--pooling", "mean").stdout
+
+
 def test_embed_says_what_was_cut(folder: Path):
     long = "the dog " * 20
     result = run("embed", long, "--model", folder, "--long", "cut", "--json")

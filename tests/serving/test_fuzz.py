@@ -24,6 +24,7 @@ PATHS = [
     "/tokens",
     "/attention",
     "/embed_all",
+    "/embed_sparse",
     "/similarity",
     "/tokenize",
     "/",

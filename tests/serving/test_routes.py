@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
 from dataclasses import asdict
 
 import numpy as np
 import pytest
-from server import CLIENT, LABELS, TEXTS, post, post_all
+import tiny_bert
+from server import CLIENT, LABELS, TEXTS, post, post_all, running
 
 import everybert
 
@@ -199,6 +201,34 @@ def test_teis_other_endpoints(url, models):
     assert post(url, "/embed", {"inputs": "a", "prompt_name": "query"}).status_code == 422  # no such prompt
     body = {"inputs": {"source_sentence": TEXTS[0], "sentences": [TEXTS[0], TEXTS[1]]}}
     assert post(url, "/similarity", body).json()[0] == pytest.approx(1, abs=1e-5)
+
+
+def test_sparse_vectors_as_tei_gives_them(url, models):
+    found = post(url, "/embed_sparse", {"inputs": TEXTS[:2]}).json()
+    for row, one in zip(found, models["words"].sparse(TEXTS[:2])):
+        assert [entry["index"] for entry in row] == one.indices.tolist()
+        np.testing.assert_allclose([entry["value"] for entry in row], one.weights, atol=1e-6)
+    (few,) = post(url, "/embed_sparse", {"inputs": TEXTS[0], "top": 3}).json()
+    assert sorted(e["value"] for e in few) == sorted(e["value"] for e in found[0])[-3:]
+    for body in ({"inputs": "a", "prompt_name": "query"}, {"inputs": "a", "model": "ner"}, {"inputs": "a", "top": 0}):
+        assert post(url, "/embed_sparse", body).status_code in (422, 424), body
+
+
+def test_colbert_reranks(tmp_path):
+    folder = tiny_bert.save(tmp_path / "colbert", "Model")
+    about = {"model_type": "ColBERT", "query_length": 9, "document_length": 30}
+    kinds = ["sentence_transformers.models.Transformer"]
+    (folder / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": k} for k in kinds]))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(about))
+    with running({"colbert": folder}) as (url, service):
+        found = post(url, "/rerank", {"query": TEXTS[0], "texts": TEXTS[:3], "return_text": True}).json()
+        expected = service.registry.get(None).model.rank(TEXTS[0], TEXTS[:3])
+        assert [one["index"] for one in found] == [one.index for one in expected]
+        np.testing.assert_allclose([one["score"] for one in found], [one.score for one in expected], atol=1e-6)
+        assert found[0]["text"] == TEXTS[found[0]["index"]]
+        assert "rerank" in service.registry.get(None).tasks and "embed" not in service.registry.get(None).tasks
+        refused = post(url, "/embed", {"inputs": "a"})
+        assert refused.status_code < 500 and "use multi()" in refused.text
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/health", "/ready", "/v1/models", "/playground/web/app.js"])

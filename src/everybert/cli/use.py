@@ -112,7 +112,7 @@ def embed(
     parts: Parts,
     use: Use,
 ) -> Output:
-    """Compute one vector per text, or one per row of files."""
+    """Compute one vector per text, or one per row of files; of a SPLADE model, the words of each and their weights."""
     options: dict[str, Any] = {"pooling": pooling, "normalize": normalize, "long": long}
     options |= {"prompt": prompt, "dimensions": dimensions}
     files = named_files([*(texts or []), *([str(file)] if file is not None else [])])
@@ -120,7 +120,18 @@ def embed(
         return on_files("embed", files, out, use, options=options, **rows.reading(), **parts)
     only_files(parts, rows if not files else None)
     given = texts_of(files, rows) if files else read_texts(texts, file)
-    vectors = use.load().embed(given, **options)
+    model = use.load()
+    if model.pooling.vectors == "sparse" and pooling is None:
+        if out is not None or (normalize, dimensions) != (None, None):
+            raise EverybertError("sparse vectors are printed, whole: leave --out, --normalize and --dimensions out")
+        each = (
+            (text, one, one.indices.tolist()) for text, one in zip(given, model.sparse(given, long=long, prompt=prompt))
+        )
+        return Output(
+            {"text": text, "tokens": [*map(model.tokenizer.text, ids)], "indices": ids, "weights": one.weights.tolist()}
+            for text, one, ids in each
+        )
+    vectors = model.embed(given, **options)
     found = [{"text": text, "vector": vector.tolist()} for text, vector in zip(given, vectors)]
     if out is None:
         return Output(found)

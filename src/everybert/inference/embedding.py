@@ -25,6 +25,8 @@ from everybert.text.windows import Piece, cover
 CHARACTERS = {True: 1 << 20, False: 1 << 18}
 """Characters of text that are tokenized at a time, on the CPU (True) and on an accelerator (False). On the CPU overlap
 gains nothing, since all cores are busy either way, and batches of equal lengths are easier to find among many texts."""
+TERMS = 1 << 25
+"""Numbers of a batch over the whole vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,29 @@ class Embedded:
     """Tokens of each text that were left out because truncation was asked for."""
 
 
+@dataclass(frozen=True)
+class Sparse:
+    """A vector over the vocabulary of which few numbers are not 0."""
+
+    indices: np.ndarray
+    """int64: the ids of tokens, ascending."""
+    weights: np.ndarray
+    """float32: the number of each."""
+
+    @classmethod
+    def of(cls, row: np.ndarray, top: int | None) -> "Sparse":
+        """The numbers of a row that are not 0, or the `top` largest."""
+        kept = np.flatnonzero(row)
+        kept = kept if top is None else np.sort(kept[np.argsort(-row[kept], kind="stable")[:top]])
+        return cls(kept, row[kept])
+
+
 @torch.inference_mode()
 def embed(
     network: Network, tokenizer: Tokenizer, texts: Sequence[str], pooling: Pooling, size: int, long: str, prompt: str
 ) -> Embedded:
     """One vector per text. A text of more than `size` tokens is read in windows, or cut if `long` is "cut"."""
-    lead, tail = _specials(tokenizer)
+    lead, tail = specials(tokenizer)
     read: list[int] = []
     cut: list[int] = []
 
@@ -87,7 +106,7 @@ def _without(piece: Piece, skip: int) -> Piece:
     return replace(piece, start=piece.start + less, at=piece.at + less)
 
 
-def _specials(tokenizer: Tokenizer) -> tuple[int, int]:
+def specials(tokenizer: Tokenizer) -> tuple[int, int]:
     """How many special tokens there are before and after a text."""
     ids, _ = tokenizer.build([-1])
     lead = ids.index(-1)
@@ -149,7 +168,8 @@ def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Call
     """Start to compute some texts; the function returned waits for their vectors (texts, modes·H)."""
     pieces = [piece for text in texts for piece in text]
     owners = [i for i, text in enumerate(texts) for _ in text]
-    size = (len(pieces), len(pooling.modes), network.config.hidden_size)
+    width = network.config.vocab_size if pooling.splade else network.config.hidden_size
+    size = (len(pieces), len(pooling.modes), width)
     out_PMH = torch.empty(size, dtype=torch.float32, device=device_of(network.encoder))
 
     def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
@@ -167,12 +187,15 @@ def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Call
             if mode == "cls" and not skips:
                 out_PMH[rows, m] = pool(x_TH, batch, "cls").float()
             else:
-                mode = "mean" if mode == "mean_sqrt_len_tokens" else mode
+                mode = "mean" if mode in ("mean_sqrt_len_tokens", "sum") else mode
                 out_PMH[rows, m] = pool(owned_TH.float(), owned, mode)
 
     inputs = Inputs([piece.ids for piece in pieces])
     if pooling.layers:
         encode_layers(network, inputs, lambda w, batch, x: read(w, batch, token_vectors(x[-1], x, pooling)))
+    elif pooling.splade:
+        budget = max(1, TERMS // width)
+        encode(network, inputs, lambda w, batch, x: read(w, batch, term_weights(network, x, pooling)), budget=budget)
     else:
         encode(network, inputs, read)
     pooled = fetched(out_PMH)
@@ -187,6 +210,12 @@ def token_vectors(x_TH: Tensor, states: list[Tensor], pooling: Pooling) -> Tenso
         raise EverybertError(f"the folder weighs {len(pooling.layers)} hidden states, the model has {len(states)}")
     weights = torch.tensor(pooling.layers, device=x_TH.device) / sum(pooling.layers)
     return torch.einsum("l,lth->th", weights, torch.stack(states).float()).to(x_TH.dtype)
+
+
+def term_weights(network: Network, x_TH: Tensor, pooling: Pooling) -> Tensor:
+    """(T, V): the weight of each word of the vocabulary at each token, log(1 + relu(logit)) (Formal et al. 2021)."""
+    weight_TV = network.mlm_logits(x_TH).relu_().log1p_()
+    return weight_TV.log1p_() if pooling.splade == "log1p_relu" else weight_TV
 
 
 def _owned(x: Tensor, batch: Ragged, pieces: list[Piece]) -> Tensor:
@@ -216,6 +245,7 @@ def _combined(
             share_P = share_P / np.bincount(owners, share_P, minlength=texts)[owners]
             for p, i in enumerate(owners):
                 out_NMH[i, m] += pooled_PMH[p, m] * share_P[p]
-        if mode == "mean_sqrt_len_tokens":
-            out_NMH[:, m] *= np.sqrt(np.bincount(owners, count_P, minlength=texts))[:, None]
+        if mode in ("mean_sqrt_len_tokens", "sum"):
+            counts_N1 = np.bincount(owners, count_P, minlength=texts)[:, None]
+            out_NMH[:, m] *= counts_N1 if mode == "sum" else np.sqrt(counts_N1)
     return out_NMH.reshape(texts, -1)

@@ -88,7 +88,7 @@ def opened(name: str | Path, adapter: str | None = None, task: str | None = None
 def natural_task(model: Model) -> str:
     """The task of a model: the one it was trained for, embed, that of a task head, fill, next, else hidden."""
     trained, heads = str((model.extras.get("task") or {}).get("task")), model.network.heads
-    embeds = model.pooling.published or trained == "embed"
+    embeds = (model.pooling.published and model.pooling.vectors == "embed") or trained == "embed"
     if embeds and str(HEADS.get(trained)) not in heads:
         return "embed"
     named = (str(model.main_task()), "fill", "next")
@@ -159,6 +159,8 @@ class Graph(nn.Module):
         if head is not None and head not in heads:
             has = ", ".join(t for t, h in HEADS.items() if h is None or h in heads)
             raise EverybertError(f"this model has no {head} head, which {task} needs; it can be exported for: {has}")
+        if task == "embed" and self.pooling.vectors != "embed":
+            raise EverybertError("this model makes no single vectors; export fill (SPLADE) or hidden (ColBERT)")
         if task == "embed" and self.pooling.default_prompt and not self.pooling.include_prompt:
             raise EverybertError("the pooling leaves out this model's prompt, which a graph cannot; export hidden")
 

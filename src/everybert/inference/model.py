@@ -18,7 +18,7 @@ from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder
-from everybert.inference import embedding
+from everybert.inference import embedding, multi
 from everybert.inference.adapters import Bundle, base_of, read_bundle
 from everybert.inside import masked
 from everybert.inside.attention import Attention
@@ -281,8 +281,7 @@ class Model:
         """
         texts = as_texts(texts, pairs=False)
         found = self.embedded(texts, pooling, normalize, long, prompt=prompt, dimensions=dimensions)
-        if lost := [n for n in found.cut if n]:
-            warnings.warn(f"{len(lost)} of {len(texts)} texts were cut: {sum(lost)} tokens were left out", stacklevel=2)
+        warn_of_cuts(found.cut)
         return found.vectors
 
     def embedded(
@@ -300,7 +299,9 @@ class Model:
             raise EverybertError(f"long texts are read by window or cut, not {long!r}")
         how = self.pooling
         if pooling is not None:
-            how = replace(how, modes=(pooling,), modules=(), outer=None, truncate=None)
+            how = replace(how, modes=(pooling,), modules=(), outer=None, truncate=None, splade=None, multi=None)
+        elif how.vectors != "embed":
+            raise EverybertError(f"this model makes other vectors: use {how.vectors}(), or name a pooling")
         for mode in how.modes:
             check_mode(mode, "embed")
         if normalize is not None:
@@ -317,6 +318,50 @@ class Model:
             found = embedding.embed(self.network, self.tokenizer, texts, how, size, long, before)
         if (normalize and how.truncate) or (how.normalize and shorter):  # of length 1 again
             found.vectors[:] /= np.maximum(np.linalg.norm(found.vectors, axis=1, keepdims=True), 1e-12)
+        return found
+
+    def sparse(
+        self,
+        texts: Sequence[str],
+        top: int | None = None,
+        long: Literal["window", "cut"] = "window",
+        *,
+        prompt: str | None = None,
+    ) -> list[embedding.Sparse]:
+        """A sparse vector over the vocabulary per text, by a SPLADE model; `top` keeps the largest weights.
+
+        A masked language model without sentence-transformers files is read as SparseEncoder reads it: by the maximum.
+        """
+        how = self.pooling
+        if not how.splade and (how.published or "mlm" not in self.network.heads):
+            raise EverybertError("this model makes no sparse vectors: give a SPLADE model")
+        how = how if how.splade else replace(how, modes=("max",), splade="relu", normalize=False)
+        given, size = as_texts(texts, pairs=False), min(how.size or self.window, self.window)
+        cut: list[int] = []
+        found: list[embedding.Sparse] = []
+        for i in range(0, len(given), 256):  # vectors over the whole vocabulary are large
+            part, before = given[i : i + 256], how.prompt(prompt)
+            rows = embedding.embed(self.network, self.tokenizer, part, how, size, long, before)
+            found += [embedding.Sparse.of(row, top) for row in rows.vectors]
+            cut += rows.cut
+        warn_of_cuts(cut)
+        return found
+
+    def multi(
+        self, texts: Sequence[str], task: str = "document", long: Literal["window", "cut"] = "window"
+    ) -> list[np.ndarray]:
+        """float32 (n, D) per text: a vector per token, by a ColBERT or PyLate model; `task` is query or document.
+
+        A query is cut at the length that the folder gives; a longer document is read in windows, or cut too.
+        """
+        if self.pooling.multi is None:
+            raise EverybertError("this model makes no vectors of tokens for search: give a ColBERT model")
+        if task not in ("query", "document"):
+            raise EverybertError(f"the task of a text is query or document, not {task!r}")
+        size = min(self.pooling.size or self.window, self.window)
+        given = as_texts(texts, pairs=False)
+        found, cut = multi.token_vectors(self.network, self.tokenizer, given, self.pooling, task, size, long)
+        warn_of_cuts(cut)
         return found
 
     def tokens(self, text: str, layer: int | None = None, pair: str | None = None) -> TokenVectors:
@@ -424,12 +469,16 @@ class Model:
     def rank(
         self, query: str, texts: Sequence[str], top: int | None = None, adapter: str | None = None
     ) -> list[Ranked]:
-        """The texts by relevance to a query, best first (the `top` best), as a cross-encoder scores them."""
+        """The texts by relevance to a query, best first (the `top` best), as a cross-encoder or ColBERT scores them."""
         texts = as_texts(texts, False)
         if not isinstance(query, str) or not query.strip():
             raise EverybertError("the query is empty; give the text that the others are compared with")
         if not texts or (top is not None and top < 1):
             raise EverybertError("there is nothing to rank; give one text or more, and top at least 1")
+        if how := self.pooling.multi:
+            (asked,), documents = self.multi([query], "query"), self.multi(texts)
+            scores = logits = multi.maxsim(asked, documents, how.per_token)
+            return [Ranked(i, float(scores[i])) for i in np.argsort(-scores, kind="stable")[:top].tolist()]
         logits = np.fromiter(self.predict("rank", [(query, text) for text in texts], adapter), float, len(texts))
         scores = relevance(logits, None if adapter or self.adapter else self.raw_config)
         order = np.argsort(-logits, kind="stable")[:top].tolist()
@@ -629,6 +678,12 @@ class Model:
         if len(pieces_of(encoding, self.window)) > 1:
             raise EverybertError(f"the text has {len(encoding):,} tokens, the model reads {self.window:,}; shorten it")
         return encoding
+
+
+def warn_of_cuts(cut: Sequence[int]) -> None:
+    """Warn of the tokens of texts that were left out."""
+    if lost := [n for n in cut if n]:
+        warnings.warn(f"{len(lost)} of {len(cut)} texts were cut: {sum(lost)} tokens were left out", stacklevel=3)
 
 
 def _are_ids(rows: Any) -> bool:

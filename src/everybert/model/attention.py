@@ -107,7 +107,7 @@ class SelfAttention(nn.Module):
         p = self.dropout if self.training else 0.0
         pattern = Pattern(window, self.causal)
         plain = watch is None and own is None and pattern == FULL and relative == ABSOLUTE and p == 0.0
-        if plain and has_kernel(qkv_T3AD):
+        if plain and batch.attend is None and has_kernel(qkv_T3AD):
             from everybert.model.kernels import attention
 
             mixed_TAD, _ = attention(qkv_T3AD, batch.offsets_B1, batch.max_length)

@@ -286,7 +286,8 @@ def ahead(work: Callable[[Given], Made], items: Iterable[Given], most: int = 2) 
 def forward(encoder: Encoder, batch: Ragged) -> Tensor:
     """The hidden states (T, H) of a batch on the encoder's device, by a recorded CUDA graph if possible."""
     device = device_of(encoder)
-    if not recordable(encoder) or batch.token_TE is not None or batch.globals_T is not None:
+    special = batch.token_TE is not None or batch.globals_T is not None or batch.attend is not None
+    if special or not recordable(encoder):
         return encoder(batch.to(device))
     size = len(batch.tokens_T)
     weights = hash(tuple(p.data_ptr() for p in encoder.parameters()))  # a graph reads weights at fixed addresses

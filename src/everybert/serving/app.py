@@ -48,7 +48,7 @@ class Service:
         """Warm the models up, and start the batcher: a thread per core on the CPU, one on an accelerator."""
         models = {served.model for served in self.registry.entries.values()}
         for model in models:
-            model.embed(["warm up"])
+            model.embed(["warm up"], pooling="mean")
             model.network.encoder.register_forward_pre_hook(lambda *_: self.batcher.check())
         gc.collect()
         gc.freeze()  # what is here now stays: the collector need not look through it again

@@ -15,6 +15,8 @@ from everybert.tasks.task import longest_first
 
 HEAD_TASKS = {"mlm": "fill", "nsp": "next", "tag": "tag", "answer": "answer", "choose": "choose"}
 """The endpoint of each head; classify heads have several."""
+VECTOR_TASKS = {"embed": "embed", "sparse": "embed_sparse", "multi": "rerank"}
+"""The endpoint of what a folder makes of texts."""
 EXPANSION = 18
 """Tokens per character, at most: Unicode normalization turns one character into up to 18."""
 
@@ -71,7 +73,8 @@ class Served:
     @property
     def tasks(self) -> list[str]:
         """The endpoints it can answer."""
-        found = ["embed", "tokens", "attention", *(task for head, task in HEAD_TASKS.items() if head in self.heads)]
+        first = VECTOR_TASKS[self.model.pooling.vectors]
+        found = [first, "tokens", "attention", *(task for head, task in HEAD_TASKS.items() if head in self.heads)]
         if "classify" in self.heads:
             found += ["predict", "rerank"] if self.one_output else ["classify", "predict"]
         defaults = {task.split()[0] for task in self.model.bundle.defaults} if self.adapter is None else set()

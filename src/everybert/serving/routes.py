@@ -174,6 +174,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
         ("/v1/embeddings", "OpenAI", embeddings, Json),
         ("/embed", "TEI", embed, list[list[float]]),
         ("/embed_all", "TEI", embed_all, list[list[list[float]]]),
+        ("/embed_sparse", "TEI", embed_sparse, list[list[Json]]),
         ("/similarity", "TEI", similarity, list[float]),
         ("/tokenize", "TEI", tokenize, list[list[Json]]),
         ("/predict", "TEI", predict, labels),
@@ -321,6 +322,25 @@ def embed_all(request: RequestContext, inputs: s.Texts) -> Job:
         return [rounded(model.tokens(text).vectors) for text in texts]
 
     return Job(request, "tokens", texts, run, list, "vectors", numbers=lambda: request.tokens * width)
+
+
+def embed_sparse(
+    request: RequestContext,
+    inputs: s.Texts,
+    truncate: s.Truncate = False,
+    prompt_name: s.PromptName = None,
+    top: s.Top | None = None,
+) -> Job:
+    """A sparse vector over the vocabulary per text, by a SPLADE model; `top` keeps the largest weights."""
+    model, texts, long = request.served.model, as_list(inputs), "cut" if truncate else "window"
+    model.pooling.prompt(prompt_name)
+
+    def run(model: Model, texts: list[str]) -> Sequence[Any]:
+        found = model.sparse(texts, top, long, prompt=prompt_name)  # type: ignore[arg-type]
+        return [[{"index": i, "value": w} for i, w in zip(x.indices.tolist(), rounded(x.weights))] for x in found]
+
+    numbers = 2 * len(texts) * (top or model.config.vocab_size)
+    return Job(request, "embed", texts, run, list, (long, prompt_name, top), numbers=lambda: numbers)
 
 
 def similarity(request: RequestContext, inputs: s.SimilarityInputs) -> Job:
@@ -485,7 +505,7 @@ def predict(request: RequestContext, inputs: s.Texts | list[s.TextOrPair], raw_s
 def rerank(
     request: RequestContext, query: str, texts: list[str], raw_scores: bool = False, return_text: bool = False
 ) -> Job:
-    """Sort texts by relevance to a query: by a cross-encoder's score, or by the cosine of the embeddings."""
+    """Sort texts by relevance to a query: by a cross-encoder's or ColBERT's score, or the embeddings' cosine."""
     if not query.strip() or not texts:
         raise HttpError(422, "there is nothing to rank: give a query and one text or more")
 
@@ -493,6 +513,11 @@ def rerank(
         order = np.argsort(-scores, kind="stable").tolist()
         return [{"index": i, "score": float(scores[i]), **({"text": texts[i]} if return_text else {})} for i in order]
 
+    if request.served.model.pooling.multi:
+        order = lambda model: [(one.index, one.score) for one in model.rank(query, texts)]  # noqa: E731
+        job = once(request, "rank", (query, *texts), order)
+        job.finish = lambda found: ranked(np.array([score for _, score in sorted(found[0])]))
+        return job
     if not request.served.one_output:
         found = [query, *as_list(texts)]
         return embed_work(request, found, lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)

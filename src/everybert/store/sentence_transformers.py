@@ -1,14 +1,20 @@
 """The module files of sentence-transformers: how a folder's token vectors become one vector per text.
 
-modules.json lists the modules of a folder in the order in which they are applied: the encoder, Pooling, then Dense,
-LayerNorm and Normalize. What this library does not compute is refused when the folder is loaded. `read_pooling` and
-`write_pooling` are the only code that reads and writes these files; those that were read are written as they were.
+modules.json lists the modules of a folder in the order in which they are applied:
+
+- one vector per text: the encoder, Pooling, then Dense, LayerNorm and Normalize;
+- sparse vectors (SPLADE): the masked language model and SpladePooling;
+- one vector per token (ColBERT, PyLate): the encoder, Dense and Normalize, and MultiVectorMask.
+
+What this library does not compute is refused when the folder is loaded. `read_pooling` and `write_pooling` are the only
+code that reads and writes these files; those that were read are written as they were.
 
 Legend: N texts (or tokens), H hidden, L layers.
 """
 
 import json
 import re
+import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,10 +40,16 @@ FLAGS = {
     "lasttoken": "lasttoken",
 }
 """pooling_mode_… : the names of the modes in older 1_Pooling/config.json files, which have a flag for each."""
-PACKAGES = ("sentence_transformers.",)
+PACKAGES = ("sentence_transformers.", "pylate.")
 """Whose modules are known. Any other is code that a folder brings along."""
 MODULE = "sentence_transformers.models."
-VECTOR = "sentence_embedding"
+VECTOR, TOKENS = "sentence_embedding", "token_embeddings"
+MULTI = ("MultiVectorEncoder", "ColBERT")
+"""model_type in config_sentence_transformers.json: of sentence-transformers, and of PyLate."""
+PYLATE = ["query_prefix", "document_prefix", "query_length", "document_length", "skiplist_words"]
+PYLATE += ["do_query_expansion", "attend_to_expansion_tokens"]
+"""Fields there that PyLate writes: such folders expand queries unless they say otherwise."""
+ENCODER_MODULES = ("Transformer", "MLMTransformer")
 ENCODERS = [f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert")]
 ENCODERS += ["sentence_xlm-roberta_config.json"]
 """The settings of the encoder, under the names of several versions."""
@@ -59,6 +71,26 @@ class Dense:
 
 
 @dataclass(frozen=True)
+class MultiVector:
+    """One vector per token (ColBERT: Khattab & Zaharia 2020)."""
+
+    skip: tuple[str, ...] = ()
+    """Tokens that have no vector in documents."""
+    skip_in: tuple[str, ...] = ("document",)
+    """query, document, or both."""
+    query_size: int | None = None
+    document_size: int | None = None
+    """The longest sequences; None: as long as the encoder's."""
+    expansion: Mapping[str, Any] | None = None
+    """Queries are filled up to a `length` with a `token` (None: the mask token), which tokens `attend` to or not; with
+    the `strategy` fixed, longer ones are cut."""
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    """What is put before query and document: one token, if the vocabulary has it, else text."""
+    per_token: bool = False
+    """Whether scores are the mean, not the sum, over the tokens of a query."""
+
+
+@dataclass(frozen=True)
 class Pooling:
     """How texts become vectors. Without sentence-transformers files: the mean over all tokens."""
 
@@ -76,8 +108,12 @@ class Pooling:
     """Whether the tokens of a prompt are part of the pooling."""
     layers: tuple[float, ...] = ()
     """The token vectors are the mean of the L + 1 hidden states with these weights; empty: the last state."""
+    splade: str | None = None
+    """relu or log1p_relu: pooled are the logits z of the masked language model, as log(1 + relu(z)), or that twice."""
+    multi: MultiVector | None = None
+    """If there is no pooling, but a vector for each token."""
     modules: tuple[Callable[[Tensor], Tensor], ...] = field(default=(), repr=False, compare=False)
-    """What follows the pooling, before the last Normalize."""
+    """What follows the pooling, before the last Normalize; or what makes the vector of each token."""
     outer: int | None = None
     """The length of a vector after these modules; None if that of the pooling."""
     truncate: int | None = None
@@ -89,6 +125,11 @@ class Pooling:
     def published(self) -> bool:
         """Whether the folder has sentence-transformers files."""
         return bool(self.files)
+
+    @property
+    def vectors(self) -> str:
+        """What the folder makes of a text: a vector (embed), a sparse one (sparse), or one per token (multi)."""
+        return "multi" if self.multi else "sparse" if self.splade else "embed"
 
     def prompt(self, name: str | None) -> str:
         """The text of a named prompt; None is the folder's default."""
@@ -131,7 +172,7 @@ def encoder_folder(folder: Path) -> Path:
         return folder
     first = (read_json(inside(folder, "modules.json"), kind=list) or [None])[0]
     kind, path = _kind_and_path(first)
-    if kind not in ("Transformer", "MLMTransformer"):
+    if kind not in ENCODER_MODULES:
         raise _unsupported(folder, f"begin with a {kind or 'nameless'} module, not with an encoder")
     return folder / path if re.fullmatch(r"\w[\w.-]*", path) and not (folder / path).is_symlink() else folder
 
@@ -162,35 +203,50 @@ def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False) -> 
     modules = settings("modules.json", list)
     if not modules or read_activation(folder) is not None:
         return Pooling()
+    more = settings("config_sentence_transformers.json")
+    level = TOKENS if more.get("model_type") in MULTI else VECTOR
     modes: tuple[str, ...] = ()
     layers: tuple[float, ...] = ()
     after: list[Any] = []
-    include_prompt, width = True, hidden_size
+    include_prompt, width, splade, mask = True, hidden_size, None, None
     for number, module in enumerate(modules):
         kind, path = _kind_and_path(module)
         about = settings(f"{path}/config.json") if number else {}
-        if {about.get(f"module_{end}put_name") or VECTOR for end in ("in", "out")} != {VECTOR}:
-            raise _unsupported(folder, f"have a {kind} that changes the vectors of tokens")
+        usual = VECTOR if kind == "Normalize" else level
+        if number and {about.get(f"module_{end}put_name") or usual for end in ("in", "out")} != {level}:
+            raise _unsupported(
+                folder, f"have a {kind} that changes the vectors of {'tokens' if level == VECTOR else 'texts'}"
+            )
+        ready = number and (modes or level == TOKENS)
         if number == 1 and kind == "WeightedLayerPooling":
             layers = _layers(about, _tensors(folder, path, files, allow_pickle), folder)
-        elif not modes and number and kind == "Pooling":
+        elif number and not ready and kind == "Pooling":
             modes, include_prompt = _modes(about, folder), about.get("include_prompt") is not False
             width *= len(modes)
-        elif modes and kind in ("Dense", "LayerNorm"):
+        elif number == 1 and len(modules) == 2 and kind == "SpladePooling":
+            strategy, splade = about.get("pooling_strategy", "max"), about.get("activation_function", "relu")
+            if strategy not in ("max", "sum") or splade not in ("relu", "log1p_relu"):
+                raise _unsupported(folder, f"have a SpladePooling by {strategy} of {splade}")
+            modes = (strategy,)
+        elif ready and kind in ("Dense", "LayerNorm"):
             tensors = _tensors(folder, path, files, allow_pickle)
             after.append(_dense(tensors, about, width) if kind == "Dense" else _layer_norm(tensors, width))
             if after[-1] is None:
                 raise EverybertError(f"{folder}/{path} is a {kind} layer of an unknown form or size; restore the file")
             width = len(after[-1].weight) if kind == "Dense" else width
-        elif modes and kind == "Normalize":
+        elif ready and kind == "Normalize":
             after.append(UNIT)
-        elif (number, kind) != (0, "Transformer") and not (modes and kind == "Dropout"):
+        elif ready and kind == "MultiVectorMask" and not (modes or mask or about.get("keep_only_token_ids")):
+            mask = about
+        elif (number or kind not in ENCODER_MODULES) and not (modes and kind == "Dropout"):
             raise _unsupported(folder, f"have a {kind or 'foreign'} module in place {number}")
-    if not modes:
+    if not modes and level == VECTOR:
         raise _unsupported(folder, "have no Pooling module")
-    normalize = bool(after) and after[-1] is UNIT
     encoder = _read_encoder(folder, modules, settings, files)
-    more = settings("config_sentence_transformers.json")
+    if (encoder.get("transformer_task") == "fill-mask" or "MLM" in str(modules[0])) != (splade is not None):
+        raise _unsupported(folder, "pool logits by other than SpladePooling, or hidden states by it")
+    multi = _multi_vector(after, mask, more, encoder, folder) if level == TOKENS else None
+    normalize = multi is None and bool(after) and after[-1] is UNIT
     prompts, default, truncate = (more.get(key) for key in ("prompts", "default_prompt_name", "truncate_dim"))
     if not isinstance(prompts or {}, dict) or not all(isinstance(text, str) for text in (prompts or {}).values()):
         raise _unsupported(folder, "have prompts that are not texts")
@@ -208,6 +264,8 @@ def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False) -> 
         default_prompt=default,
         include_prompt=include_prompt,
         layers=layers,
+        splade=splade,
+        multi=multi,
         modules=tuple(after[:-1] if normalize else after),
         outer=width,
         truncate=truncate,
@@ -215,7 +273,34 @@ def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False) -> 
     )
 
 
-def _read_encoder(folder: Path, modules: list, settings: Callable[[str], Any], files: dict[str, bytes]) -> dict:
+def _multi_vector(
+    modules: list[Any], mask: dict[str, Any] | None, more: dict[str, Any], encoder: dict[str, Any], folder: Path
+) -> MultiVector:
+    """One vector per token. PyLate's files have lengths and prefixes in one, and neither mask nor normalisation."""
+    about = {**more, **encoder}
+    expansion, pylate = about.get("query_expansion"), any(key in more for key in PYLATE)
+    if "query_expansion" not in about and pylate and more.get("do_query_expansion") is not False:
+        attend, length = about.get("attend_to_expansion_tokens"), about.get("query_length") or 32
+        expansion = {"strategy": "fixed", "length": length, "attend": attend}
+    if expansion and not (expansion.get("strategy") in ("fixed", "min") and isinstance(expansion.get("length"), int)):
+        raise _unsupported(folder, f"expand queries by {str(expansion)[:60]}")
+    if mask is None:
+        modules.append(UNIT)
+        words = more.get("skiplist_words")
+        mask = {"skiplist_words": list(string.punctuation) if words is None else words}
+    tasks = mask.get("skiplist_tasks", "document")
+    return MultiVector(
+        skip=tuple(mask.get("skiplist_words") or ()),
+        skip_in=(tasks,) if isinstance(tasks, str) else tuple(tasks),
+        query_size=about.get("query_length"),
+        document_size=about.get("document_length"),
+        expansion=expansion,
+        prefixes={task: about.get(f"{task}_prefix") or "" for task in ("query", "document")},
+        per_token=about.get("similarity_fn_name") == "meanmaxsim",
+    )
+
+
+def _read_encoder(folder: Path, modules: list, settings: Callable[..., Any], files: dict[str, bytes]) -> dict:
     """The encoder's settings. Those of a 0_Transformer are written into the folder itself, where the weights go."""
     _, path = _kind_and_path(modules[0])
     below = f"{path}/" if encoder_folder(folder) != folder else ""
@@ -225,7 +310,7 @@ def _read_encoder(folder: Path, modules: list, settings: Callable[[str], Any], f
         files["modules.json"] = json.dumps([{**modules[0], "path": ""}, *modules[1:]], indent=2).encode()
         if name:
             files[name] = files.pop(below + name)
-    outputs = {"token_embeddings", found.get("module_output_name") or "token_embeddings"}
+    outputs = {TOKENS, found.get("module_output_name") or TOKENS}
     if len(outputs) > 1 or found.get("transformer_task") not in (None, "feature-extraction", "fill-mask"):
         raise _unsupported(folder, f"take {max(outputs)} of a {found.get('transformer_task')} model")
     return found

@@ -1,0 +1,136 @@
+"""One vector per token (ColBERT: Khattab & Zaharia 2020), and the score of a document for a query: MaxSim.
+
+Short queries are filled up with [MASK]: these tokens get vectors too, but other tokens may not attend to them.
+
+Legend: T tokens in the batch, B sequences, A heads, D head size, n tokens of one sequence.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from everybert.errors import EverybertError
+from everybert.inference.embedding import specials
+from everybert.model.attention import Bias, Heads, Pattern
+from everybert.model.engine import Inputs, encode
+from everybert.model.heads import Network
+from everybert.model.ragged import Ragged
+from everybert.store.sentence_transformers import Pooling
+from everybert.text.tokenizer import Tokenizer
+from everybert.text.windows import cover
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Filled(Ragged):
+    """A batch with tokens that no token attends to, itself included."""
+
+    seen_T: Tensor
+    """bool: whether a token is attended to."""
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Ragged:
+        """The same batch with `fn` applied to each tensor."""
+        return replace(super().map(fn), seen_T=fn(self.seen_T))  # type: ignore[call-arg]
+
+    def attend(  # type: ignore[override]
+        self, qkv: Heads, pattern: Pattern, own: Heads | None, bias: Bias | None = None
+    ) -> Tensor:
+        """(T, A, D): one call per distinct length."""
+        parts = []
+        for *group, seen_Bn in zip(*(self.by_length(x) for x in (*qkv, self.seen_T))):
+            q, k, v = (x.transpose(1, 2) for x in group)
+            at = torch.arange(seen_Bn.shape[1], device=seen_Bn.device)
+            mask = pattern.visible(at, at) & seen_Bn[:, None, None]
+            if bias is not None:
+                mask = bias(q, k).to(q.dtype).masked_fill(~mask, float("-inf"))
+            parts.append(sdpa(q, k, v, attn_mask=mask).transpose(1, 2))
+        return self.from_lengths(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FilledInputs(Inputs):
+    """Sequences of which the first `real` tokens are attended to."""
+
+    real: Sequence[int]
+
+    def batch(self, which: Sequence[int]) -> Ragged:
+        """Some of the sequences as one batch, on the host."""
+        seen = [np.arange(len(self.ids[i])) < self.real[i] for i in which]
+        return _Filled(**vars(super().batch(which)), seen_T=torch.from_numpy(np.concatenate(seen)))
+
+
+@torch.inference_mode()
+def token_vectors(
+    network: Network, tokenizer: Tokenizer, texts: Sequence[str], pooling: Pooling, task: str, size: int, long: str
+) -> tuple[list[np.ndarray], list[int]]:
+    """The vectors (n, D) of each text, and how many of its tokens were cut; `task` is query or document.
+
+    A document of more than `size` tokens is read in windows, or cut if `long` is "cut"; queries are cut.
+    """
+    how = pooling.multi
+    assert how is not None
+    expansion = how.expansion if task == "query" else None
+    given = how.query_size if task == "query" else how.document_size
+    if expansion is not None:
+        given = expansion["length"] if expansion["strategy"] == "fixed" else max(given or size, expansion["length"])
+    size = min(given or size, size)
+    sequences, lead, tail = _tokenized(tokenizer, texts, pooling, task)
+    if size <= lead + tail:
+        raise EverybertError(f"the folder reads {size} tokens of a {task}, which special tokens fill; raise its length")
+    cut = [max(0, len(ids) - size) if long == "cut" or task == "query" else 0 for ids in sequences]
+    for i, (ids, lost) in enumerate(zip(sequences, cut)):
+        sequences[i] = [*ids[: size - tail], *ids[len(ids) - tail :]] if lost else ids
+    flat = [(i, piece) for i, ids in enumerate(sequences) for piece in cover(ids, lead, tail, size)]
+    rows = [list(piece.ids) for _, piece in flat]
+    inputs = Inputs(rows)
+    if expansion is not None:
+        name = expansion.get("token") or tokenizer.mask_token
+        if name is None or (filler := tokenizer.id(name)) is None:
+            raise EverybertError(f"the folder fills queries up with {name!r}, which its vocabulary lacks")
+        if not expansion.get("attend") and network.config.relative == "disentangled":
+            raise EverybertError("DeBERTa's queries are filled up only if other tokens attend to what fills them")
+        real = [len(ids) for ids in rows]
+        rows = [ids + [filler] * (min(expansion["length"], size) - len(ids)) for ids in rows]
+        inputs = Inputs(rows) if expansion.get("attend") else _FilledInputs(rows, real=real)
+    skipped = [i for word in how.skip if task in how.skip_in and (i := tokenizer.id(word)) is not None]
+    found: dict[int, np.ndarray] = {}
+
+    def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
+        for module in pooling.modules:
+            x_TH = module(x_TH.float())
+        for k, x_nD in zip(which, batch.split(x_TH)):
+            own = flat[k][1].own if task == "document" else slice(None)
+            kept = ~np.isin(rows[k][own], skipped)
+            found[k] = x_nD[own].cpu().numpy()[kept]
+
+    encode(network, inputs, read)
+    parts: list[list[np.ndarray]] = [[] for _ in texts]
+    for k, (i, _) in enumerate(flat):
+        parts[i].append(found[k])
+    return [np.concatenate(several) for several in parts], cut
+
+
+def _tokenized(
+    tokenizer: Tokenizer, texts: Sequence[str], pooling: Pooling, task: str
+) -> tuple[list[list[int]], int, int]:
+    """The ids of texts with prompt and prefix, and the numbers of tokens before and after each."""
+    assert pooling.multi is not None
+    lead, tail = specials(tokenizer)
+    marker: list[int] = []
+    prefix = pooling.multi.prefixes.get(task, "")
+    for name in (prefix, prefix.split(" ")[0]):
+        if name and not marker and (number := tokenizer.id(name)) is not None:
+            marker, prefix = [number], ""
+    names = [task, "passage", "corpus"] if task == "document" else [task]
+    before = prefix + next((pooling.prompts[name] for name in names if name in pooling.prompts), "")
+    given = [before + (text.lower() if pooling.lowercase else text) for text in texts]
+    return [[*ids[:lead], *marker, *ids[lead:]] for ids in tokenizer.ids_batch(given)], lead + len(marker), tail
+
+
+def maxsim(query: np.ndarray, documents: Iterable[np.ndarray], per_token: bool = False) -> np.ndarray:
+    """(N): Σ over the tokens of a query of the largest product with a token of each document; `per_token`: the mean."""
+    scores = np.array([(query @ document.T).max(1, initial=-np.inf).sum() for document in documents], dtype=np.float64)
+    return scores / len(query) if per_token else scores
