@@ -22,7 +22,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder
 
-FILE = "model.onnx"
+FILE = "onnx/model.onnx"
 
 
 def quantise(source: Path, out: Path) -> None:
@@ -32,9 +32,8 @@ def quantise(source: Path, out: Path) -> None:
     if out.exists():
         raise EverybertError(f"{out} exists already; give another folder")
     with atomic_folder(out) as folder:
-        for file in source.iterdir():
-            if not file.name.startswith((FILE, "manifest")):
-                shutil.copy(file, folder)
+        graphs = shutil.ignore_patterns("model.onnx*", "manifest*")
+        shutil.copytree(source, folder, ignore=graphs, dirs_exist_ok=True)
         model = onnx.load(source / FILE)
         model.graph.ClearField("value_info")  # it has the shapes before the transposition
         transpose(model.graph)

@@ -26,7 +26,7 @@ def test_a_graph_is_compared_with_the_model(classifier, tmp_path):
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["task"] == "classify" and found["outputs"] == ["logits"] and found["difference"] < 1e-4
-    assert {"model.onnx", "config.json", "everybert.json"} <= {p.name for p in (tmp_path / "onnx").iterdir()}
+    assert {"onnx", "config.json", "everybert.json"} <= {p.name for p in (tmp_path / "onnx").iterdir()}
 
 
 def test_a_folder_for_transformers(classifier, tmp_path):

@@ -59,7 +59,7 @@ def against_transformers(tmp_path: Path, kind: str, suffix: str) -> Exported:
     reference = getattr(transformers, config["architectures"][0]).from_pretrained(folder).eval()
     with torch.no_grad():
         wanted = reference(**given)
-    session = InferenceSession(tmp_path / "onnx" / "model.onnx")
+    session = InferenceSession(tmp_path / "onnx" / "onnx/model.onnx")
     found = session.run(None, {name: x.numpy() for name, x in given.items()})
     there = given["attention_mask"].bool().numpy()
     for name, mine in zip(done.outputs, found):
@@ -103,15 +103,18 @@ def test_sentence_vectors_and_the_folder(embedder, exported):
     folder = Path(exported.folder)
     assert exported.task == "embed" and exported.outputs == ("last_hidden_state", "sentence_embedding")
     files = {file.name for file in folder.iterdir()}
-    assert {"model.onnx", "config.json", "tokenizer.json", "tokenizer_config.json", "everybert.json"} <= files
+    assert {"onnx", "config.json", "tokenizer.json", "tokenizer_config.json", "everybert.json"} <= files
     assert "model.safetensors" not in files
-    assert b".py" not in (folder / "model.onnx").read_bytes()  # no traces of the code, nor paths of this machine
+    backends = pytest.importorskip("sentence_transformers.backend.utils")
+    export, how = backends.backend_should_export(folder, True, {}, "model.onnx", "**/*.onnx", "ONNX")
+    assert not export and how["subfolder"] == "onnx"  # sentence-transformers finds the graph
+    assert b".py" not in (folder / "onnx/model.onnx").read_bytes()  # no traces of the code, nor paths of this machine
     about = json.loads((folder / "everybert.json").read_text())["onnx"]
     assert about["inputs"] == ["input_ids", "attention_mask", "token_type_ids"]
     model = everybert.load(embedder)
     texts = ["the cat sees a dog", "john lives in london and mary works in paris ."]
     given = module.padded(Graph(model, "embed"), Ragged.of(model.tokenizer.ids_batch(texts)))
-    _, found = InferenceSession(folder / "model.onnx").run(None, {name: x.numpy() for name, x in given.items()})
+    _, found = InferenceSession(folder / "onnx/model.onnx").run(None, {name: x.numpy() for name, x in given.items()})
     np.testing.assert_allclose(found, model.embed(texts), atol=1e-5)
     with pytest.raises(EverybertError):
         everybert.load(folder)

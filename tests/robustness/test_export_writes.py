@@ -36,10 +36,10 @@ def graph(folder: Path) -> str:
 
     verify_folder(folder)
     assert is_complete(folder) and "onnx" in read_json(folder / "everybert.json")
-    onnx.checker.check_model(str(folder / "model.onnx"))
-    assert [p.name for p in folder.glob("*.onnx*")] == ["model.onnx"] and not list(folder.glob("*.safetensors"))
+    onnx.checker.check_model(str(folder / "onnx/model.onnx"))
+    assert [p.name for p in folder.rglob("*.onnx*")] == ["model.onnx"] and not list(folder.glob("*.safetensors"))
     Tokenizer.load(folder)
-    return hashlib.sha256((folder / "model.onnx").read_bytes()).hexdigest()
+    return hashlib.sha256((folder / "onnx/model.onnx").read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("kinds", [("cut-kill",), pytest.param(KINDS, marks=pytest.mark.slow)])

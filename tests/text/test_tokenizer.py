@@ -122,6 +122,20 @@ def test_trained_tokenizers_give_transformers_the_same_ids(kind, lowercase, tmp_
     assert tokenizer.lowercase == lowercase
 
 
+@pytest.mark.parametrize(("kind", "lowercase"), [("wordpiece", True), ("wordpiece", False), ("bpe", False)])
+def test_the_files_of_older_libraries_give_the_same_ids(kind, lowercase, tmp_path):
+    """vocab.txt, or vocab.json and merges.txt, without tokenizer.json."""
+    trained, _ = train_tokenizer(sentences(300), kind, 400, lowercase)
+    trained.save(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["tokenizer_class"] = "BertTokenizer" if kind == "wordpiece" else "RobertaTokenizer"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ours, theirs = Tokenizer.load(tmp_path), getattr(transformers, config["tokenizer_class"]).from_pretrained(tmp_path)
+    for text in [*sentences(20, seed=2), "Ünïcode and CAPITALS, 日本"]:
+        assert ours.encode(text).ids == trained.encode(text).ids == theirs(text)["input_ids"], text
+
+
 def test_mask_of_roberta_is_understood(ours):
     roberta = ours["roberta"]
     assert roberta.mask_token == "<mask>"

@@ -68,7 +68,7 @@ def onnx(
     adapter: Merged = None,
     allow_pickle: Pickle = False,
 ) -> Output:
-    """Write a folder with model.onnx, compared with torch on random sequences of different lengths."""
+    """Write a folder with onnx/model.onnx, compared with torch on random sequences of different lengths."""
     from everybert.inference.export import export_onnx
 
     with progress_bar("exporting"):

@@ -37,7 +37,8 @@ from everybert.store.layouts import LAYOUTS
 from everybert.store.weights import INT8, SAFE
 from everybert.tasks import TASKS
 
-FILE = "model.onnx"
+FILE = "onnx/model.onnx"
+"""Where transformers.js, fastembed and sentence-transformers look for a graph."""
 OPSET = 18
 """The version of ONNX that is written. Those from 23 have attention as one operator, which few runtimes support."""
 TOLERANCE = 1e-4
@@ -114,7 +115,7 @@ def export_onnx(
     adapter: str | None = None,
     allow_pickle: bool = False,
 ) -> Exported:
-    """Write a folder with model.onnx, config.json, the tokenizer and everybert.json.
+    """Write a folder with onnx/model.onnx, config.json, the tokenizer and everybert.json.
 
     `task` is by default that of the model; `adapter` is merged first (see `opened`). The graph and torch run on the
     same random sequences; if they differ by more than 1e-4, an error is raised and nothing is written.
@@ -126,6 +127,7 @@ def export_onnx(
     model = opened(name, adapter, task, allow_pickle)
     graph = Graph(model, task or natural_task(model)).eval()
     with atomic_folder(out) as folder:
+        (folder / FILE).parent.mkdir()
         _trace(graph, folder / FILE)
         difference, values = compare(graph, folder / FILE)
         if not difference <= TOLERANCE * max(1.0, values):

@@ -95,7 +95,7 @@ def token_vectors(
         real = [len(ids) for ids in rows]
         rows = [ids + [filler] * (min(expansion["length"], size) - len(ids)) for ids in rows]
         inputs = Inputs(rows) if expansion.get("attend") else _FilledInputs(rows, real=real)
-    skipped = [i for word in how.skip if task in how.skip_in and (i := tokenizer.id(word)) is not None]
+    skipped = [n for word in how.skip if task in how.skip_in and (n := tokenizer.id(word)) is not None]
     found: dict[int, np.ndarray] = {}
 
     def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:

@@ -26,7 +26,7 @@ from everybert.model.int8 import dequantise_rows, quantise_rows
 SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 INT8 = "model.int8.safetensors"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.onnx")
+OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.onnx", "onnx/model.onnx")
 HEADER_LIMIT = 2 << 20
 """Size in bytes of the largest safetensors header that is read: about 20,000 tensors; a large encoder has 400."""
 QUANTISATION = {"quantisation": {"kind": "int8", "scales": "row", "symmetric": True}}

@@ -269,6 +269,7 @@ class Tokenizer:
     def save(self, folder: str | Path, max_length: int | None = None) -> None:
         """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json, as `transformers` reads them.
 
+        For other libraries there is vocab.txt of a WordPiece, or vocab.json and merges.txt of a byte-level BPE.
         `max_length` is the number of positions of the model, to which other libraries truncate.
         """
         folder = Path(folder)
@@ -280,6 +281,16 @@ class Tokenizer:
         config["model_input_names"] = ["input_ids", *pair, "attention_mask"]
         whole = self._backend.to_str(pretty=True)  # Backend.save() hides disk errors
         (folder / "tokenizer.json").write_text(whole, encoding="utf-8", newline="\n")
+        model = json.loads(whole)["model"]
+        words = sorted(model["vocab"], key=model["vocab"].get) if self.kind == "wordpiece" else []
+        if words and [model["vocab"][word] for word in words] == list(range(len(words))):
+            (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8", newline="\n")
+            config["do_lower_case"] = self.lowercase
+        elif self.kind == "bpe" and isinstance(self._backend.decoder, decoders.ByteLevel):
+            merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+            text = "".join(f"{line}\n" for line in ["#version: 0.2", *merges])
+            (folder / "merges.txt").write_text(text, encoding="utf-8", newline="\n")
+            write_json(folder / "vocab.json", model["vocab"])
         tokens = {name: value for name, value in settings.items() if name.endswith("_token")}
         write_json(folder / "tokenizer_config.json", dict(sorted(config.items())))
         write_json(folder / "special_tokens_map.json", dict(sorted(tokens.items())))
