@@ -20,6 +20,8 @@ PUBLIC = {
     "Models": ["inference.model:load", "inference.model:Model"],
     "Results": [
         "inside.masked:Candidate",
+        "inference.embedding:Sparse",
+        "inference.multi:maxsim",
         "inference.model:TokenVectors",
         "inference.model:Score",
         "inference.model:TokenScore",
