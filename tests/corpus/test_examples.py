@@ -29,7 +29,7 @@ def all_examples(corpus, config, seed=0, epoch=0, separators=1):
     block = Block.of(corpus, documents, copies, by_language=config.kind == "full")
     if not config.paired:
         return sentence_examples(block, config)
-    segments = RandomSegments(corpus, config.other_document) if config.kind == "pairs" else None
+    segments = RandomSegments(corpus) if config.kind == "pairs" else None
     return pair_examples(block, config, separators, seed, epoch, segments)
 
 
@@ -155,13 +155,9 @@ def test_random_sentences_are_even_over_those_of_other_documents():
     assert np.abs(share - np.array([30, 0, 20, 40]) / 90).max() < 0.05
 
 
-def test_random_sentences_may_come_from_the_same_document_when_allowed():
-    corpus = MemoryCorpus([[5] * 200])
-    config = ExampleConfig("pairs", 32, other_document=False)
-    examples = all_examples(corpus, config)
-    assert (examples.label_E == 1).sum() > 10
+def test_random_sentences_need_another_document():
     with pytest.raises(EverybertError, match="one document"):
-        all_examples(corpus, ExampleConfig("pairs", 32))
+        all_examples(MemoryCorpus([[5] * 200]), ExampleConfig("pairs", 32))
 
 
 def test_a_lonely_sentence_is_an_example_without_label():

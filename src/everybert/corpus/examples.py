@@ -33,8 +33,6 @@ class ExampleConfig:
     """Most tokens in an example, including special tokens."""
     short_probability: float = 0.1
     """Share of pairs (and order) examples with a shorter target length, uniform in 2 … the longest."""
-    other_document: bool = True
-    """Random second sentences come from another document; false: from any document."""
     alpha: float = 1.0
     """Languages are sampled in proportion to their tokens to this power (XLM-R: 0.3); 1 keeps their shares."""
 
@@ -107,7 +105,7 @@ class RandomSegments:
     documents, as true ones. Another language would give the label away.
     """
 
-    def __init__(self, corpus: Corpus, other_document: bool):
+    def __init__(self, corpus: Corpus):
         sentences = np.diff(corpus.document_sentences)
         language = corpus.document_language
         self.language = np.zeros(len(sentences), np.uint8) if language is None else language
@@ -116,14 +114,11 @@ class RandomSegments:
         self.rank = np.argsort(self.order, kind="stable")
         edge = self.cumulative[offsets(np.bincount(self.language))]
         self.first, self.total = edge[:-1], np.diff(edge)
-        self.other_document, self.corpus = other_document, corpus
+        self.corpus = corpus
         lonely = np.bincount(self.language[sentences > 0]) == 1
-        if other_document and lonely.any():
+        if lonely.any():
             where = "corpus" if language is None else f"language {corpus.languages[np.argmax(lonely)]!r}"
-            raise EverybertError(
-                f"the {where} has one document, so no random sentence can come from another: add documents, or "
-                "set other_document = false"
-            )
+            raise EverybertError(f"pairs need sentences of other documents, and the {where} has one document: add some")
 
     def draw(self, key_E: np.ndarray, document_E: np.ndarray, length_E: np.ndarray, fill_E: np.ndarray):
         """Global token offsets (start, stop) of random whole sentences of about `length_E` tokens.
@@ -145,7 +140,7 @@ class RandomSegments:
         """Global token offset of one random sentence per example, and of the end of its document."""
         language, rank = self.language[document_E], self.rank[document_E]
         own_start = self.cumulative[rank]
-        own = self.cumulative[rank + 1] - own_start if self.other_document else 0
+        own = self.cumulative[rank + 1] - own_start
         place = self.first[language] + below(key_E, index, self.total[language] - own)
         place += np.where(place >= own_start, own, 0)
         slot = np.searchsorted(self.cumulative, place, side="right") - 1

@@ -121,7 +121,7 @@ class PackStream:
                 "sentences into one document, or choose examples = 'full'"
             )
         pairs = self.examples.kind == "pairs"
-        self.random_segments = RandomSegments(corpus, self.examples.other_document) if pairs else None
+        self.random_segments = RandomSegments(corpus) if pairs else None
         unigram = corpus.unigram() if self.masking.replacement == "unigram" else None
         collocations = corpus.collocations() if self.masking.strategy == "pmi" else None
         phrases = Phrases(collocations) if collocations else None

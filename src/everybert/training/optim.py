@@ -37,8 +37,6 @@ class OptimizerConfig:
     """Largest global gradient norm; None does not clip."""
     momentum: float = 0.95
     """Muon's momentum (Nesterov)."""
-    adam_scale: float = 1.0
-    """With muon: AdamW's learning rate as a multiple of Muon's."""
 
     def __post_init__(self) -> None:
         if self.clip is not None and self.clip <= 0:
@@ -69,8 +67,7 @@ class Optimizer:
                 matrices.append((name, parameter))
             else:
                 decay = config.weight_decay if parameter.dim() >= 2 else 0.0
-                rate = factor * (config.adam_scale if config.kind == "muon" else 1.0)
-                groups.setdefault((decay, rate), []).append(parameter)
+                groups.setdefault((decay, factor), []).append(parameter)
         if not self.names:
             raise EverybertError("nothing is left to train: every parameter is frozen")
         self.rates = [rate for _, rate in groups]

@@ -34,6 +34,8 @@ FILE_KEYS = {
     "examples.length": "batch.length",
 }
 """Fields of a recipe that the file spells differently."""
+REMOVED = {"model.window": 512, "optimizer.adam_scale": 1.0, "examples.other_document": True}
+"""Fields of older recipes, with the values that today's recipes have always."""
 
 
 class KeyProblem(EverybertError):
@@ -340,8 +342,8 @@ class Recipe:
             tables = {k: v if isinstance(v, dict) else {"": v} for k, v in table.items() if k != "run"}
             return {f"{k}.{name}".rstrip("."): value for k, rows in tables.items() for name, value in rows.items()}
 
-        mine, theirs = flat(self.plain()), flat(other)
-        theirs.pop("model.window", None)  # of older runs
+        mine = flat(self.plain())
+        theirs = {key: value for key, value in flat(other).items() if REMOVED.get(key) != value}
         return sorted({FILE_KEYS.get(k, k) for k in {**mine, **theirs} if mine.get(k) != theirs.get(k)})
 
     def plain(self) -> dict[str, Any]:
