@@ -106,21 +106,21 @@ def run_head(ours, suffix, ids, segments, seed=0):
         labels, logits = {"labels": full}, ours.mlm_logits(x_TH).view(count, n, -1)
         if suffix == "ForPreTraining":
             pair = draw(2, count)
-            loss = loss + label_loss(ours.sequence_logits(x_TH, batch, "nsp"), pair, "single")
+            loss = loss + label_loss(ours.sequence_logits(x_TH, batch, "nsp"), pair)
             key = "sentence_order_label" if ours.config.family == "albert" else "next_sentence_label"
             labels[key] = pair
     elif suffix == "ForNextSentencePrediction":
         labels = {"labels": draw(2, count)}
         logits = ours.sequence_logits(x_TH, batch, "nsp")
-        loss = label_loss(logits, labels["labels"], "single")
+        loss = label_loss(logits, labels["labels"])
     elif suffix == "ForSequenceClassification":
         labels = {"labels": draw(2, count)}
         logits = ours.sequence_logits(x_TH, batch, "classify")
-        loss = label_loss(logits, labels["labels"], "single")
+        loss = label_loss(logits, labels["labels"])
     elif suffix == "ForTokenClassification":
         labels = {"labels": draw(2, count, n)}
         logits = ours.token_logits(x_TH, "tag")
-        loss = label_loss(logits, labels["labels"].flatten(), "single")
+        loss = label_loss(logits, labels["labels"].flatten())
         logits = logits.view(count, n, -1)
     elif suffix == "ForQuestionAnswering":
         start, end = draw(n, count), draw(n + 3, count)  # an end beyond the text must not count

@@ -145,14 +145,14 @@ def log_partition(logits_T: Tensor, batch: Ragged) -> Tensor:
     return peak_B + sum_B.log()
 
 
-def label_loss(logits_BC: Tensor, labels: Tensor, problem: str, weight_C: Tensor | None = None) -> Tensor:
-    """The loss of classify: cross-entropy (single), binary cross-entropy (multi) or squared error (regression)."""
+def label_loss(logits_BC: Tensor, labels: Tensor, weight_C: Tensor | None = None) -> Tensor:
+    """Cross-entropy of class numbers (B), binary cross-entropy of shares (B, C), squared error of numbers (B)."""
     logits_BC = logits_BC.float()
-    if problem == "regression":
-        return F.mse_loss(logits_BC.squeeze(-1), labels.float().reshape(logits_BC.squeeze(-1).shape))
-    if problem == "multi":
-        return F.binary_cross_entropy_with_logits(logits_BC, labels.float(), pos_weight=weight_C)
-    return F.cross_entropy(logits_BC, labels, weight=weight_C, ignore_index=-100)
+    if not labels.is_floating_point():
+        return F.cross_entropy(logits_BC, labels, weight=weight_C)
+    if labels.dim() == 2:
+        return F.binary_cross_entropy_with_logits(logits_BC, labels, pos_weight=weight_C)
+    return F.mse_loss(logits_BC.squeeze(-1), labels)
 
 
 def span_loss(logits_T2: Tensor, batch: Ragged, start_B: Tensor, end_B: Tensor) -> Tensor:

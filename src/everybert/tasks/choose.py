@@ -69,10 +69,9 @@ class Choose(Task):
             examples.append(sequences)
         return lay(examples, config, window.size, cut)
 
-    def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
-        """Sequences, with label_E: the number of the right ending."""
-        right = np.asarray(examples.targets, dtype=np.int64)
-        return self.encode(tokenizer, config, examples.inputs).with_targets(label_E=right)
+    def gold(self, examples: Examples) -> np.ndarray:
+        """(E) the number of the right ending."""
+        return np.asarray(examples.targets, dtype=np.int64)
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """Cross-entropy among the endings of each prompt."""

@@ -64,6 +64,9 @@ def prediction(labels: Sequence[str], p_C: np.ndarray, threshold: float | None, 
 class TextTask(Task):
     """One output per text or pair: the weighted mean of the logits of its windows."""
 
+    weights: tuple[float, ...] | None = None
+    """What an example of each label counts in the loss."""
+
     head = "classify"
 
     input_reader = staticmethod(dataset.pair_reader)
@@ -73,13 +76,13 @@ class TextTask(Task):
         texts = [t if isinstance(t, str) else (t[0], t[1]) for t in inputs]
         return text_features(tokenizer, config, texts, self.window)
 
-    def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
-        """Sequences, with label_E."""
-        return self.encode(tokenizer, config, examples.inputs).with_targets(label_E=self.gold(examples))
-
-    def gold(self, examples: Examples) -> np.ndarray:
-        """The targets of training."""
-        raise NotImplementedError
+    def loss(self, network: Network, batch: Ragged) -> Tensor:
+        """The loss of each example's combined logits, by the form of the targets."""
+        targets = targets_of(batch)
+        assert targets.label_E is not None
+        logits_EC = combine(self.logits(network, batch), targets)
+        weight_C = None if self.weights is None else constant(self.weights, logits_EC.device)
+        return label_loss(logits_EC, targets.label_E, weight_C)
 
     def example_logits(self, network: Network, features: Features) -> np.ndarray:
         """(E, C)."""
@@ -92,8 +95,6 @@ class Classify(TextTask):
 
     multi: bool = False
     """Whether a text may have several labels, or none."""
-    weights: tuple[float, ...] | None = None
-    """What an example of each label counts in the loss."""
     temperature: float = 1.0
     """Logits are divided by it: 1 until calibrated (Guo et al. 2017)."""
     threshold: float = 0.5
@@ -156,14 +157,6 @@ class Classify(TextTask):
         if self.multi or self.weights is None:
             return float(len(which))
         return float(np.asarray(self.weights)[features.targets["label_E"][which]].sum())
-
-    def loss(self, network: Network, batch: Ragged) -> Tensor:
-        """Cross-entropy of each example's combined logits."""
-        targets = targets_of(batch)
-        assert targets.label_E is not None
-        logits_EC = combine(self.logits(network, batch), targets)
-        weight_C = None if self.weights is None else constant(self.weights, logits_EC.device)
-        return label_loss(logits_EC, targets.label_E, "multi" if self.multi else "single", weight_C)
 
     def probabilities(self, logits_EC: np.ndarray) -> np.ndarray:
         """(E, C), after the temperature."""
@@ -269,7 +262,7 @@ class Classify(TextTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Regress(TextTask):
-    """One number per text: output · scale + shift."""
+    """One number per text: output · scale + shift, trained by the squared error."""
 
     scale: float = 1.0
     shift: float = 0.0
@@ -293,12 +286,6 @@ class Regress(TextTask):
     def gold(self, examples: Examples) -> np.ndarray:
         """(E) targets in the units of training."""
         return ((np.asarray(examples.targets, dtype=np.float64) - self.shift) / self.scale).astype(np.float32)
-
-    def loss(self, network: Network, batch: Ragged) -> Tensor:
-        """Mean squared error."""
-        targets = targets_of(batch)
-        assert targets.label_E is not None
-        return label_loss(combine(self.logits(network, batch), targets), targets.label_E, "regression")
 
     def decode(self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Text]) -> Iterator[float]:
         """One number per text or pair."""

@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.model.heads import Network
-from everybert.model.losses import label_loss
-from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.classify import Regress
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import Features, combine, targets_of
+from everybert.tasks.task import Features
 
 OLDER_KEY = "sbert_ce_default_activation_function"
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -74,15 +71,9 @@ class Rank(Regress):
         return {"highest": float(max(examples.targets))}
 
     def gold(self, examples: Examples) -> np.ndarray:
-        """(E, 1) relevance, at most 1."""
+        """(E, 1) relevance, at most 1: targets of the binary cross-entropy."""
         labels = np.asarray(examples.targets, dtype=np.float32)[:, None]
         return np.minimum(labels / self.highest, 1.0)
-
-    def loss(self, network: Network, batch: Ragged) -> Tensor:
-        """Binary cross-entropy."""
-        targets = targets_of(batch)
-        assert targets.label_E is not None
-        return label_loss(combine(self.logits(network, batch), targets), targets.label_E, "multi")
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """mrr and ndcg@10: means over the queries that have both a relevant text and another."""

@@ -410,9 +410,13 @@ class Task(ABC):
     def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Any]) -> Features:
         """The sequences of inputs."""
 
-    @abstractmethod
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
-        """The sequences of examples, with targets."""
+        """The sequences of examples, with targets: by default label_E."""
+        return self.encode(tokenizer, config, examples.inputs).with_targets(label_E=self.gold(examples))
+
+    def gold(self, examples: Examples) -> np.ndarray:
+        """The target of each example in the form that the loss reads."""
+        raise NotImplementedError
 
     def share(self, features: Features, which: np.ndarray) -> float:
         """How much these examples count in the mean over a step; the losses of parts are weighted by it."""
