@@ -12,6 +12,7 @@ from grammar import write_corpus
 from toy import TINY
 from typer.testing import CliRunner
 
+from everybert.cli.common import report
 from everybert.cli.main import app
 from everybert.errors import EverybertError
 from everybert.evaluation import sweep as module
@@ -156,6 +157,19 @@ def test_rows_of_the_papers_can_be_written(recipe):
     assert [c.recipes[0].examples.kind for c in kinds] == ["pairs", "order", "full"]
     assert read_values("mask.rate", "0.15,[0.3, 0.1]") == [0.15, [0.3, 0.1]]
     assert len(grid(recipe, {"mask.rate": [0.15, 0.4], "examples.kind": ["pairs", "full"]}, 3, {})) == 4
+
+
+def test_replaced_tokens_against_masked_tokens(recipe, corpus, tmp_path):
+    """A table of the recipe can be switched on and off; a model that predicts no tokens has other scores."""
+    common = {"overrides": {"examples__kind": "full", "model__family": "electra"}, "epochs": 1, **FAST}
+    vary = {"rtd/steps": read_values("rtd/steps", "{}/3,none/4")}
+    cells, _ = sweep(recipe, corpus, tmp_path / "out", vary, then=[labelled(tmp_path)], **common)
+    detected = {"detection_accuracy", "detection_precision", "detection_recall"}
+    assert set(cells[0].intervals()) == {*detected, "kinds accuracy"}
+    assert set(cells[1].intervals()) == {"loss", "accuracy", "kinds accuracy"}
+    assert cells[0].recipes[0].rtd.weight == 50 and cells[1].recipes[0].rtd is None
+    first = list(report(table(cells)))[1]
+    assert first.split()[:2] == ["{}", "3"] and "–" in first
 
 
 def test_the_plot(tmp_path):

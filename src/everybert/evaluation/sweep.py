@@ -164,11 +164,12 @@ def run_one(
     if not result.finished:
         return False
     known = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
-    if "heldout" not in known:
+    if "heldout" not in known and recipe.rtd is None:  # else the model predicts no tokens
         found = score_corpus(load(str(result.model), device=how["device"]), corpus, "full", recipe.longest)
         known["heldout"] = {"loss": found["heldout_loss"], "accuracy": found["accuracy"]}
         write_json(folder / RECORD, known)
-    scores = known["heldout"] | {k: v for k, v in result.figures.items() if k == "pair_accuracy"}
+    kept = {k: v for k, v in result.figures.items() if k == "pair_accuracy" or k.startswith("detection_")}
+    scores = known.get("heldout", {}) | kept
     for one in sets:
         asked = {"task": one.task, "train": str(one.train), "dev": str(one.dev), **settings}
         if known.get(one.name, {}).get("asked") != asked:
@@ -189,7 +190,7 @@ def run_one(
 def table(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """A row per cell with finished runs: its settings, then mean ± half of the 95 % interval of each score."""
     return [
-        {**cell.settings, "runs": len(cell.scores)}
+        {**{k: str(v) if v == {} else v for k, v in cell.settings.items()}, "runs": len(cell.scores)}
         | {k: f"{v.mean:.4g}" + (f" ± {v.half:.2g}" if v.half is not None else "") for k, v in cell.intervals().items()}
         for cell in cells
         if cell.scores

@@ -414,7 +414,7 @@ def read_value(text: str) -> Any:
 
 
 def _override(given: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """The file's tables with the overrides in place; the alternatives of what they set are dropped."""
+    """The file's tables with the overrides in place, without those that are None; alternatives of these are dropped."""
     table: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in given.items()}
     for key, value in overrides.items():
         where, _, field = key.rpartition("__")
@@ -424,7 +424,7 @@ def _override(given: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any
     for key, alternative in (("budget", "steps"), ("steps", "budget")):
         if key in overrides:
             table.pop(alternative, None)
-    return table
+    return {key: value for key, value in table.items() if value is not None}
 
 
 def parse_model(table: dict[str, Any]) -> ModelSettings:
