@@ -1,4 +1,4 @@
-"""The lectures as notebooks: made from the pages, with the outputs that the pages show, and written beside them.
+"""Pages as notebooks: the lectures and docs/notebooks, with the outputs that the pages show, written beside them.
 
 Python blocks become cells, commands become cells with `!`, everything else stays text. The answer of an exercise is
 folded, with an empty cell before it. Run `make docs-outputs` to write them; a test compares them with the pages.
@@ -34,9 +34,14 @@ def lectures() -> list[Path]:
     return sorted(LECTURES.glob("[0-9][0-9]-*.md"))
 
 
+def sources() -> list[Path]:
+    """Every page that is a notebook too."""
+    return [*lectures(), *sorted((pages.DOCS / "notebooks").glob("*.md"))]
+
+
 def path_of(page: Path) -> Path:
     """Where the notebook of a page is."""
-    return FOLDER / f"{page.stem}.ipynb"
+    return page.parent / ("notebooks" if page.parent == LECTURES else "") / f"{page.stem}.ipynb"
 
 
 def notebook(page: Path) -> str:
@@ -48,8 +53,8 @@ def notebook(page: Path) -> str:
         cells.append(Cell("markdown", "\n".join(lines[at : first - 1])))
         cells.append(cell_of(block) or Cell("markdown", "\n".join(lines[first - 1 : last + 1])))
         at = 1 + (block.output_lines[1] if block.output is not None else last)
-    cells = arranged([*cells, Cell("markdown", "\n".join(lines[at:]))])
-    turn = [cell.source for cell in cells].index(TURN.strip())
+    cells = arranged([*cells, Cell("markdown", "\n".join(lines[at:]))], moved=page.parent == LECTURES)
+    turn = next((n for n, cell in enumerate(cells) if cell.source == TURN.strip()), len(cells))
     body = {
         "cells": [_json(cell, f"{page.stem}-{n}", folded=n > turn) for n, cell in enumerate(cells)],
         "metadata": {
@@ -74,14 +79,14 @@ def cell_of(block: pages.Block) -> Cell | None:
     return Cell("code", "\n".join(f"!{shlex.join(command)}" for command in words), block.output)
 
 
-def arranged(cells: list[Cell]) -> list[Cell]:
-    """Neighbouring texts in one cell, links that lead from the notebooks' folder, a cell for the reader's answer."""
+def arranged(cells: list[Cell], moved: bool) -> list[Cell]:
+    """Neighbouring texts in one cell, a cell for the reader's answer, links from a folder below if it is `moved`."""
     found: list[Cell] = []
     for kind, source, output in cells:
         if kind == "markdown":
             source = re.sub(r"^\s*<!-- test: .*-->\n?", "", source, flags=re.MULTILINE)
             source = re.sub(r"\]\((\d\d-[\w-]+)\.md", r"](\1.ipynb", source)
-            source = re.sub(r"\]\((index\.md|\.\./)", r"](../\1", source)
+            source = re.sub(r"\]\((index\.md|\.\./)", r"](../\1", source) if moved else source
             before, answer, after = source.partition('<details markdown="1">\n<summary>Answer</summary>')
             if answer:
                 found += [Cell("markdown", before), Cell("code", TURN)]
@@ -112,7 +117,6 @@ def _json(cell: Cell, name: str, folded: bool) -> dict[str, Any]:
 
 
 def write() -> None:
-    """Write the notebook of every lecture."""
-    FOLDER.mkdir(exist_ok=True)
-    for page in lectures():
+    """Write every notebook."""
+    for page in sources():
         path_of(page).write_text(notebook(page), encoding="utf-8")

@@ -62,7 +62,7 @@ def test_pseudo_code_stands_beside_lines_that_run():
     assert len(beside) == 8 and set(beside) <= {line.strip() for line in code.splitlines()}
 
 
-@pytest.mark.parametrize("page", notebooks.lectures(), ids=name_of)
+@pytest.mark.parametrize("page", notebooks.sources(), ids=name_of)
 def test_a_notebook_is_its_page(page: Path):
     made = notebooks.notebook(page)
     assert notebooks.path_of(page).read_text("utf-8") == made, "make docs-outputs"
