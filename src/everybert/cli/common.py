@@ -1,6 +1,5 @@
 """What the commands share: the options of a model, texts in, tables out."""
 
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,13 +146,3 @@ def cell(value: Any) -> str:
 def shorten(text: str, width: int = 100) -> str:
     """The start of a text."""
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def log_notes(quiet: bool) -> None:
-    """Print what the library logs: columns that were guessed, rows that were left out."""
-    if not quiet:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("note: %(message)s"))
-        log = logging.getLogger("everybert")
-        log.handlers[:] = [handler]
-        log.setLevel(logging.INFO)

@@ -1,5 +1,6 @@
 """`everybert finetune`, `doctor`, `evaluate`, `glue`, `squad`, `blimp`: train and measure."""
 
+import logging
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import everybert
-from everybert.cli.common import Count, Long, ModelOptions, OptionalCount, Quiet, Use, log_notes, pairs_of, report
+from everybert.cli.common import Count, Long, ModelOptions, OptionalCount, Quiet, Use, pairs_of, report
 from everybert.cli.options import Fields, Output, command
 from everybert.errors import EverybertError
 from everybert.files import write_json
@@ -88,7 +89,9 @@ def finetune(
     start: Start,
 ) -> Output:
     """Fine-tune a model on labelled data. Ctrl-C keeps the best epoch so far."""
-    log_notes(quiet)
+    if not quiet:  # columns that were guessed, rows that were left out
+        logging.basicConfig(format="note: %(message)s", force=True)
+        logging.getLogger("everybert").setLevel(logging.INFO)
     from everybert.model.lora import LoraConfig
 
     settings |= start | data.reading() | {"options": task_options.given(), "grid": grid}

@@ -119,7 +119,12 @@ def embed(
     if files and out is not None and out.suffix != ".npy":
         return on_files("embed", files, out, use, options=options, **rows.reading(), **parts)
     only_files(parts, rows if not files else None)
-    given = texts_of(files, rows) if files else read_texts(texts, file)
+    if files:
+        from everybert.inference.files import FileOptions, read_inputs
+
+        given = [text for _, text in read_inputs("embed", files, FileOptions(**rows.reading()), ReadReport())]
+    else:
+        given = read_texts(texts, file)
     model = use.load()
     if model.pooling.vectors == "sparse" and pooling is None:
         if out is not None or (normalize, dimensions) != (None, None):
@@ -323,13 +328,6 @@ def named_files(given: list[str] | None, kinds: tuple[str, ...] = RECORDS) -> li
     files = [Path(name) for name in given or []]
     named = (" " not in path.name and path.suffix.lower() in kinds for path in files)
     return files if files and all(named) else []
-
-
-def texts_of(files: list[Path], rows: TaskOptions) -> list[str]:
-    """The texts of files of rows."""
-    from everybert.inference.files import FileOptions, read_inputs
-
-    return [text for _, text in read_inputs("embed", files, FileOptions(**rows.reading()), ReadReport())]
 
 
 def only_files(parts: dict[str, Any], rows: TaskOptions | None) -> None:

@@ -9,7 +9,6 @@ on. They can also be fine-tuned on labelled sets. Run again to resume; finished 
 """
 
 import csv
-import io
 import itertools
 import math
 import re
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 from everybert.corpus.shards import Corpus
 from everybert.errors import EverybertError
 from everybert.evaluation.glue import TASKS, find_tasks, task_data
-from everybert.files import read_json, write_json, write_text
+from everybert.files import atomic_file, read_json, write_json
 from everybert.inference.model import load
 from everybert.tasks import task_class
 from everybert.tasks.metrics import Interval, interval
@@ -206,11 +205,11 @@ def write_table(cells: Sequence[Cell], out: Path) -> None:
             rows[-1] |= {name: value.mean, f"{name} ±": value.half}
     if not rows:
         return
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(out / "sweep.csv", text.getvalue())
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with atomic_file(out / "sweep.csv") as draft, draft.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     plot([cell for cell in cells if cell.scores], out / "sweep.png")
 
 
