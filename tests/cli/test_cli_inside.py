@@ -1,7 +1,5 @@
 """The commands that look inside: what they print, what they write, how they fail."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

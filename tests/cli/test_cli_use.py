@@ -1,7 +1,5 @@
 """The commands that use a model, and how the command line behaves: help, errors, interruption, start."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

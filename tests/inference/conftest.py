@@ -1,7 +1,5 @@
 """Tiny random models of transformers, saved as folders, and a published one where it is installed."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

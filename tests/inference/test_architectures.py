@@ -1,7 +1,5 @@
 """Every architecture from a folder to a fine-tuned model, in each mode; int8, and ONNX."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What users get wrong: one line that names the cause and the remedy, or the right answer."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

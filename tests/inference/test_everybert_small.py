@@ -1,7 +1,5 @@
 """The bundled everybert-small: the README examples give the results shown, offline, without options, and quickly."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Exports say what the model says: ONNX graphs beside torch and transformers, folders of transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A published model in int8: how near it stays, that neighbours do not matter, and what users may ask of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tiny random models that the tests of this room look into."""
 
-from __future__ import annotations
-
 import pytest
 import tiny_model
 

@@ -1,7 +1,5 @@
 """What the functions of this room read of a tokenizer's encoding, made by hand."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 

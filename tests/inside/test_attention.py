@@ -1,7 +1,5 @@
 """Attention against `transformers`' eager weights; the page that holds it; its pictures."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

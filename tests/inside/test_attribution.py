@@ -1,7 +1,5 @@
 """Attributions add up, and say what they explain."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

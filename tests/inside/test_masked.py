@@ -1,7 +1,5 @@
 """Masked tokens predicted from both sides and from each alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from everybert.errors import EverybertError

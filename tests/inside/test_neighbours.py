@@ -1,7 +1,5 @@
 """One word in several texts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Head probes against a plain reading of their definition."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """A traced pass: equal to the fast path, true to its own equations, and told as a story."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from encoded import Encoded

@@ -1,7 +1,5 @@
 """Causal models: no token sees what it predicts, on any path; the same logits as transformers; one loss, same packs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

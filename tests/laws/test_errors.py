@@ -1,7 +1,5 @@
 """Every error of the command line is one line with exit code 2, whatever is wrong with a file."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

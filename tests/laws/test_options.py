@@ -4,8 +4,6 @@
 the line has already gets another value. Being refused is an effect too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging

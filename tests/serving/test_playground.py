@@ -1,7 +1,5 @@
 """The playground's endpoints give what the model gives; its files are few, small and ask for nothing outside."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
