@@ -62,19 +62,14 @@ class Fields:
         found = {}
         for key in (key for key in names if key not in self.without.split()):
             kind, default, doc = fields[key]
-            real = _evaluate(kind, known)
+            try:
+                real = eval(kind, known)
+            except NameError:  # a type of the library's own, given as text
+                real = str
             shown = "" if default in (None, False, REQUIRED) else f" [default: {default}]"
             start = default if default is REQUIRED or default is False else None
             found[key] = Option(names[key], real, start, doc + shown, self.panel)
         return found
-
-
-def _evaluate(kind: str, known: dict[str, Any]) -> Any:
-    """The type of a field of the package's own source; a name that is not known is taken as text."""
-    try:
-        return eval(kind, known)
-    except NameError:
-        return str
 
 
 @cache

@@ -162,7 +162,11 @@ def read_inputs(
     names: list[str] = []
     found = 0
     for path in sources:
-        for number, row in enumerate(_read(path, how.skip_bad, report), 1):
+        if kind(path) in TEXT_KINDS:  # one text per line
+            rows: Iterator[Row] = ({"text": line} for _, line in lines(path, report=report))
+        else:
+            rows = read_records(path, skip_bad=how.skip_bad, report=report)
+        for number, row in enumerate(rows, 1):
             if not names:
                 table = Table([row], str(path), how.columns)
                 names, pick = list(row), TASKS[task].input_reader(table)
@@ -179,13 +183,6 @@ def read_inputs(
                 report.bad.append(f"{path}, row {number}: {error}")
     if not found:
         raise EverybertError(f"{sources[0]} has no row that can be read: check the file")
-
-
-def _read(path: Path, skip_bad: bool, report: ReadReport) -> Iterator[Row]:
-    """The rows of a file. A text file has one text per line."""
-    if kind(path) not in TEXT_KINDS:
-        return read_records(path, skip_bad=skip_bad, report=report)
-    return ({"text": line} for _, line in lines(path, report=report))
 
 
 # ── one part ─────────────────────────────────────────────────────────────────────────────────────────────────

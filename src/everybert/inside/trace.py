@@ -66,8 +66,12 @@ def trace(
     global_tokens: Sequence[int] | None = None,
 ) -> Trace:
     """Run one text and keep its intermediate results: all, or those for whose name `keep` returns true."""
-    n = len(encoding)
-    _check_size(network.config, n, keep)
+    n, config = len(encoding), network.config
+    layers = [i for i in range(len(config.layer_order)) if keep is None or keep(f"layers.{i}.attention.scores")]
+    per_layer = 2 * config.heads * n * n + n * (9 * config.hidden_size + 2 * config.intermediate_size)
+    size = 4 * (len(layers) * per_layer + 2 * n * config.vocab_size)
+    if size > LIMIT:
+        raise EverybertError(f"{n} tokens have {size / 2**30:.1f} GiB of intermediates; give a shorter text")
     values: dict[str, np.ndarray] = {}
 
     def watch(name: str, value: Tensor) -> None:
@@ -80,7 +84,7 @@ def trace(
         x_nH = network.encoder(batch, states, watch)
         gap = float((network.encoder(batch).float() - x_nH.float()).abs().max())
         _heads(network, x_nH, states, batch, watch)
-    return Trace(encoding.tokens, encoding.ids, encoding.segments, values, network.config, text, pair, gap)
+    return Trace(encoding.tokens, encoding.ids, encoding.segments, values, config, text, pair, gap)
 
 
 def _heads(
@@ -105,12 +109,3 @@ def _heads(
             watch(f"{name}.logits", network.sequence_logits(x_nH, batch, name))
         else:
             watch(f"{name}.logits", network.token_logits(x_nH, name))
-
-
-def _check_size(config: EncoderConfig, n: int, keep: Callable[[str], bool] | None) -> None:
-    """Raise an error, before anything is computed, if the results would not fit into memory."""
-    layers = [i for i in range(len(config.layer_order)) if keep is None or keep(f"layers.{i}.attention.scores")]
-    per_layer = 2 * config.heads * n * n + n * (9 * config.hidden_size + 2 * config.intermediate_size)
-    size = 4 * (len(layers) * per_layer + 2 * n * config.vocab_size)
-    if size > LIMIT:
-        raise EverybertError(f"{n} tokens have {size / 2**30:.1f} GiB of intermediates; give a shorter text")
