@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+import scipy.sparse
 import tiny_model
 
 pytest.importorskip("sklearn")
@@ -16,6 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.utils import estimator_checks as checks
+from sklearn.utils.validation import check_is_fitted
 
 from everybert.errors import EverybertError
 from everybert.sklearn import TextClassifier, TextEmbedder, TextRegressor, _weighted, as_texts
@@ -59,6 +61,74 @@ def test_scikit_learns_own_checks_of_text_estimators_pass(kind):
         warnings.simplefilter("ignore")  # most checks need arrays of numbers, and say so
         found = checks.check_estimator(kind(), on_fail=None)
     assert found and not [check for check in found if check["status"] == "failed"]
+
+
+class Numbers:
+    """Reads rows of numbers as texts, so that the checks of estimators of numbers run."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string, tags.input_tags.two_d_array = False, True
+        return tags
+
+    def fit(self, X, y=None, sample_weight=None):
+        return super().fit(words(X), y, sample_weight)
+
+    def predict(self, X):
+        check_is_fitted(self)
+        return super().predict(words(X))
+
+
+def words(X):
+    if scipy.sparse.issparse(X):
+        raise TypeError("sparse rows are no texts")
+    return [" ".join(WORDS[int(abs(v) * 7) % len(WORDS)] for v in row) for row in np.asarray(X)]
+
+
+class NumbersClassifier(Numbers, TextClassifier):
+    def predict_proba(self, X):
+        check_is_fitted(self)
+        return super().predict_proba(X if isinstance(X, list) else words(X))
+
+
+class NumbersRegressor(Numbers, TextRegressor):
+    pass
+
+
+WORDS = ["the", "film", "food", "song", "day", "was", "good", "bad", "great", "awful"]
+FEATURES = "texts have no features, NaN, objects or numbers of columns"
+OF_NUMBERS = dict.fromkeys(
+    [
+        *("check_n_features_in", "check_n_features_in_after_fitting", "check_dataframe_column_names_consistency"),
+        *("check_dtype_object", "check_estimators_nan_inf", "check_fit1d", "check_fit2d_predict1d"),
+        "check_estimators_empty_data_messages",
+    ],
+    FEATURES,
+)
+OF_NUMBERS |= {
+    "check_methods_subset_invariance": "in fp32 the last bit depends on the batch",
+    "check_methods_sample_order_invariance": "in fp32 the last bit depends on the batch",
+    "check_sample_weight_equivalence_on_dense_data": "weights resample the rows",
+    "check_classifiers_train": "a tiny random model learns nothing",
+    "check_class_weight_classifiers": "a tiny random model learns nothing",
+    "check_regressors_train": "a tiny random model learns nothing",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [NumbersClassifier, NumbersRegressor])
+def test_scikit_learns_checks_of_estimators_of_numbers_pass_where_they_apply(kind, base):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = kind(base, epochs=1, batch_size=64, device="cpu")
+        found = checks.check_estimator(made, on_skip=None, expected_failed_checks=OF_NUMBERS)
+    assert sum(check["status"] == "passed" for check in found) > 40
+
+
+def test_weights_and_classes_are_refused_in_scikit_learns_words(base):
+    for y, weight, why in ([["a"] * 32, None, "1 class"], [[], None, "0 class"], [Y, np.zeros(32), "not all zero"]):
+        with pytest.raises(ValueError, match=why):
+            TextClassifier(base, **FAST).fit(X[: len(y)], y, weight)
 
 
 def test_fit_learns_and_predicts(fitted):
@@ -139,7 +209,7 @@ def test_pairs_weights_and_mistakes(base):
         pairs, Y
     )
     assert model.predict(pairs[:2]).shape == (2,)
-    with pytest.raises(ValueError, match="two classes"):
+    with pytest.raises(ValueError, match="two classes or more"):
         TextClassifier(base).fit(X, ["a"] * len(X))
     with pytest.raises(ValueError, match="inconsistent numbers"):
         TextClassifier(base).fit(X, Y[:-1])

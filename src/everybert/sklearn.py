@@ -102,10 +102,11 @@ class _FineTuned(_Packed):
 
 def _weights(given: Any, rows: list[Any]) -> np.ndarray:
     """Sample weights as float64 (n)."""
-    weights = column_or_1d(np.full(len(rows), given) if np.ndim(given) == 0 else given).astype(np.float64)
+    given = np.asarray(given)
+    weights = column_or_1d(given if given.ndim else np.full(len(rows), given)).astype(np.float64)
     check_consistent_length(rows, weights)
     if not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
-        raise EverybertError("sample weights are numbers of 0 or more, and some are more than 0; check them")
+        raise EverybertError("sample weights are finite, none below zero and not all zero; check them")
     return weights
 
 
@@ -136,7 +137,7 @@ class TextClassifier(ClassifierMixin, _FineTuned):
         check_classification_targets(y)
         self.classes_ = unique_labels(y)
         if len(self.classes_) < 2:
-            raise EverybertError(f"every row has the label {self.classes_[0]!r}; two classes or more are needed")
+            raise EverybertError(f"y has {len(self.classes_)} class; rows of two classes or more are needed")
         names = [str(i) for i in range(len(self.classes_))]  # labels of any kind, by their number
         number = None if multi else np.searchsorted(self.classes_, y)
         if number is None:
