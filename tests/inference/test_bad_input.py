@@ -179,6 +179,14 @@ def test_tables_and_what_is_no_text_are_refused(bert: Model, task, given):
     one_line(error)
 
 
+@pytest.mark.parametrize("method", ["tokens", "fill", "score", "attention", "trace"])
+def test_a_table_is_not_one_text(bert: Model, method):
+    """Its two columns would be read as a pair of texts."""
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(EverybertError, match="is DataFrame, not a string"):
+        getattr(bert, method)(pandas.DataFrame({"the [MASK]": ["a"], "label": ["b"]}))
+
+
 @pytest.mark.parametrize("given", ["text", ["text"], [2, 3], [[2.0, float("nan")]], [[2.5, 3]], [[[2]]]])
 def test_hidden_takes_ids_alone(bert: Model, given):
     with pytest.raises(EverybertError, match=r"lists of token ids.*tokens\(text\)") as error:

@@ -114,6 +114,8 @@ EXTRAS = (
     '"feature_head": {"name": "x", "outputs": 2, "layers": "last", "pool": "mean"}',
     '"feature_head": 7',
     '"task": "classify"',
+    '"task": {"task": ["classify"]}',
+    '"head": {}',
     '"adapters": {"x": 7}',
 )
 HUGE = {"dtype": "F32", "shape": [2**30, 2**30], "data_offsets": [0, 2**62]}

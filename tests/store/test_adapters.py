@@ -171,7 +171,8 @@ def test_an_adapter_knows_its_base(tmp_path):
         ({"target_modules": ["query"]}, {"alpha_pattern": {"(a|aa)+b": 1}}, "the pattern .* is not supported"),
         ({"target_modules": ["query"]}, {"layer_replication": [[0, 2]]}, "uses layer_replication"),
         ({"target_modules": ["query"]}, {"init_lora_weights": "pissa"}, "uses init_lora_weights"),
-        ({"target_modules": ["query"]}, {"lora_alpha": float("nan")}, "a finite alpha"),
+        ({"target_modules": ["query"]}, {"lora_alpha": float("nan")}, "an alpha below"),
+        ({"target_modules": ["query"]}, {"lora_alpha": 2**70}, "an alpha below"),
         ({"target_modules": ["query"]}, {"r": 5}, "is not of rank 5"),
     ],
 )

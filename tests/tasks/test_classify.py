@@ -156,8 +156,9 @@ def test_a_model_that_does_something_else_says_what_to_do(bert):
     loaded = bert[0]
     with pytest.raises(EverybertError, match=r"no tag head \(it has: classify\); train one: everybert"):
         load_task("tag", loaded.network)
-    with pytest.raises(EverybertError, match="predicts a number; use regress"):
-        load_task("classify", loaded.network, problem_type="regression")
+    for name in ("classify", "regress"):  # neither sends the user to the other
+        with pytest.raises(EverybertError, match="predicts 3 numbers per text, regress one"):
+            load_task(name, loaded.network, problem_type="regression")
     with pytest.raises(EverybertError, match="predicts labels; use classify"):  # three outputs
         load_task("regress", loaded.network)
     with pytest.raises(EverybertError, match="there is no 'translate'"):

@@ -220,6 +220,17 @@ def test_scores_and_labels_of_parts_of_speech(bert):
     assert [s.text for s in spans] == ["john", "eats", "."]
 
 
+def test_a_word_outside_is_no_span(bert):
+    """O and labels without prefixes, as some folders have them."""
+    loaded, tokenizer, _ = bert
+    task = load_task("tag", loaded.network, ["O", "PER", "LOC", "ORG", "MISC"])
+    features = task.encode(tokenizer, loaded.config, ["john likes paris"])
+    outputs = [np.zeros((len(features.ids[0]), 5))]
+    outputs[0][features.back[0].at[:, 1], [1, 0, 2]] = 9
+    (spans,) = task.decode(outputs, features, [])
+    assert [(s.text, s.label) for s in spans] == [("john", "PER"), ("paris", "LOC")]
+
+
 def test_settings_survive_json(bert):
     loaded = bert[0]
     examples = Tag.read([(["john", "'s"], ["B-PER", "O"]), (["x-y", "."], ["O", "O"])])

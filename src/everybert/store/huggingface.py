@@ -97,6 +97,9 @@ def read_extras(folder: str | Path) -> dict[str, Any]:
     version = found.pop("version", None)
     if odd := [key for key in OBJECTS if not isinstance(found.get(key, {}), dict)]:
         raise EverybertError(f"{path}: {odd[0]} is not a JSON object; restore the file")
+    named = [found.get("head"), found.get("task", {}).get("task")]
+    if not all(isinstance(name, str | None) for name in named):
+        raise EverybertError(f"{path}: {named} should be the names of a head and a task; restore the file")
     if not isinstance(version, int):
         raise EverybertError(f"{path} has no version; restore or delete it")
     if version > EXTRAS_VERSION:

@@ -44,6 +44,8 @@ def load_task(
     if name == "rank" and outputs != 1:
         wrong = f"this model has {outputs} labels, and rank needs one output"
         raise EverybertError(f"{wrong}; use classify, or train a reranker: everybert finetune rank")
+    if own == "regress" and outputs > 1 and name in ("classify", "regress"):
+        raise EverybertError(f"this model predicts {outputs} numbers per text, regress one: everybert finetune regress")
     if name == "regress" and outputs != 1:
         own = "classify"
     if {name, own} == {"classify", "regress"}:

@@ -166,7 +166,7 @@ class Tag(Task):
         return [self.labels[i] for i in path], p_nC[np.arange(len(path)), path]
 
     def decode(self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Words]) -> Iterator[list[Span]]:
-        """The spans of each text: entities, or one per word for plain labels.
+        """The spans of each text: entities, or one per word for plain labels but O.
 
         A list of words is used as it is; offsets are those of the words joined by spaces.
         """
@@ -175,7 +175,7 @@ class Tag(Task):
         for text in features.back:
             tags, p_n = self.tags(outputs, text)
             if self.scheme == "plain":
-                found = [Entity(tag, i, i + 1) for i, tag in enumerate(tags)]
+                found = [Entity(tag, i, i + 1) for i, tag in enumerate(tags) if tag != "O"]
             else:
                 found = wording.entities(tags)
             spans = []

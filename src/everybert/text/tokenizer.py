@@ -205,6 +205,8 @@ class Tokenizer:
         """Encode. On a TypeError (a lone surrogate, or an object that is not text), clean or refuse the texts."""
         with formats.one_line_errors("the tokenizer cannot encode this", "its files may be damaged"):
             try:
+                if not all(isinstance(text, str | tuple | list) for text in texts):  # a table is read as its names
+                    raise TypeError
                 return encode(texts, add_special_tokens=specials)
             except TypeError:
                 return encode([_clean(text, i) for i, text in enumerate(texts)], add_special_tokens=specials)
