@@ -1,5 +1,6 @@
 """The commands that use a model, and how the command line behaves: help, errors, interruption, start."""
 
+import gzip
 import json
 import os
 import shutil
@@ -154,6 +155,40 @@ def test_info(folder: Path, tmp_path: Path):
     rows = run("info", "--compare").stdout.splitlines()
     assert any("79.6*" in row for row in rows) and any("Devlin et al. 2019" in row for row in rows)
     assert any("66,362,880" in row for row in rows) and any("559,890,432" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        *((f"{name} --file rows.csv", "is a table, not lines") for name in ("fill", "tokens", "rank dog", "next")),
+        *((f"{name} lines.txt", "is a file, not a text") for name in ("fill", "explain", "neighbours the", "next dog")),
+        ("attention lines.txt --out page.html", "is a file, not a text"),
+        ("attention dog --out rows.csv", "give --out F.html"),
+        ("embed dog --out rows.csv", "written as .npy"),
+        *((f"{name} absent.xlsx", "absent.xlsx does not exist") for name in ("classify", "tag", "classify --file")),
+        ("classify rows.csv.gz", "say where its predictions go"),
+        ("tag lines.txt", "say where its predictions go"),
+    ],
+)
+def test_files_are_never_read_as_texts(folder: Path, tmp_path: Path, monkeypatch, line, message):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").write_text("text,label\nthe dog,x\n")
+    Path("rows.csv.gz").write_bytes(gzip.compress(b"text,label\nthe dog,x\n"))
+    Path("lines.txt").write_text("the dog\n")
+    result = run(*line.split(), "--model", folder)
+    assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1, result.output
+    assert Path("rows.csv").read_text() == "text,label\nthe dog,x\n"
+
+
+def test_a_compressed_table_is_read_as_a_table(folder: Path, tmp_path: Path):
+    (tmp_path / "rows.csv.gz").write_bytes(gzip.compress(b"text,label\nthe dog,x\n"))
+    result = run("embed", "--file", tmp_path / "rows.csv.gz", "--json", "--model", folder)
+    assert [row["text"] for row in json.loads(result.output)] == ["the dog"]
+
+
+def test_a_tab_inside_a_text_stays_there(folder: Path):
+    (row,) = json.loads(run("next", "the\tdog", "plays", "--json", "--model", folder).output)
+    assert (row["first"], row["second"]) == ("the\tdog", "plays")
 
 
 @pytest.mark.parametrize(

@@ -170,9 +170,9 @@ def test_endless_lines_and_json_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "BLOCK", 64)
     monkeypatch.setattr(readers, "LINE", 1 << 20)
     monkeypatch.setattr(readers, "WHOLE", 1 << 20)
-    for name, start in (("a.csv.gz", b"text,label\n"), ("a.jsonl.gz", b""), ("a.json.gz", b"")):
+    for name, start, line in (("a.csv.gz", b"text,label\n", 2), ("a.jsonl.gz", b"", 1), ("a.json.gz", b"", 1)):
         (tmp_path / name).write_bytes(gzip.compress(start + b"x" * (1 << 21)))
-        with pytest.raises(EverybertError, match=rf"{name}.*(line . is longer than 1 MB|more than 1 MB of JSON)"):
+        with pytest.raises(EverybertError, match=rf"{name}.*(line {line} is longer than 1 MB|more than 1 MB of JSON)"):
             list(read_records(tmp_path / name))
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import everybert
 from everybert.errors import EverybertError
-from everybert.text.readers import lines
+from everybert.text.readers import RECORD_KINDS, kind, lines
 
 DEFAULT = "everybert-small"
 LECTURE = "everybert-classic"
@@ -54,14 +54,16 @@ class Use(ModelOptions):
     dtype: Annotated[Name, "float32, bfloat16, float16, or int8 (faster on a CPU). If not given: as saved."] = None
 
 
-def read_texts(texts: list[str] | None, file: Path | None) -> list[str]:
-    """The texts of the command line, or the lines of a file."""
+def read_texts(texts: list[str] | None, file: Path | None, tabs: bool = False) -> list[str]:
+    """The texts of the command line, or the lines of a file; tables are refused, except with `tabs` those of tabs."""
     if texts and file is not None:
         raise EverybertError("give texts or --file, not both")
     if texts:
         return refuse_files(texts)
     if file is None:
         raise EverybertError("there is no text; give one in quotes, or --file F (- for standard input)")
+    if kind(file) in RECORD_KINDS and not (tabs and kind(file) == ".tsv"):
+        raise EverybertError(f"{file} is a table, not lines of text; give a file with one text per line")
     found = [line for _, line in lines(file)]
     if not found:
         raise EverybertError(f"{file} has no lines; give a file with one text per line")
@@ -72,8 +74,9 @@ def refuse_files(texts: list[str]) -> list[str]:
     """The texts; an error if one of them is the name of a file."""
     for text in texts:
         if re.fullmatch(r"\S{1,200}\.\w{1,8}", text) and (Path(text).suffix.lower() in OFFICE or Path(text).is_file()):
-            remedy = "give it as --file: txt with one text per line, csv, tsv, jsonl, parquet; save other kinds as csv"
-            raise EverybertError(f"{text} is a file, not a text; {remedy}")
+            raise EverybertError(
+                f"{text} is a file, not a text; give --file, if the command has it, or its text in quotes"
+            )
     return texts
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from everybert.cli.common import Count, LectureOptions, ModelOptions, OptionalCount, report, shorten
+from everybert.cli.common import Count, LectureOptions, ModelOptions, OptionalCount, refuse_files, report, shorten
 from everybert.cli.options import Group, Output, command
 from everybert.errors import EverybertError
 from everybert.files import write_text
@@ -37,7 +37,7 @@ def explain(
     from everybert.inside.steps import needed, part_value, story
 
     model = use.load()
-    trace = model.trace(text, pair, keep=needed(layer))
+    trace = model.trace(refuse_files([text])[0], pair, keep=needed(layer))
     steps = story(trace, layer, head)
     found: list[dict[str, Any]] = []
     for step in steps:
@@ -85,7 +85,9 @@ def attention(
     use: LectureOptions,
 ) -> None:
     """Write a page with all attention weights of a text: every head, as lines or as a matrix."""
-    found = use.load().attention(text, pair)
+    if out.suffix not in (".html", ".htm"):
+        raise EverybertError(f"{out} is not the name of a page; give --out F.html")
+    found = use.load().attention(refuse_files([text])[0], pair)
     page = found.html("Attention: " + shorten(text))
     write_text(out, page)
     layers, heads, n, _ = found.weights.shape
@@ -101,7 +103,7 @@ def neighbours(
     use: ModelOptions,
 ) -> Output:
     """Compare one word in several texts: its vectors layer by layer, and the words nearest to them."""
-    found = use.load().neighbours(word, texts, top)
+    found = use.load().neighbours(word, refuse_files(texts), top)
     rows = []
     for level, similarity, near in zip(found.levels, found.similarity, found.nearest):
         words = {f"nearest {i}": [n.word for n in words] for i, words in enumerate(near, 1)}

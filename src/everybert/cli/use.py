@@ -14,7 +14,7 @@ from everybert.cli.options import Fields, Output, command
 from everybert.errors import EverybertError
 from everybert.files import atomic_file
 from everybert.text.readers import RECORD_KINDS as RECORDS
-from everybert.text.readers import ReadReport
+from everybert.text.readers import ReadReport, expand, kind
 from everybert.training.logs import progress_bar
 
 app = typer.Typer()
@@ -118,6 +118,8 @@ def embed(
     files = named_files([*(texts or []), *([str(file)] if file is not None else [])])
     if files and out is not None and out.suffix != ".npy":
         return on_files("embed", files, out, use, options=options, **rows.reading(), **parts)
+    if out is not None and out.suffix != ".npy":
+        raise EverybertError(f"{out}: the vectors of texts are written as .npy; give --out such a name")
     only_files(parts, rows if not files else None)
     if files:
         from everybert.inference.files import FileOptions, read_inputs
@@ -179,10 +181,10 @@ def next(
     """Probability that the second text follows the first."""
     if file is None and (first is None or second is None):
         raise EverybertError("next compares two texts; give both in quotes, or --file F with a tab between them")
-    lines = read_texts(None if first is None else [f"{first}\t{second}"], file)
-    if bad := [number for number, line in enumerate(lines, 1) if "\t" not in line]:
+    given = read_texts([text for text in (first, second) if text is not None], file, tabs=True)
+    pairs, model = [given] if file is None else [line.split("\t", 1) for line in given], use.load()
+    if bad := [number for number, pair in enumerate(pairs, 1) if len(pair) < 2]:
         raise EverybertError(f"{file}:{bad[0]} has no tab; give two texts per line with a tab between them")
-    pairs, model = [line.split("\t", 1) for line in lines], use.load()
     return Output([{"first": a, "second": b, "probability": model.next_sentence(a, b)} for a, b in pairs])
 
 
@@ -310,6 +312,7 @@ def on_files(task: str, files: list[Path], out: Path | None, use: Use, **options
     """Predict the rows of files. Bad rows and an interruption are printed on standard error."""
     from everybert.inference.files import predict_files
 
+    expand(files)
     if out is None:
         raise EverybertError(f"{files[0]} is a file: say where its predictions go, for example --out scored.csv")
     options |= {"device": use.device, "dtype": use.dtype, "allow_pickle": use.allow_pickle}
@@ -326,7 +329,7 @@ def on_files(task: str, files: list[Path], out: Path | None, use: Use, **options
 def named_files(given: list[str] | None, kinds: tuple[str, ...] = RECORDS) -> list[Path]:
     """The files that are given in place of texts."""
     files = [Path(name) for name in given or []]
-    named = (" " not in path.name and path.suffix.lower() in kinds for path in files)
+    named = (" " not in path.name and kind(path) in kinds for path in files)
     return files if files and all(named) else []
 
 

@@ -165,7 +165,8 @@ def lines(path: Path, errors: Errors = "strict", report: ReadReport | None = Non
     number = 0
     for text, continues in blocks(path, errors, report or ReadReport(), LINE):
         if continues:
-            raise EverybertError(f"{path}: line {number + 1} is longer than {LINE >> 20} MB: split it")
+            number += text.count("\n") + 1
+            raise EverybertError(f"{path}: line {number} is longer than {LINE >> 20} MB: split it")
         found = text.split("\n")
         for line in found if found[-1] else found[:-1]:
             number += 1
