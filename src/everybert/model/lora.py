@@ -44,8 +44,8 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "targets", tuple(self.targets))
-        if self.rank < 1 or not 0 <= self.dropout < 1 or not abs(self.alpha) < 1e9:
-            raise EverybertError("an adapter needs a rank of at least 1, an alpha below 1e9 and a dropout in [0, 1)")
+        if self.rank < 1 or not 0 <= self.dropout < 1 or not math.isfinite(self.alpha):
+            raise EverybertError("an adapter needs a rank of at least 1, a finite alpha and a dropout in [0, 1)")
         if not self.targets or (unknown := [t for t in self.targets if t not in (*TARGETS, PROJECTION)]):
             raise EverybertError(f"adapter targets are {', '.join(TARGETS)}, not {', '.join(unknown) or 'none'}")
 

@@ -219,8 +219,8 @@ class _Content:
             raise EverybertError(f"{where} gives no proper r and lora_alpha ({error}); restore it") from None
         if a.ndim != 2 or b.ndim != 2 or not a.shape[0] == b.shape[1] or len(a) not in ranks:
             raise EverybertError(f"{where}: {module} is not of rank {raw['r']}, as it says; restore it")
-        if not math.isfinite(scale):
-            raise EverybertError(f"{where}: an adapter needs a finite alpha; restore it")
+        if not abs(scale) < 1e9:
+            raise EverybertError(f"{where}: an adapter needs an alpha below 1e9; restore it")
         return a, b, scale
 
     def take_magnitude(self, module: str) -> Tensor | None:
