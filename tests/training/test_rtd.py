@@ -97,23 +97,23 @@ def pair(request, tmp_path):
 def test_losses_and_gradients_are_those_of_transformers(pair, temperature):
     sharing, theirs_g, theirs_d, network = pair
     batch, ids = masked_batch()
-    settings = RtdSettings(sharing=sharing, temperature=temperature)
-    loss, (mlm, detection) = rtd.RtdLoss(settings)(network, batch)
-    loss.backward()
-
-    index_M, label_M = batch.targets.mask_index_M, batch.targets.mask_label_M
+    index_M, label_M, draw_M = batch.targets.mask_index_M, batch.targets.mask_label_M, batch.targets.draw_M
     attention = padded(torch.ones(n, dtype=torch.long) for n in LENGTHS)
     labels = torch.full_like(batch.tokens_T, IGNORE).scatter(0, index_M, label_M)
     masked = {"input_ids": padded(batch.tokens_T.split(LENGTHS)), "attention_mask": attention}
     want_g = theirs_g(**masked, labels=padded(labels.split(LENGTHS), IGNORE))
     logits = torch.cat([row[:n] for row, n in zip(want_g.logits, LENGTHS)])[index_M]
     rows = (logits / temperature).softmax(-1).detach().double().numpy().cumsum(-1)
-    drawn = [
-        np.searchsorted(row, draw / DRAWS * row[-1], side="right") for row, draw in zip(rows, batch.targets.draw_M)
-    ]
+    draw_M[1] = int(rows[1, label_M[1] - 1 : label_M[1] + 1].mean() * DRAWS)  # the second sample is right
+    drawn = [np.searchsorted(row, draw * row[-1], side="right") for row, draw in zip(rows, (draw_M / DRAWS).tolist())]
+    assert [int(token) == label for token, label in zip(drawn, label_M.tolist())] == [i == 1 for i in range(6)]
+
+    settings = RtdSettings(sharing=sharing, temperature=temperature)
+    loss, (mlm, detection) = rtd.RtdLoss(settings)(network, batch)
+    loss.backward()
     completed = torch.cat(ids).scatter(0, index_M, torch.tensor(np.array(drawn)))
     replaced = (completed != torch.cat(ids)).long()
-    assert 0 < replaced.sum() <= 6
+    assert replaced.sum() == 5
     want_d = theirs_d(padded(completed.split(LENGTHS)), attention, labels=padded(replaced.split(LENGTHS)))
     torch.testing.assert_close(mlm, want_g.loss, **CLOSE)
     torch.testing.assert_close(detection, 50 * want_d.loss, **CLOSE)

@@ -93,7 +93,7 @@ def remove_generator(network: Network) -> Network:
 def sample(logits_MV: Tensor, draw_M: Tensor, temperature: float = 1.0) -> Tensor:
     """(M): tokens from softmax(logits / temperature), at the quantiles of the draws, which come with the batch."""
     sum_MV = (logits_MV.detach().float() / temperature).softmax(-1).cumsum(-1)
-    quantile_M1 = (draw_M / DRAWS).float()[:, None] * sum_MV[:, -1:]  # the sum is 1 up to rounding
+    quantile_M1 = (draw_M / DRAWS)[:, None] * sum_MV[:, -1:]  # the sum is 1 up to rounding
     return torch.searchsorted(sum_MV, quantile_M1, right=True).squeeze(-1)
 
 
