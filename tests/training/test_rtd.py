@@ -306,9 +306,16 @@ def folders(tmp_path_factory):
         ({"rtd__temperature": 0.0}, "rtd.temperature=0.0: must be above 0"),
         ({"rtd__sharing": "half"}, "must be one of tied, disentangled"),
         ({"model__causal": True}, r"\[rtd\] needs masked tokens"),
-        ({"model__family": "bert", "model__embedding_size": None}, "a bert folder cannot hold a narrow generator"),
+        (
+            {"model__family": "bert", "model__embedding_size": None},
+            r"\[rtd\] width = 0.5: the bert layout has no",
+        ),
+        (
+            {"model__hidden_size": 64, "model__heads": 4, "rtd__width": 0.52},
+            "not a multiple of heads 2, or width",
+        ),
         ({"model__family": "bert"}, "^the bert layout has no place for embedding_size = 16"),
-        ({"model__init": "bert"}, "a bert folder cannot hold a narrow generator: set width = 1.0"),
+        ({"model__init": "bert"}, "the bert layout has no place for .* or width = 1.0$"),
         ({"model__init": "causal"}, "which a causal model has not"),
         ({"model__init": "nosuch"}, "nosuch"),
     ],

@@ -25,7 +25,7 @@ from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.losses import IGNORE, cross_entropy, targets_of
 from everybert.model.ragged import Ragged
-from everybert.store.layouts import LAYOUTS
+from everybert.store import config_json
 from everybert.training.recipe import RtdSettings
 
 
@@ -37,15 +37,18 @@ def generator_of(network: Network) -> Network:
 def generator_config(config: EncoderConfig, settings: RtdSettings) -> EncoderConfig:
     """The configuration of a new generator: narrower or shallower, with embeddings and heads of the same width."""
     hidden, width = round(settings.width * config.hidden_size), config.embedding_width
-    if hidden != width and "embedding_size" not in LAYOUTS[config.family].config:
-        raise EverybertError(f"[rtd] width: a {config.family} folder cannot hold a narrow generator: set width = 1.0")
-    return config.replace(
-        hidden_size=hidden,
-        embedding_size=None if hidden == width else width,
-        layers=max(1, round(settings.layers * config.layers)),
-        heads=max(1, hidden // config.head_size),
-        intermediate_size=round(settings.width * config.intermediate_size),
-    )
+    try:
+        made = config.replace(
+            hidden_size=hidden,
+            embedding_size=None if hidden == width else width,
+            layers=max(1, round(settings.layers * config.layers)),
+            heads=max(1, hidden // config.head_size),
+            intermediate_size=round(settings.width * config.intermediate_size),
+        )
+        config_json.write(made)  # it will be a folder of its own
+    except EverybertError as problem:
+        raise EverybertError(f"[rtd] width = {settings.width}: {problem}, or width = 1.0") from None
+    return made
 
 
 @torch.no_grad()
@@ -65,10 +68,7 @@ def add_generator(network: Network, settings: RtdSettings) -> None:
 
 
 class Disentangled(nn.Module):
-    """E = sg(E_G) + Δ: the model reads the generator's table but trains only what it adds to it (He et al. 2023, §3.3).
-
-    So only the masked-token loss changes the generator's table, and the model's with it.
-    """
+    """E = sg(E_G) + Δ: the model reads the generator's table but trains what it adds alone (He et al. 2023, §3.3)."""
 
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()
