@@ -145,6 +145,8 @@ TABLE: dict[str, tuple[str, Options]] = {
             "--workers": "2",
             "--allow-pickle": "",
             "--no-playground": "",
+            "--access-log": "",
+            "--revision": "v2",
             **{f"--max-{name}": "7" for name in ("body", "inputs", "tokens")},
             **{f"--{name}": "7" for name in ("queue", "rate", "connections", "timeout", "budget")},
         },

@@ -247,7 +247,7 @@ def test_sigterm_under_load_answers_every_request_it_took(folders, tmp_path):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_command_serves_and_ends(folders, workers):
     """`everybert serve` as a user starts it, on the loopback; SIGINT ends it quietly."""
-    command = ["serve", "--model", f"m={folders['words']}", "--port", "0", "--workers", str(workers)]
+    command = ["serve", "--model", f"m={folders['words']}", "--port", "0", "--workers", str(workers), "--access-log"]
     process = subprocess.Popen(
         [sys.executable, "-m", "everybert", *command],
         stdout=subprocess.PIPE,
@@ -260,11 +260,21 @@ def test_the_command_serves_and_ends(folders, workers):
     line = process.stdout.readline()
     assert line.startswith("serving m on http://127.0.0.1:"), (line, process.poll())
     url = line.split()[3]
+    assert f"page: {url}/" in line and process.stdout.readline() == "  m: bert, 2 layers of width 32\n"
     assert post(url, "/embed", {"inputs": "a"}).status_code == 200
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     timer.cancel()
     assert "Traceback" not in errors
+    logged = [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
+    (one,) = [line for line in logged if line["path"] == "/embed"]
+    assert (one["method"], one["status"], one["client"]) == ("POST", 200, "127.0.0.1") and 0 < one["seconds"] < 60
+
+
+def test_a_folder_has_no_revision(folders):
+    command = ["serve", "--model", str(folders["words"]), "--revision", "v2", "--port", "0"]
+    done = subprocess.run([sys.executable, "-m", "everybert", *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "which has no revisions" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_a_port_in_use_is_one_line(folders):

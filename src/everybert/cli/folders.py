@@ -130,6 +130,8 @@ def serve(
     ] = None,
     workers: Annotated[Count, "Processes that share the port, the cores and the weights."] = 1,
     no_playground: Annotated[bool, "Serve the API alone, without the page and its endpoints."] = False,
+    access_log: Annotated[bool, "Write a line of JSON per request to standard error."] = False,
+    revision: Annotated[str | None, "A branch, tag or commit of the models of the hub."] = None,
     use: Annotated[Use, Fields("device dtype allow_pickle", "Model")],
     limits: Limited,
 ) -> None:
@@ -148,15 +150,23 @@ def serve(
     keys = [*(api_key or []), *(api_keys.read_text("utf-8").split() if api_keys else [])]
     hosts = [host, *(allowed_hosts or [])]
     loading = (model or [DEFAULT, LECTURE], adapter or [], use.device, use.dtype)
-    settings = ServerSettings(*loading, keys, hosts, not no_playground, chosen, workers, use.allow_pickle)
+    settings = ServerSettings(
+        *loading, keys, hosts, not no_playground, chosen, workers, use.allow_pickle, revision, access_log
+    )
     if api_keys and not keys:
         raise EverybertError(f"{api_keys} has no key; write one per line")
     if host not in ("127.0.0.1", "::1", "localhost") and not keys:
         print(f"note: anyone who reaches {host} can use this server; --api-key asks for a key", file=sys.stderr)
 
-    def started(real: int) -> None:
-        names = ", ".join(settings.names)
-        print(f"serving {names} on http://{host}:{real} (API reference: /docs; stop with Ctrl-C)", flush=True)
+    def started(real: int, service: Any) -> None:
+        entries = [entry for entry in service.registry.entries.values() if entry.adapter is None]
+        names, where = ", ".join(entry.name for entry in entries), f"http://{host}:{real}"
+        page = "" if no_playground else f"page: {where}/, "
+        print(f"serving {names} on {where} ({page}API reference: /docs; stop with Ctrl-C)", flush=True)
+        for entry in entries:
+            config, adapters = entry.model.config, ", ".join(entry.model.bundle.folders)
+            shape = f"{config.family}, {len(config.layer_order)} layers of width {config.hidden_size}"
+            print(f"  {entry.name}: {shape}" + (f"; adapters {adapters}" if adapters else ""), flush=True)
 
     start(settings, host, port, started)
 

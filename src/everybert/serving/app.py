@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from http.client import HTTPConnection
 from typing import Any
 
@@ -27,8 +28,8 @@ from everybert.errors import EverybertError
 from everybert.serving import playground, routes
 from everybert.serving.batcher import Batcher
 from everybert.serving.limits import GRACE, Limits, LimitsMiddleware, Protocol, error_response
-from everybert.serving.metrics import Metrics
-from everybert.serving.models import ModelRegistry, open_models, split_name
+from everybert.serving.metrics import Metrics, log_requests
+from everybert.serving.models import ModelRegistry, open_models
 
 SETTINGS = "EVERYBERT_SERVE"
 """The environment variable by which worker processes get their settings."""
@@ -134,18 +135,17 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
     workers: int = 1
     allow_pickle: bool = False
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the models."""
-        return [split_name(entry)[0] for entry in self.models]
+    revision: str | None = None
+    access_log: bool = False
 
     def create_app(self) -> FastAPI:
         """Load the models, and make the application."""
         rate = self.limits.rate and max(1, self.limits.rate // self.workers)
         service = Service(replace(self.limits, rate=rate))
-        how = (self.device, self.dtype, self.workers > 1, self.allow_pickle)
+        how = (self.device, self.dtype, self.workers > 1, self.allow_pickle, self.revision)
         open_models(service.registry, self.models, self.adapters, *how)
+        if self.access_log:
+            log_requests()
         return create_app(service, self.keys, self.hosts, self.playground)
 
 
@@ -171,15 +171,16 @@ def options() -> dict[str, Any]:
     }
 
 
-def serve(settings: ServerSettings, host: str, port: int, started: Callable[[int], None]) -> None:
-    """Serve until SIGTERM or SIGINT; `started` is called with the port once requests are answered.
+def serve(settings: ServerSettings, host: str, port: int, started: Callable[[int, Service], None]) -> None:
+    """Serve until SIGTERM or SIGINT; `started` is called with the port and the service once requests are answered.
 
     Several workers are processes that share the port, and the weights in the page cache.
     """
     with listen(host, port) as listening:
         port = listening.getsockname()[1]
         app = settings.create_app()  # by the supervisor of workers too: what is wrong is said once, at the start
-        threading.Thread(target=_announce, args=(host, port, started), daemon=True).start()
+        announce = partial(started, port, app.state.service)
+        threading.Thread(target=_announce, args=(host, port, announce), daemon=True).start()
         if settings.workers == 1:
             _Server(uvicorn.Config(app, **options())).run(sockets=[listening])
             if app.state.service.batcher.alive:
@@ -190,7 +191,7 @@ def serve(settings: ServerSettings, host: str, port: int, started: Callable[[int
     uvicorn.run("everybert.serving.app:worker_app", factory=True, host=host, port=port, **more)
 
 
-def _announce(host: str, port: int, started: Callable[[int], None]) -> None:
+def _announce(host: str, port: int, started: Callable[[], None]) -> None:
     """Call `started` when the first request is answered."""
     while True:
         try:
@@ -200,7 +201,7 @@ def _announce(host: str, port: int, started: Callable[[int], None]) -> None:
         except OSError:
             time.sleep(0.1)
         else:
-            return started(port)
+            return started()
 
 
 def listen(host: str, port: int) -> socket.socket:

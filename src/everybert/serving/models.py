@@ -157,6 +157,7 @@ def open_models(
     dtype: str | None = None,
     share_weights: bool = False,
     allow_pickle: bool = False,
+    revision: str | None = None,
 ) -> None:
     """Load and serve "folder" or "name=folder"; adapters as "folder", "name=folder" or "model:name=folder"."""
     named = [split_name(entry) for entry in models]
@@ -172,7 +173,7 @@ def open_models(
             )
         by_model[model][short] = folder
     for name, folder in named:
-        loaded = load(folder, device, dtype, allow_pickle=allow_pickle)
+        loaded = load(folder, device, dtype, revision=revision, allow_pickle=allow_pickle)
         registry.add(name, loaded, by_model[name], share_weights)
 
 
