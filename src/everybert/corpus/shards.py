@@ -114,10 +114,7 @@ class Corpus:
     def check_tokenizer(self, digest: str) -> None:
         """Raise an error unless the digest is of the tokenizer that the corpus was built with."""
         if digest != self.tokenizer_digest:
-            raise EverybertError(
-                f"the tokenizer (sha256 {digest[:12]}…) does not belong to the corpus {self.path} (made by "
-                f"{self.tokenizer_digest[:12]}…): use {self.tokenizer_path} or build the corpus again"
-            )
+            raise EverybertError(f"the tokenizer does not belong to the corpus {self.path}: use {self.tokenizer_path}")
 
     def _tokens_of(self, shard: int) -> np.ndarray:
         if shard not in self._maps:

@@ -212,9 +212,7 @@ class Encoder(nn.Module):
         """Raise an error for ids, segments or lengths beyond the tables, before a kernel reads out of bounds."""
         config = self.config
         if (bad := _outside(batch.tokens_T, config.vocab_size)) is not None:
-            raise EverybertError(
-                f"token id {bad} is outside the vocabulary of {config.vocab_size}; the ids belong to another tokenizer"
-            )
+            raise EverybertError(f"token id {bad} is outside the vocabulary of {config.vocab_size}; use its tokenizer")
         longest = max(batch.lengths)
         if config.positions != "rotary" and longest > config.max_positions:
             raise EverybertError(

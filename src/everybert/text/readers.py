@@ -503,9 +503,7 @@ def read_squad(path: str | Path) -> list[dict[str, Any]]:
     except json.JSONDecodeError as error:
         raise EverybertError(f"{path} is not JSON ({error}): fix the file") from None
     except (KeyError, TypeError) as error:
-        raise EverybertError(
-            f"{path} is not a SQuAD file ({error} is missing): it needs data, paragraphs, context, qas, id, question"
-        ) from None
+        raise EverybertError(f"{path} is not a SQuAD file ({error} is missing): it needs data and paragraphs") from None
     if not found:
         raise EverybertError(f"{path} has 0 questions: is it a SQuAD file?")
     return found
