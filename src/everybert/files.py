@@ -9,18 +9,20 @@ import errno
 import glob
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
 import shutil
 import socket
 import time
+import types
 import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin
 
 from everybert.errors import EverybertError
 
@@ -215,6 +217,34 @@ def read_json(path: str | Path, remedy: str = "restore or download it again", ki
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
     raise EverybertError(f"{path} could not be read as JSON ({reason}); {remedy}")
+
+
+def as_type(value: Any, hint: Any) -> Any:
+    """A value of JSON or TOML as the type of a field: lists become tuples, whole numbers floats.
+
+    TypeError says what it must be.
+    """
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal and value not in parts:
+        raise TypeError(f"one of {', '.join(map(str, parts))}")
+    if origin in (Union, types.UnionType):
+        wanted = []
+        for part in parts:
+            try:
+                return as_type(value, part)
+            except TypeError as error:
+                wanted.append(str(error))
+        raise TypeError(" or ".join(kind for kind in wanted if kind != "nothing"))
+    if origin is tuple:
+        if not isinstance(value, list | tuple) or (parts[-1] is not ... and len(value) != len(parts)):
+            raise TypeError("a list" if parts[-1] is ... else f"a list of {len(parts)}")
+        return tuple(as_type(v, p) for v, p in zip(value, parts[:1] * len(value) if parts[-1] is ... else parts))
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    if origin is Literal or (type(value) is hint and hint is not float):
+        return value
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", type(None): "nothing"}
+    raise TypeError(names[hint])
 
 
 def inside(folder: str | Path, name: str) -> Path:

@@ -118,7 +118,7 @@ WEIGHT = "encoder.layer.0.attention.output.dense.weight"
         (SCALE, torch.ones(16, dtype=torch.float16), "one positive fp32 scale"),
         (SCALE, torch.ones(16, dtype=torch.int8), "one positive fp32 scale"),
         ("", torch.zeros(16, 16, 1, dtype=torch.int8), "one positive fp32 scale"),
-        ("", torch.zeros(16, 16, dtype=torch.uint8), "stored as"),
+        ("", torch.zeros(16, 16, dtype=torch.uint8), "is torch.uint8"),
         ("", torch.zeros(16, 8, dtype=torch.int8), "config.json asks"),
     ],
 )

@@ -58,8 +58,8 @@ def load_task(
         state.setdefault("multi", problem_type == "multi_label_classification" or outputs == 1)
     try:
         made = task.from_state(state, network.config)
-        if task.labelled and len(made.labels) != outputs:
-            raise ValueError(f"{len(made.labels)} labels, but the head has {outputs} outputs")
+        if task.labelled and not len(made.labels) == len(set(made.labels)) == outputs:
+            raise ValueError(f"{len(set(made.labels))} different labels, but the head has {outputs} outputs")
     except EverybertError:
         raise
     except (KeyError, TypeError, ValueError) as error:

@@ -12,7 +12,6 @@ import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import index
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -25,7 +24,7 @@ from everybert.model.losses import span_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import DIGITS, Encoded, Explained, Features, Task, lay, number, targets_of, truth
+from everybert.tasks.task import DIGITS, Encoded, Explained, Features, Task, lay, targets_of
 from everybert.text.tokenizer import Encoding, Tokenizer
 from everybert.text.windows import Window
 
@@ -91,12 +90,16 @@ class AnswerQuestions(Task):
     metrics = ("f1", "exact")
     graph_outputs = ("start_logits", "end_logits")
     window_size = 384
-    saved = {"no_answer": truth, "threshold": number, "longest": lambda n: max(index(n), 1)}
+    saved = ("no_answer", "threshold", "longest")
     outputs = 2
     chunk = 64
 
     read = staticmethod(dataset.read_questions)
     input_reader = staticmethod(dataset.question_reader)
+
+    def __post_init__(self) -> None:
+        if self.longest < 1:
+            raise EverybertError(f"longest must be at least 1 token, not {self.longest}")
 
     @classmethod
     def fit(cls, examples: Examples, longest: int = 30) -> dict[str, Any]:

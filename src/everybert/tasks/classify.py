@@ -22,7 +22,6 @@ from everybert.model.heads import Network
 from everybert.model.losses import label_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
-from everybert.tasks import task as base
 from everybert.tasks.dataset import Examples
 from everybert.tasks.task import DIGITS, Explained, Features, Task, combine, constant, targets_of, text_features
 from everybert.text.tokenizer import Encoding, Tokenizer
@@ -105,9 +104,13 @@ class Classify(TextTask):
     name = "classify"
     metrics = ("accuracy", "f1", "f1_macro", "f1_micro", "matthews")
     labelled = True
-    saved = {"labels": base.names, "multi": base.truth, "temperature": base.positive, "threshold": base.number}
+    saved = ("labels", "multi", "temperature", "threshold")
 
     read = staticmethod(dataset.read_classes)
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be above 0, not {self.temperature}")
 
     @classmethod
     def fit(
@@ -269,7 +272,7 @@ class Regress(TextTask):
 
     name = "regress"
     metrics = ("spearman", "pearson")
-    saved = {"scale": base.number, "shift": base.number}
+    saved = ("scale", "shift")
     outputs = 1
     problem_type = "regression"
 

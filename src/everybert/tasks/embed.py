@@ -25,7 +25,7 @@ from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import Features, Task, checked, constant, targets_of, text_features, truth
+from everybert.tasks.task import Features, Task, constant, targets_of, text_features
 from everybert.text.tokenizer import Tokenizer
 
 SCALE = 20.0
@@ -46,7 +46,7 @@ class Embed(Task):
     head = None
     metrics = ("recall@1", "mrr")
     window_size = 256
-    saved = {"pooling": checked(("mean", "cls").__contains__, "mean or cls"), "normalize": truth}
+    saved = ("pooling", "normalize")
 
     read = staticmethod(dataset.read_pairs)
     input_reader = staticmethod(dataset.text_reader)

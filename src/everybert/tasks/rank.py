@@ -57,7 +57,7 @@ class Rank(Regress):
 
     name = "rank"
     metrics = ("mrr", "ndcg@10")
-    saved = {}
+    saved = ()  # type: ignore[assignment]
     problem_type = None  # type: ignore[assignment]
     grouped = True
 

@@ -12,19 +12,20 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
+from everybert.files import as_type
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks import words as wording
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import DIGITS, Encoded, Features, Task, checked, lay, names, targets_of
+from everybert.tasks.task import DIGITS, Encoded, Features, Task, lay, targets_of
 from everybert.tasks.words import Entity, Splitter, Word, split_tag
 from everybert.text.tokenizer import Encoding, Tokenizer
 
@@ -58,16 +59,16 @@ class TaggedText(NamedTuple):
 class Tag(Task):
     """One label per word."""
 
-    scheme: str = "BIO"
+    scheme: Literal["BIO", "BIOES", "plain"] = "BIO"
     """BIO, BIOES, or plain for labels without entities."""
-    decoding: str = "constrained"
+    decoding: Literal["constrained", "greedy"] = "constrained"
     """constrained: the best tag sequence that the scheme allows (Viterbi); greedy: the best tag of each word."""
     splitter: Splitter = field(default_factory=Splitter)
 
     name = "tag"
     head = "tag"
     metrics = ("f1", "precision", "recall", "accuracy", "f1_macro")
-    saved = {"labels": names, "scheme": checked(("BIO", "BIOES", "plain").__contains__, "BIO, BIOES or plain")}
+    saved = ("labels", "scheme")
     labelled = True
     chunk = 256
 
@@ -97,7 +98,7 @@ class Tag(Task):
         decoding = state.get("decode", "constrained" if "scheme" in state else "greedy")
         return replace(
             super().from_state({**state, "scheme": scheme}, config),
-            decoding=checked(("constrained", "greedy").__contains__, "constrained or greedy")(decoding),
+            decoding=as_type(decoding, Literal["constrained", "greedy"]),
             splitter=Splitter.from_state(state["words"]) if "words" in state else Splitter(),
         )
 

@@ -6,19 +6,19 @@ window. Training reads batches of examples; prediction runs all sequences throug
 Legend: N tokens of all sequences, S sequences, E examples; in a batch: T tokens, B sequences, E examples, C labels.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from operator import index
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
+from everybert.files import as_type
 from everybert.model.config import EncoderConfig
 from everybert.model.engine import Inputs, ahead, run_head
 from everybert.model.heads import Network, head_logits
@@ -284,29 +284,6 @@ def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)
 
 
-# ── values of everybert.json, which may be anything ───────────────────────────────────────────────────────────
-
-
-def checked(fits: Callable[[Any], bool], what: str) -> Callable[[Any], Any]:
-    """A function that returns its value, or raises an error if it does not fit."""
-
-    def check(value: Any) -> Any:
-        if not fits(value):
-            raise ValueError(f"{str(value)[:60]} is not {what}")
-        return value
-
-    return check
-
-
-truth = checked(lambda v: isinstance(v, bool), "true or false")
-number = checked(lambda v: type(v) in (int, float) and math.isfinite(v), "a finite number")
-positive = checked(lambda v: type(v) in (int, float) and 0 < v < math.inf, "a number above 0")
-names = checked(
-    lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v) and len(set(v)) == len(v),
-    "a list of different names",
-)
-
-
 # ── the base class ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -331,8 +308,8 @@ class Task(ABC):
     """The default window; None is the model's."""
     labelled: ClassVar[bool] = False
     """Whether the head has one output per label."""
-    saved: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
-    """The further fields that a model folder keeps, and how the JSON value of each is checked."""
+    saved: ClassVar[tuple[str, ...]] = ()
+    """The further fields that a model folder keeps."""
     chunk: ClassVar[int] = 1024
     """Inputs that are tokenized and predicted at a time: memory stays flat however many there are."""
     grouped: ClassVar[bool] = False
@@ -380,9 +357,12 @@ class Task(ABC):
     def from_state(cls, state: Mapping[str, Any], config: EncoderConfig) -> Self:
         """From the values that `state` returned; fields that are missing keep their defaults."""
         window = WindowConfig.for_model(config, **(state.get("window") or {"size": cls.window_size}))
-        known = {name: check(state[name]) for name, check in cls.saved.items() if name in state}
-        if "labels" in known:
-            known["labels"] = tuple(known["labels"])
+        hints, known = get_type_hints(cls), {}
+        for name in set(cls.saved) & state.keys():
+            try:
+                known[name] = as_type(state[name], hints[name])
+            except TypeError as wanted:
+                raise ValueError(f"{name} must be {wanted}, not {str(state[name])[:60]}") from None
         return cls(window=window, metric=cls.metrics[0], **known)
 
     def state(self) -> dict[str, Any]:

@@ -10,17 +10,17 @@ import difflib
 import json
 import re
 import tomllib
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from everybert.corpus.examples import ExampleConfig
 from everybert.corpus.masking import MaskingConfig
 from everybert.errors import EverybertError
+from everybert.files import as_type
 from everybert.model.config import EncoderConfig, preset
 from everybert.training.optim import OptimizerConfig
 
@@ -512,33 +512,8 @@ def unknown(key: str, known: Sequence[str]) -> str:
 
 
 def fit(value: Any, hint: Any, key: str) -> Any:
-    """A TOML value as the type of a field: lists become tuples, whole numbers floats. Other types are refused."""
+    """A TOML value as the type of a field; other types are refused."""
     try:
-        return _as(value, hint)
+        return as_type(value, hint)
     except TypeError as wanted:
         raise KeyProblem(key, f"must be {wanted}, not {value!r}") from None
-
-
-def _as(value: Any, hint: Any) -> Any:
-    """The value as a type; TypeError says what it must be."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin is Literal and value not in parts:
-        raise TypeError(f"one of {', '.join(map(str, parts))}")
-    if origin in (Union, types.UnionType):
-        wanted = []
-        for part in parts:
-            try:
-                return _as(value, part)
-            except TypeError as error:
-                wanted.append(str(error))
-        raise TypeError(" or ".join(kind for kind in wanted if kind != "nothing"))
-    if origin is tuple:
-        if not isinstance(value, list | tuple) or (parts[-1] is not ... and len(value) != len(parts)):
-            raise TypeError("a list" if parts[-1] is ... else f"a list of {len(parts)}")
-        return tuple(_as(v, p) for v, p in zip(value, parts[:1] * len(value) if parts[-1] is ... else parts))
-    if origin is Literal or (isinstance(value, hint) and not (hint is int and isinstance(value, bool))):
-        return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", type(None): "nothing"}
-    raise TypeError(names[hint])
