@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from everybert.cli.common import DEFAULT, LECTURE, Count, Name, OptionalCount, Pickle, Source, Use, cell, report
+from everybert.cli.common import DEFAULT, LECTURE, Count, Name, OptionalCount, Pickle, Served, Source, cell, report
 from everybert.cli.options import Fields, Group, Output, command
 from everybert.errors import EverybertError
 from everybert.files import accept_folder
@@ -24,6 +24,8 @@ LIMITS = "body=max_body inputs=max_inputs text_tokens=max_tokens queue rate conn
 Preset = Annotated[str | None, {"metavar": "MODEL"}]
 Names = Annotated[list[str] | None, {"metavar": "NAME"}]
 Merged = Annotated[Name, "Merge this adapter: the name of one that comes with the model, or a folder."]
+
+
 Limited = Annotated[dict[str, Any], Fields(LIMITS, "Limits", "everybert.serving.limits:Limits")]
 
 
@@ -131,8 +133,7 @@ def serve(
     workers: Annotated[Count, "Processes that share the port, the cores and the weights."] = 1,
     no_playground: Annotated[bool, "Serve the API alone, without the page and its endpoints."] = False,
     access_log: Annotated[bool, "Write a line of JSON per request to standard error."] = False,
-    revision: Annotated[str | None, "A branch, tag or commit of the models of the hub."] = None,
-    use: Annotated[Use, Fields("device dtype allow_pickle", "Model")],
+    use: Annotated[Served, Fields("device dtype allow_pickle revision", "Model")],
     limits: Limited,
 ) -> None:
     """Serve models over HTTP: the endpoints of OpenAI and TEI, our own, and a page to try them."""
@@ -151,7 +152,7 @@ def serve(
     hosts = [host, *(allowed_hosts or [])]
     loading = (model or [DEFAULT, LECTURE], adapter or [], use.device, use.dtype)
     settings = ServerSettings(
-        *loading, keys, hosts, not no_playground, chosen, workers, use.allow_pickle, revision, access_log
+        *loading, keys, hosts, not no_playground, chosen, workers, use.allow_pickle, use.revision, access_log
     )
     if api_keys and not keys:
         raise EverybertError(f"{api_keys} has no key; write one per line")
