@@ -39,11 +39,11 @@ def test_one_stop_for_all_heads(open_page):
     page.locator(".av-cell[tabindex='0']").focus()
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowRight")
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Layer 0, head 1"
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Layer 1, head 2"
     ready(page)
-    assert page.locator(".av-title").inner_text() == "Layer 0, head 1"
+    assert page.locator(".av-title").inner_text() == "Layer 1, head 2"
     label = page.locator(".av-stage").get_attribute("aria-label")
-    assert label.startswith("Attention of layer 0, head 1") and "link" in label
+    assert label.startswith("Attention of layer 1, head 2") and "link" in label
 
 
 def test_results_are_announced(open_page):

@@ -25,7 +25,7 @@ def test_a_file_of_its_own(offline, models, tmp_path, shots):
     offline.goto(f"file://{tmp_path / 'a.html'}")
     offline.wait_for_selector("html[data-ready=true]", state="attached")
     assert offline.locator(".av-cell").count() == 8
-    offline.get_by_role("gridcell", name="Layer 0, head 1").click()
+    offline.get_by_role("gridcell", name="Layer 1, head 2").click()
     offline.wait_for_selector(".av[aria-busy=false]")
     offline.locator(".av-stage").focus()
     offline.keyboard.press("ArrowDown")
@@ -40,5 +40,5 @@ def test_in_a_frame(offline, models, shots):
     frame = offline.frame_locator("iframe")
     frame.locator("html[data-ready=true]").wait_for(state="attached")
     frame.locator(".av[aria-busy=false]").wait_for()
-    assert frame.locator(".av-title").inner_text() == "Layer 1, head 0"
+    assert frame.locator(".av-title").inner_text() == "Layer 2, head 1"
     offline.screenshot(path=shots / "notebook.png", full_page=True)

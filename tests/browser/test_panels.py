@@ -174,7 +174,7 @@ def test_presets_find_the_head_that_shows_them(open_page, models):
     found = models["words"].attention("My friend told me about this class and I love it so far! She was right.")
     each = found.weights[:, :, found.tokens.index("she"), found.tokens.index("friend")]
     layer, head = np.unravel_index(each.argmax(), each.shape)
-    assert page.locator(".av-title").inner_text() == f"Layer {layer}, head {head}", "what a first visit shows"
+    assert page.locator(".av-title").inner_text() == f"Layer {layer + 1}, head {head + 1}", "what a first visit shows"
     assert page.locator(".av-readout").inner_text().startswith("“she” attends to")
     page.get_by_role("button", name="across a pair").click()
     ready(page)
@@ -183,7 +183,7 @@ def test_presets_find_the_head_that_shows_them(open_page, models):
     second = next(i for i, t in enumerate(found.tokens) if t == "cat" and found.texts[i] == 1)
     each = found.weights[:, :, second, found.tokens.index("cat")]
     layer, head = np.unravel_index(each.argmax(), each.shape)
-    assert page.locator(".av-title").inner_text() == f"Layer {layer}, head {head}"
+    assert page.locator(".av-title").inner_text() == f"Layer {layer + 1}, head {head + 1}"
     assert page.get_by_label("Which links").input_value() == "ba"
 
 

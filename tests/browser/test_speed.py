@@ -97,7 +97,7 @@ def test_512_tokens_do_not_stall(open_page, base, shots):
     page.get_by_label("Text A").fill(" ".join([WORDS] * 51))
     ready(page)
     assert "512 tokens" in page.locator(".av-stage").get_attribute("aria-label")
-    page.get_by_role("gridcell", name="Layer 0, head 3").click()
+    page.get_by_role("gridcell", name="Layer 1, head 4").click()
     ready(page)
     assert int(page.locator(".av").get_attribute("data-links")) > 2000, "a head with much to draw"
     for view in ("Lines", "Matrix"):

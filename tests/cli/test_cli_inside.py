@@ -39,7 +39,7 @@ def run(*arguments):
 def test_explain_tells_every_step(folder):
     told = run("explain", "the cat [MASK] a dog", "--layer", 1, "--head", 1, "--model", folder / "model")
     assert told.exit_code == 0, told.output
-    steps = ("Text to tokens", "S = Q·Kᵀ / √16", "Layer 1, head 1", "softmax", "(7 × 7)", "(7 × 16)", "The vocabulary")
+    steps = ("Text to tokens", "S = Q·Kᵀ / √16", "Layer 2, head 2", "softmax", "(7 × 7)", "(7 × 16)", "The vocabulary")
     for words in steps:
         assert words in told.output
     assert "[MASK]" in told.output, "square brackets are text, not markup"
@@ -80,6 +80,8 @@ def test_probe_heads_prints_the_table(folder):
         assert words in done.output
     found = json.loads(run("probe", "heads", file, "--least", 1, "--json", "--model", folder / "model").stdout)
     rows = {row["relation"]: row for row in found["relations"]}
+    line = next(line for line in done.output.splitlines() if line.startswith("det ")).split()
+    assert line[2:4] == [str(rows["det"]["layer"] + 1), str(rows["det"]["head"] + 1)], "printed from 1, JSON from 0"
     assert rows["det"]["count"] == 3 and rows["det"]["baseline"] == 1.0 and rows["det"]["offset"] == 1
     bad = run("probe", "heads", file, "--relation", "expl", "--model", folder / "model")
     assert bad.exit_code == 2 and "has no relation 'expl'" in bad.output

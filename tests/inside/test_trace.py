@@ -91,7 +91,7 @@ def test_story_names_what_it_keeps(words):
         for part in step.parts:
             assert close(part_value(whole, part), part_value(kept, part))
     groups = list(dict.fromkeys(step.group for step in story(whole, 1, 1)))
-    assert groups == ["Input", "Layer 1, head 1", "Layer 1", "Prediction"]
+    assert groups == ["Input", "Layer 2, head 2", "Layer 2", "Prediction"]
     joined = part_value(whole, next(p for s in story(whole) for p in s.parts if p.label == "heads side by side"))
     assert close(joined[:, : words.config.head_size], whole["layers.0.attention.mixed"][0])
 

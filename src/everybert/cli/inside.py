@@ -29,11 +29,11 @@ def explain(
     text: Annotated[str, "A text, in quotes."],
     *,
     pair: Annotated[str | None, "A second text."] = None,
-    layer: Annotated[int, "The layer to show in detail.", {"min": 0}] = 0,
-    head: Annotated[int, "The head to show in detail.", {"min": 0}] = 0,
+    layer: Annotated[int, "The layer to show in detail, from 0.", {"min": 0}] = 0,
+    head: Annotated[int, "The head to show in detail, from 0.", {"min": 0}] = 0,
     use: LectureOptions,
 ) -> Output:
-    """Every step of the forward pass, from text to prediction: the equation, a description, and the numbers."""
+    """Every step of the forward pass, from text to prediction. Layers and heads are printed counted from 1."""
     from everybert.inside.steps import needed, part_value, story
 
     model = use.load()
@@ -84,7 +84,7 @@ def attention(
     pair: Annotated[str | None, "A second text."] = None,
     use: LectureOptions,
 ) -> None:
-    """Write a page with all attention weights of a text: every head, as lines or as a matrix."""
+    """Write a page with all attention weights of a text: every head, as lines or as a matrix, counted from 1."""
     if out.suffix not in (".html", ".htm"):
         raise EverybertError(f"{out} is not the name of a page; give --out F.html")
     found = use.load().attention(refuse_files([text])[0], pair)
@@ -122,8 +122,8 @@ def heads(
 ) -> Output:
     """How often the strongest link of a head joins a word and its syntactic head, by relation.
 
-    Layers and heads are counted from 0. baseline: the best fixed offset. published: BERT-base on the Penn Treebank
-    (Clark et al. 2019). The best head is selected on the words that score it.
+    Layers and heads are printed counted from 1, in JSON from 0. baseline: the best fixed offset. published: BERT-base
+    on the Penn Treebank (Clark et al. 2019). The best head is selected on the words that score it.
     """
     from everybert.inside.probes import probe_heads
 
@@ -138,5 +138,7 @@ def heads(
     data["relations"] = rows
     right = found.relations[relation].right if relation else None
     chosen = {"relation": relation, "right": right.tolist()} if right is not None else None
-    grid = [dict(enumerate(row)) for row in right.max(0).tolist()] if right is not None else None
-    return Output({**data, "chosen": chosen}, report({**data, "chosen (layer by head, the better direction)": grid}))
+    grid = [dict(enumerate(row, 1)) for row in right.max(0).tolist()] if right is not None else None
+    shown = [{**row, "layer": row["layer"] + 1, "head": row["head"] + 1} for row in rows]
+    shown_data = {**data, "relations": shown, "chosen (layer by head, the better direction)": grid}
+    return Output({**data, "chosen": chosen}, report(shown_data))

@@ -74,7 +74,8 @@ def story(trace: Trace, layer: int = 0, head: int = 0) -> list[ExplainedStep]:
         raise EverybertError(f"there is no head {head}: a layer's heads are 0 to {config.heads - 1}")
     pre = config.norm == "pre"
     normed = pre and (layer > 0 or config.first_attention_norm)
-    values = {"layer": layer, "head": head, **_values(trace, layer, pre, normed)}
+    shown = {"shown_layer": layer + 1, "shown_head": head + 1}  # as the literature counts
+    values = {"layer": layer, "head": head, **shown, **_values(trace, layer, pre, normed)}
     keys = ["tokens", "embeddings"]
     keys += ["embedding_norm"] if config.embedding_norm or config.embedding_size is not None else []
     keys += ["attention_norm"] if normed else []
@@ -92,7 +93,7 @@ def _step(trace: Trace, key: str, values: dict[str, Any]) -> ExplainedStep:
     """A step with its texts from steps.toml, and those of its arrays that the architecture has."""
     texts = dict(TEXTS[key])
     named = [(label, name.format(**values)) for label, name in texts.pop("parts", [])]
-    head = values["head"] if "{head}" in texts["group"] else None
+    head = values["head"] if "{shown_head}" in texts["group"] else None
     parts = tuple(Part(label, name, head) for label, name in named if name in trace.values)
     return ExplainedStep(**{field: text.format(**values) for field, text in texts.items()}, parts=parts)
 

@@ -4,7 +4,8 @@
 // A source is {tokens, texts, layers, heads, size, thumbnails, head(layer, head), link(from, to)}: `texts` says which
 // text a token is from (null for special tokens); `thumbnails` are uint8 (layers, heads, size, size); `head` promises
 // n × n weights as uint16 of 65535ths; `link` promises one link's weight in every head. Where the model itself is at
-// hand, `off(heads)` promises what changes without these heads: {cosine, masks, whole, without}.
+// hand, `off(heads)` promises what changes without these heads: {cosine, masks, whole, without}. Layers and heads are
+// counted from 0 in the source, and shown counted from 1, as the literature does.
 import { canvasPen, direction, drawLines, drawMatrix, linesLayout, matrixLayout, numbers, strongest, svgPen, tone, visible, weightPicture } from "./attention-draw.js";
 
 const STAGE = 560; // the tallest the stage grows before it scrolls
@@ -105,16 +106,16 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
     const grid = make("div", { class: "av-grid", role: "grid", "aria-label": "All heads: choose one" });
     grid.style.setProperty("--heads", count);
     const header = make("div", { class: "av-row av-numbers", "aria-hidden": "true" }, make("span"));
-    for (let h = 0; h < count; h++) header.append(make("span", {}, String(h)));
+    for (let h = 0; h < count; h++) header.append(make("span", {}, String(h + 1)));
     grid.append(header);
     const cells = [];
     for (let l = 0; l < layers; l++) {
-      const row = make("div", { class: "av-row", role: "row" }, make("span", { class: "av-number", "aria-hidden": "true" }, String(l)));
+      const row = make("div", { class: "av-row", role: "row" }, make("span", { class: "av-number", "aria-hidden": "true" }, String(l + 1)));
       for (let h = 0; h < count; h++) {
         const small = make("canvas", { width: size, height: size });
         const cell = make(
           "button",
-          { type: "button", role: "gridcell", tabindex: -1, class: "av-cell", "aria-label": `Layer ${l}, head ${h}`, onclick: () => choose({ layer: l, head: h }) },
+          { type: "button", role: "gridcell", tabindex: -1, class: "av-cell", "aria-label": `Layer ${l + 1}, head ${h + 1}`, onclick: () => choose({ layer: l, head: h }) },
           small,
         );
         cells.push(cell);
@@ -228,7 +229,7 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
     heads.mark();
     toggle.textContent = off.has(state.layer * source.heads + state.head) ? "Switch this head on again" : "Switch this head off";
     for (const button of views.children) button.setAttribute("aria-pressed", button.dataset.view === state.view);
-    title.textContent = `Layer ${state.layer}, head ${state.head}`;
+    title.textContent = `Layer ${state.layer + 1}, head ${state.head + 1}`;
     if (!weights.length) return;
     const shown = visible(source, state);
     peak = Math.max(4 / n / n, weights.reduce((a, b) => Math.max(a, b), 0));
@@ -369,7 +370,7 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
     for (const k of order) {
       const [layer, head] = [Math.floor(k / source.heads), k % source.heads];
       where.append(
-        make("button", { type: "button", class: "av-chip", onclick: () => choose({ layer, head }) }, `layer ${layer} head ${head}`, make("small", {}, each[k].toFixed(2))),
+        make("button", { type: "button", class: "av-chip", onclick: () => choose({ layer, head }) }, `layer ${layer + 1} head ${head + 1}`, make("small", {}, each[k].toFixed(2))),
       );
     }
     return order.map((k) => [Math.floor(k / source.heads), k % source.heads, each[k]]);
@@ -394,12 +395,12 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
       words = best ? ["Strongest link: ", ...name(best[0]), " → ", ...name(best[1]), `  ${best[2].toFixed(3)}`] : ["No link stands out in this selection."];
     }
     readout.replaceChildren(...words);
-    stage.setAttribute("aria-label", `Attention of layer ${state.layer}, head ${state.head}, ${n} tokens. ${readout.textContent}`);
+    stage.setAttribute("aria-label", `Attention of layer ${state.layer + 1}, head ${state.head + 1}, ${n} tokens. ${readout.textContent}`);
   }
 
   // ── pictures to keep ──
 
-  const file = (kind) => `attention-layer${state.layer}-head${state.head}.${kind}`;
+  const file = (kind) => `attention-layer${state.layer + 1}-head${state.head + 1}.${kind}`;
 
   function savePng() {
     const width = stage.clientWidth;
