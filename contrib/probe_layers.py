@@ -16,6 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.inference.model import load
-from everybert.inside.probes import chunks, sentence_of
+from everybert.inside.probes import CHUNK, sentence_of
 from everybert.model.engine import Inputs, encode_layers
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
@@ -83,8 +84,9 @@ def _features(
     """(N, H) for each of the L + 1 layers: the mean of each text, or the first token of each word; and N labels."""
     layers: list[list[np.ndarray]] = [[] for _ in range(len(network.config.layer_order) + 1)]
     labels: list[str] = []
-    for chunk in chunks(zip(inputs, targets)):
-        read = [_reading(tokenizer, x, y, network.config.max_positions) for x, y in chunk]
+    rows_left = iter(zip(inputs, targets))
+    while chunk := list(islice(rows_left, CHUNK)):
+        read = [reading(tokenizer, x, y, network.config.max_positions) for x, y in chunk]
         read = [reading for reading in read if reading[2]]
         rows: dict[int, list[np.ndarray]] = {}
 
@@ -106,7 +108,7 @@ def _features(
     return [np.concatenate(layer)[:most] for layer in layers], labels[:most]
 
 
-def _reading(
+def reading(
     tokenizer: Tokenizer, given: str | Sequence[str], target: str | Sequence[str], size: int
 ) -> tuple[list[int], list[int] | None, list[str]]:
     """Ids cut to the window; the first token of each word, or None for a text; and the labels."""
