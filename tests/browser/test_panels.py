@@ -93,9 +93,9 @@ def test_attention(open_page, models, tmp_path, shots):
     found = models["words"].attention(SENTENCE, PAIR)
     weights, tokens = found.weights, found.tokens
     assert page.locator(".av-cell").count() == 8
-    page.get_by_role("gridcell", name="Layer 1, head 1").click()
+    page.get_by_role("gridcell", name="Layer 2, head 2").click()
     ready(page)
-    assert page.locator(".av-title").inner_text() == "Layer 1, head 1"
+    assert page.locator(".av-title").inner_text() == "Layer 2, head 2"
     assert "layer=1" in page.url and "head=1" in page.url
     # the keyboard walks through tokens and the readout names their strongest links
     page.locator(".av-stage").focus()
@@ -137,7 +137,7 @@ def test_attention(open_page, models, tmp_path, shots):
         assert (tmp_path / "picture").read_bytes().startswith(start)
     # the link opens the same view
     again = open_page(page.url.partition("/#")[2].join(["#", ""]))
-    assert again.locator(".av-title").inner_text() == "Layer 1, head 1"
+    assert again.locator(".av-title").inner_text() == "Layer 2, head 2"
     assert again.get_by_role("button", name="Matrix").get_attribute("aria-pressed") == "true"
 
 

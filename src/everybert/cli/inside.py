@@ -39,10 +39,8 @@ def explain(
     model = use.load()
     trace = model.trace(refuse_files([text])[0], pair, keep=needed(layer))
     steps = story(trace, layer, head)
-    found: list[dict[str, Any]] = []
-    for step in steps:
-        parts = [{"name": p.name, "label": p.label, "shape": part_value(trace, p).shape} for p in step.parts]
-        found.append({**asdict(step), "parts": parts})
+    shapes = [[{"name": p.name, "label": p.label, "shape": part_value(trace, p).shape} for p in s.parts] for s in steps]
+    found = [{**asdict(step), "parts": parts} for step, parts in zip(steps, shapes)]
 
     def lines() -> Iterator[str]:
         for number, step in enumerate(steps, 1):
@@ -133,12 +131,11 @@ def heads(
         found = probe_heads(model.network, model.tokenizer, trees, tell)
     if relation and relation not in found.relations:
         raise EverybertError(f"{file} has no relation {relation!r}; it has {', '.join(found.relations)}")
-    data = {name: getattr(found, name) for name in ("sentences", "words", "skipped")}
     rows = [{k: v for k, v in vars(r).items() if k != "right"} for r in found.relations.values() if r.count >= least]
-    data["relations"] = rows
-    right = found.relations[relation].right if relation else None
-    chosen = {"relation": relation, "right": right.tolist()} if right is not None else None
-    grid = [dict(enumerate(row, 1)) for row in right.max(0).tolist()] if right is not None else None
-    shown = [{**row, "layer": row["layer"] + 1, "head": row["head"] + 1} for row in rows]
-    shown_data = {**data, "relations": shown, "chosen (layer by head, the better direction)": grid}
-    return Output({**data, "chosen": chosen}, report(shown_data))
+    data = {name: getattr(found, name) for name in ("sentences", "words", "skipped")} | {"relations": rows}
+    shown = data | {"relations": [{**row, "layer": row["layer"] + 1, "head": row["head"] + 1} for row in rows]}
+    chosen = {"relation": relation, "right": found.relations[relation].right.tolist()} if relation else None
+    if relation:
+        grid = found.relations[relation].right.max(0).tolist()
+        shown["chosen (layer by head, the better direction)"] = [dict(enumerate(row, 1)) for row in grid]
+    return Output(data | {"chosen": chosen}, report(shown))
