@@ -121,4 +121,18 @@ def test_help_is_complete_and_fits_80_columns(words):
 
 
 def test_every_example_belongs_to_a_command():
-    assert set(EXAMPLES) == set(map(" ".join, all_commands()))
+    assert set(EXAMPLES) == {"everybert", *map(" ".join, all_commands())}
+
+
+def test_without_a_command_six_things_are_shown():
+    shown = CliRunner().invoke(everybert, [])
+    assert shown.exit_code == 0 and shown.stdout == EXAMPLES["everybert"]
+    lines = [line.split("  ")[1] for line in shown.stdout.splitlines() if line.startswith("  everybert ")]
+    assert len(lines) == 6 and all(line.split()[1] in COMMANDS for line in lines)
+
+
+@pytest.mark.parametrize(("words", "expected"), [("everybert fi", "finetune"), ("everybert fill --t", "--top")])
+def test_shells_complete_commands_and_options(words, expected):
+    shell = {"_EVERYBERT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    shown = CliRunner().invoke(everybert, [], prog_name="everybert", env=shell)
+    assert expected in shown.stdout.split()

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from everybert import __version__
-from everybert.cli.options import TABLE, Command, Group
+from everybert.cli.options import EXAMPLES, TABLE, Command, Group
 from everybert.errors import EverybertError
 
 COMMANDS = {name: (*entry, panel) for panel, entries in TABLE.items() for name, entry in entries.items()}
@@ -84,8 +84,7 @@ def one_line_errors() -> Iterator[None]:
 
 app = typer.Typer(
     cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -100,11 +99,14 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """The whole BERT family: use a model, look inside it, make one from text."""
+    if context.invoked_subcommand is None:
+        print(EXAMPLES["everybert"], end="")
 
 
 def run() -> None:
