@@ -54,13 +54,6 @@ class Use(ModelOptions):
     dtype: Annotated[Name, "float32, bfloat16, float16, or int8 (faster on a CPU). If not given: as saved."] = None
 
 
-@dataclass(frozen=True)
-class Served(Use):
-    """Model."""
-
-    revision: Annotated[str | None, "A branch, tag or commit of the models of the hub."] = None
-
-
 def read_texts(texts: list[str] | None, file: Path | None, tabs: bool = False) -> list[str]:
     """The texts of the command line, or the lines of a file; tables are refused, except with `tabs` those of tabs."""
     if texts and file is not None:

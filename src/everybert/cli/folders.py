@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from everybert.cli.common import DEFAULT, LECTURE, Count, Name, OptionalCount, Pickle, Served, Source, cell, report
+from everybert.cli.common import DEFAULT, LECTURE, Name, OptionalCount, Pickle, Source, Use, cell, report
 from everybert.cli.options import Fields, Group, Output, command
 from everybert.errors import EverybertError
 from everybert.files import accept_folder
@@ -21,6 +21,7 @@ app = typer.Typer()
 export = typer.Typer(cls=Group, help="Export a model to ONNX, or to a transformers folder.", no_args_is_help=True)
 app.add_typer(export, name="export")
 LIMITS = "body=max_body inputs=max_inputs text_tokens=max_tokens queue rate connections seconds=timeout budget"
+SERVER = "everybert.serving.app:ServerSettings"
 Preset = Annotated[str | None, {"metavar": "MODEL"}]
 Names = Annotated[list[str] | None, {"metavar": "NAME"}]
 Merged = Annotated[Name, "Merge this adapter: the name of one that comes with the model, or a folder."]
@@ -130,10 +131,9 @@ def serve(
     allowed_hosts: Annotated[
         Names, "A name by which clients may call this server (or *); repeat. Addresses and localhost are allowed."
     ] = None,
-    workers: Annotated[Count, "Processes that share the port, the cores and the weights."] = 1,
     no_playground: Annotated[bool, "Serve the API alone, without the page and its endpoints."] = False,
-    access_log: Annotated[bool, "Write a line of JSON per request to standard error."] = False,
-    use: Annotated[Served, Fields("device dtype allow_pickle revision", "Model")],
+    more: Annotated[dict[str, Any], Fields("workers access_log revision", "Server", SERVER)],
+    use: Annotated[Use, Fields("device dtype allow_pickle", "Model")],
     limits: Limited,
 ) -> None:
     """Serve models over HTTP: the endpoints of OpenAI and TEI, our own, and a page to try them."""
@@ -151,9 +151,8 @@ def serve(
     keys = [*(api_key or []), *(api_keys.read_text("utf-8").split() if api_keys else [])]
     hosts = [host, *(allowed_hosts or [])]
     loading = (model or [DEFAULT, LECTURE], adapter or [], use.device, use.dtype)
-    settings = ServerSettings(
-        *loading, keys, hosts, not no_playground, chosen, workers, use.allow_pickle, use.revision, access_log
-    )
+    given = {"allow_pickle": use.allow_pickle, **more}
+    settings = ServerSettings(*loading, keys, hosts, not no_playground, chosen, **given)
     if api_keys and not keys:
         raise EverybertError(f"{api_keys} has no key; write one per line")
     if host not in ("127.0.0.1", "::1", "localhost") and not keys:

@@ -28,7 +28,7 @@ from everybert.errors import EverybertError
 from everybert.serving import playground, routes
 from everybert.serving.batcher import Batcher
 from everybert.serving.limits import GRACE, Limits, LimitsMiddleware, Protocol, error_response
-from everybert.serving.metrics import Metrics, log_requests
+from everybert.serving.metrics import Metrics
 from everybert.serving.models import ModelRegistry, open_models
 
 SETTINGS = "EVERYBERT_SERVE"
@@ -134,9 +134,16 @@ class ServerSettings:
     playground: bool = True
     limits: Limits = field(default_factory=Limits)
     workers: int = 1
+    """Processes that share the port, the cores and the weights."""
     allow_pickle: bool = False
     revision: str | None = None
+    """A branch, tag or commit of the models of the hub."""
     access_log: bool = False
+    """Write a line of JSON per request to standard error."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise EverybertError(f"a server needs at least one worker, not {self.workers}")
 
     def create_app(self) -> FastAPI:
         """Load the models, and make the application."""
@@ -144,8 +151,7 @@ class ServerSettings:
         service = Service(replace(self.limits, rate=rate))
         how = (self.device, self.dtype, self.workers > 1, self.allow_pickle, self.revision)
         open_models(service.registry, self.models, self.adapters, *how)
-        if self.access_log:
-            log_requests()
+        service.metrics.access_log = self.access_log
         return create_app(service, self.keys, self.hosts, self.playground)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import MutableMapping
 from datetime import datetime
@@ -15,22 +14,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
-access = logging.getLogger("everybert.access")
-
-
-def log_requests() -> None:
-    """Write a line of JSON to standard error for each request."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    access.handlers, access.propagate = [handler], False
-    access.setLevel(logging.INFO)
-
 
 class Metrics:
     """Counters, gauges and histograms, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.access_log = False
+        """Whether each request is a line of JSON on standard error."""
 
         def make(kind: Any, name: str, what: str, labels: tuple[str, ...] = (), **more: Any) -> Any:
             return kind(f"everybert_{name}", what, labels, registry=self.registry, **more)
@@ -54,10 +45,10 @@ class Metrics:
         time.observe(seconds)
         if status == 500:
             self.failures.inc()
-        if access.isEnabledFor(logging.INFO):
+        if self.access_log:
             line = {"time": datetime.now().astimezone().isoformat(), "client": (scope.get("client") or ("",))[0]}
-            line |= {"method": scope.get("method"), "path": scope.get("path"), "status": status}
-            access.info(json.dumps(line | {"seconds": round(seconds, 4)}))
+            line |= {"method": scope["method"], "path": scope["path"], "status": status, "seconds": round(seconds, 4)}
+            print(json.dumps(line), file=sys.stderr, flush=True)
 
     def text(self) -> bytes:
         """The metrics in the exposition format."""
