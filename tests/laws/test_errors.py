@@ -1,5 +1,6 @@
 """Every error of the command line is one line with exit code 2, whatever is wrong with a file."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from everybert.cli.main import COMMANDS, app
+from everybert.files import sha256_folder
 
 LINES = {
     "fill": "--file BAD",
@@ -98,6 +100,32 @@ def test_a_bad_file(name, kind, model, tmp_path, monkeypatch):
     if (kind, name) == ("missing", "quickstart") or (kind == "folder" and name in FOLDERS):
         return
     one_line(*name.split(), *shlex.split(line), *(["--model", str(model)] if takes_model else []))
+
+
+WRITERS = {
+    "tokenizer train": "texts.txt --out MODEL",
+    "corpus build": "texts.txt --tokenizer MODEL --out MODEL",
+    "pretrain": "tiny-cpu --corpus corpus --out MODEL",
+    "distil": "--teacher MODEL --corpus corpus --student bert-tiny --out MODEL",
+    "finetune": "classify --train data.tsv --out MODEL",
+    "quantize": "MODEL MODEL",
+    "export hf": "MODEL MODEL",
+    "export onnx": "MODEL MODEL",
+    "quickstart": "--out MODEL",
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_model_is_never_replaced_without_a_word(name, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("texts.txt").write_text("a film\n" * 9)
+    Path("data.tsv").write_text("text\tlabel\na film\ta\nfood\tb\n" * 9)
+    before = sha256_folder(model)
+    line = WRITERS[name].replace("MODEL", str(model))
+    done = CliRunner().invoke(app, [*name.split(), *shlex.split(line)])
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1, done.output
+    assert re.search("holds|exists", done.stderr), done.stderr
+    assert sha256_folder(model) == before
 
 
 @pytest.mark.parametrize("name", LINES)

@@ -1,9 +1,16 @@
 """Recipes: a wrong key is named; what is omitted has a default; every shipped recipe is valid."""
 
+import contextlib
+import dataclasses
+import math
+
 import pytest
 
+from everybert.corpus.examples import ExampleConfig
+from everybert.corpus.masking import MaskingConfig
 from everybert.errors import EverybertError
-from everybert.training.recipe import Recipe, names, seconds
+from everybert.model.config import EncoderConfig
+from everybert.training.recipe import TABLES, Recipe, names, seconds
 
 GOOD = """
 steps = 100
@@ -77,6 +84,38 @@ def test_overrides_stand_for_lines():
         parse(GOOD, model__layerz=3)
     with pytest.raises(EverybertError, match=r"^mask.rate=abc: must be a number or a list of 2, not 'abc'$"):
         parse(GOOD, mask__rate="abc")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ({"nosuch__key": 1}, "nosuch.key=1: there is no such key"),
+        ({"phase__0__x": 1}, "phase.0.x=1: there is no such key; did you mean phase?"),
+        ({"steps__x": 1}, "steps.x=1: steps is not a table"),
+        ({"batch": 3}, "batch=3: is a table"),
+        ({"model": [1]}, "model=[1]: is a table"),
+        ({"phase": [1]}, "phase=[1]: write [[phase]]"),
+    ],
+)
+def test_an_override_is_blamed_not_the_file(override, said):
+    with pytest.raises(EverybertError) as caught:
+        parse(GOOD, **override)
+    assert str(caught.value).startswith(said)
+
+
+VALUES = (3, -1, 0.5, math.nan, "x", [], [1, "x"], {"x": 1}, True, "2020-01-01")
+
+
+def test_any_value_in_any_place_is_read_or_refused():
+    """Every key of every table with values of every kind."""
+    kinds = {**TABLES, "examples": ExampleConfig, "mask": MaskingConfig, "model": EncoderConfig}
+    tables = ["seed", "steps", "budget", *kinds]
+    inner = [f"{table}__{field.name}" for table, kind in kinds.items() for field in dataclasses.fields(kind)]
+    for key in [*tables, *inner, "phase", "mask__boundary", "model__init", "model__preset"]:
+        for value in VALUES:
+            with contextlib.suppress(EverybertError):
+                parse(GOOD, **{key: value})
+                assert value == value, key
 
 
 def test_differences_name_keys_but_not_how_the_machine_is_used():

@@ -14,7 +14,7 @@ import everybert
 from everybert.cli.common import Count, Device, ModelOptions, OptionalCount, Pickle, Quiet, pairs_of, report
 from everybert.cli.options import Fields, Group, Output, command
 from everybert.errors import EverybertError
-from everybert.files import atomic_folder
+from everybert.files import atomic_folder, is_model
 from everybert.store.hub import bundled
 from everybert.text.readers import ReadReport, expand, plain_size, read_documents
 from everybert.training.logs import progress_bar
@@ -56,6 +56,8 @@ def train(
     """Train a tokenizer on text, in one pass; the result is always the same. About 1 % of the lines measure it."""
     from everybert.text.train_tokenizer import train_tokenizer
 
+    if is_model(out):
+        raise EverybertError(f"{out} holds a model; choose another --out")
     paths = expand(files)
     seen = ReadReport()
     with atomic_folder(out) as folder, progress_bar("characters", plain_size(paths)) as tell:

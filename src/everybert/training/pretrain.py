@@ -20,7 +20,7 @@ import torch
 from everybert.corpus.masking import MaskingConfig
 from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
-from everybert.files import atomic_folder, is_complete, read_json, write_json
+from everybert.files import atomic_folder, is_complete, is_model, read_json, write_json
 from everybert.model.config import EncoderConfig, padded_vocabulary
 from everybert.model.heads import HEADS, Network
 from everybert.model.losses import Boundary, boundary_loss, pretrain_loss
@@ -120,6 +120,8 @@ def prepare(
     recipe: Recipe, corpus: str | Path, out: str | Path, device: str | None, teacher: str | None = None
 ) -> Setting:
     """Open the corpus and its tokenizer, and connect the ranks."""
+    if is_model(Path(out)):
+        raise EverybertError(f"{out} holds a model, not a run; choose another --out")
     world = World.join()
     opened = Corpus.open(corpus)
     tokenizer = Tokenizer.load(opened.tokenizer_path)

@@ -284,9 +284,11 @@ class Recipe:
         with located(name, overrides):
             table = _override(tomllib.loads(text), overrides)
             known = [*TOP, *TABLES, "model", "examples", "mask", "phase"]
-            for key in table:
+            for key, value in table.items():
                 if key not in known:
                     raise KeyProblem(key, unknown(key, known))
+                if key not in (*TOP, "phase") and not isinstance(value, dict):
+                    raise KeyProblem(key, f"is a table: write [{key}], and its keys below")
             if "parallel" in table.get("run", {}):
                 raise KeyProblem("run.parallel", "sharded training was removed; every rank holds the model: delete it")
             parts: dict[str, Any] = {
@@ -397,8 +399,9 @@ def located(name: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> I
     except KeyProblem as problem:
         table, _, key = problem.key.rpartition(".")
         where = f"{name}: [{table}] {key}" if table else f"{name}: {key}"
-        if (field := problem.key.replace(".", "__")) in overrides:
-            where = f"{problem.key}={overrides[field]}"
+        for given in overrides:
+            if f"{given}__".startswith(problem.key.replace(".", "__") + "__"):
+                where = f"{given.replace('__', '.')}={overrides[given]}"
         raise EverybertError(f"{where}: {problem.why}") from problem
 
 
@@ -418,7 +421,9 @@ def _override(given: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any
     table: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in given.items()}
     for key, value in overrides.items():
         where, _, field = key.rpartition("__")
-        (table.setdefault(where, {}) if where else table)[field] = value
+        if not isinstance(there := table.setdefault(where, {}) if where else table, dict):
+            raise KeyProblem(f"{where}.{field}", f"{where} is not a table")
+        there[field] = value
     if "model__init" in overrides:  # the configuration of the folder replaces the recipe's
         table["model"] = {k: v for k, v in table["model"].items() if k == "init" or "dropout" in k}
     for key, alternative in (("budget", "steps"), ("steps", "budget")):
@@ -467,7 +472,7 @@ def _mask(table: dict[str, Any]) -> dict[str, Any]:
 def _phases(table: dict[str, Any], batch: BatchSettings) -> tuple[Phase, ...]:
     """The phases, with their defaults filled in."""
     rows = table.get("phase", [{"share": 1.0}])
-    if not isinstance(rows, list):
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise KeyProblem("phase", "write [[phase]], with two brackets")
     out = []
     for number, row in enumerate(rows, 1):
