@@ -44,7 +44,9 @@ def cluster(address: str | None = None, workers: int | None = None) -> Iterator[
         return
     own: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
     try:
-        _check_address(address)
+        host, colon, port = (address or "").rpartition(":")
+        if colon and port.isdigit() and "/" not in host:  # connect once: Ray itself would retry for minutes
+            socket.create_connection((host, int(port)), timeout=10).close()
         how: dict[str, Any] = {} if address else own
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **how)
     except Exception as error:  # Ray raises many types, including plain Exception
@@ -56,13 +58,6 @@ def cluster(address: str | None = None, workers: int | None = None) -> Iterator[
         yield ray
     finally:
         ray.shutdown()
-
-
-def _check_address(address: str | None) -> None:
-    """Connect to HOST:PORT once: Ray itself would retry for minutes."""
-    host, colon, port = (address or "").rpartition(":")
-    if colon and port.isdigit() and "/" not in host:
-        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def check_engine(engine: str, address: str | None) -> None:

@@ -59,7 +59,8 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
             replace_folder(temporary, path)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if _is_disk_error(error):
+        # A failure of the disk, not of what the block read or computed; libraries in Rust say it in their text.
+        if getattr(error, "errno", None) in DISK_ERRORS or "(os error " in str(error):
             raise _explain(error, path) from error
         raise
 
@@ -183,11 +184,6 @@ def _refuse_foreign(path: Path) -> None:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if (p.is_symlink() or not p.is_dir()) and p != folder / MANIFEST)
-
-
-def _is_disk_error(error: BaseException) -> bool:
-    """Whether the disk failed, rather than something that the block read or computed."""
-    return getattr(error, "errno", None) in DISK_ERRORS or "(os error " in str(error)  # the text of Rust libraries
 
 
 def _explain(error: BaseException, path: Path, consequence: str = UNCHANGED) -> EverybertError:

@@ -85,7 +85,7 @@ def test_the_folder_opens_in_sentence_transformers(bert, tmp_path, pooling, norm
     task = Embed(window=WindowConfig(64, 16), pooling=pooling, normalize=normalize)
     save_network(loaded.network, tmp_path, tokenizer=tokenizer)
     write_pooling(tmp_path, Pooling((pooling,), normalize, 64), loaded.config.hidden_size)
-    assert task.sentence_pooling() == (pooling, normalize)
+    assert (task.state()["pooling"], task.state()["normalize"]) == (pooling, normalize)
     texts = ["the cat is good", "mary sees a film in london , they eat"]
     ours = np.stack(list(task.predict(loaded.network, tokenizer, texts)))
     theirs = SentenceTransformer(str(tmp_path), device="cpu").encode(texts)

@@ -18,6 +18,7 @@ from everybert.errors import EverybertError
 from everybert.model.heads import Network
 from everybert.model.lora import AdapterSet
 from everybert.store.adapters import load_adapter, read_adapter
+from everybert.store.sentence_transformers import Pooling, write_pooling
 from everybert.tasks import Classify, load_task
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import choose_settings, finetune
@@ -400,3 +401,44 @@ def test_one_label_for_everything_is_a_warning(base, monkeypatch, caplog):
     counts[1, 1] = 1
     tuned = finetune(base, "classify", sentiment(0, 16), sentiment(1, 8), **few)
     assert not any("every dev text" in note for note in tuned.notes)
+
+
+PAIRS = [("the film", "a film"), ("the food", "food"), ("a dog", "the dog")] * 4
+ABOUT = "config_sentence_transformers.json"
+
+
+def embedder(base, folder):
+    shutil.copytree(base, folder)
+    write_pooling(folder, Pooling(("cls",), True, 32), 32)
+    (folder / ABOUT).write_text('{"prompts": {"query": "", "document": ""}}')
+    return folder
+
+
+def test_an_embedder_is_trained_further_as_it_pools(base, tmp_path):
+    folder = embedder(base, tmp_path / "cls")
+    options = {"epochs": 1, "quiet": True, "device": "cpu"}
+    assert finetune(folder, "embed", PAIRS, PAIRS, **options).task.pooling == "cls"
+    assert finetune(folder, "embed", PAIRS, PAIRS, options={"pooling": "mean"}, **options).task.pooling == "mean"
+    assert finetune(base, "embed", PAIRS, PAIRS, **options).task.pooling == "mean"
+    (folder / ABOUT).write_text('{"prompts": {"query": "query: "}}')
+    with pytest.raises(EverybertError, match="prompts or modules that training would not keep"):
+        finetune(folder, "embed", PAIRS, PAIRS, **options)
+    finetune(folder, "embed", PAIRS, PAIRS, options={"pooling": "cls"}, **options)
+
+
+def test_an_encoder_in_a_folder_of_its_own_is_found(base, tmp_path):
+    """As older sentence-transformers folders have it."""
+    folder = embedder(base, tmp_path / "old")
+    (folder / "0_Transformer").mkdir()
+    for file in ("config.json", "model.safetensors", "vocab.txt"):
+        (folder / file).rename(folder / "0_Transformer" / file)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    assert finetune(folder, "embed", PAIRS, PAIRS, epochs=1, quiet=True, device="cpu").task.pooling == "cls"
+
+
+def test_a_run_names_its_model(base, tmp_path):
+    shutil.copytree(base, tmp_path / "run" / "model")
+    with pytest.raises(EverybertError, match=r"has no config.json; did you mean .*model\?"):
+        finetune(tmp_path / "run", "classify", sentiment(0), quiet=True)

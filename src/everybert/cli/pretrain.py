@@ -172,7 +172,7 @@ def pretrain(
     from everybert.training import recipe as recipes
 
     if list_:
-        return Output({name: recipes.summary(name) for name in recipes.names()})
+        return Output({name: recipes.text(name).splitlines()[0].lstrip("# ") for name in recipes.names()})
     if recipe is None:
         raise EverybertError(f"name a recipe: a .toml file, or one of {', '.join(recipes.names())}")
     if show:

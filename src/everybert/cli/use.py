@@ -13,8 +13,7 @@ from everybert.cli.common import Count, Long, Name, OptionalCount, Use, read_tex
 from everybert.cli.options import Fields, Output, command
 from everybert.errors import EverybertError
 from everybert.files import atomic_file
-from everybert.text.readers import RECORD_KINDS as RECORDS
-from everybert.text.readers import ReadReport, expand, kind
+from everybert.text.readers import RECORD_KINDS, ReadReport, expand, kind
 from everybert.training.logs import progress_bar
 
 app = typer.Typer()
@@ -116,10 +115,10 @@ def embed(
     options: dict[str, Any] = {"pooling": pooling, "normalize": normalize, "long": long}
     options |= {"prompt": prompt, "dimensions": dimensions}
     files = named_files([*(texts or []), *([str(file)] if file is not None else [])])
-    if files and out is not None and out.suffix != ".npy":
-        return on_files("embed", files, out, use, options=options, **rows.reading(), **parts)
     if out is not None and out.suffix != ".npy":
-        raise EverybertError(f"{out}: the vectors of texts are written as .npy; give --out such a name")
+        if not files:
+            raise EverybertError(f"{out}: the vectors of texts are written as .npy; give --out such a name")
+        return on_files("embed", files, out, use, options=options, **rows.reading(), **parts)
     only_files(parts, rows if not files else None)
     if files:
         from everybert.inference.files import FileOptions, read_inputs
@@ -284,7 +283,7 @@ def predicted(
     """Predict the texts that were given, or the rows of files."""
     if options.file is not None and given:
         raise EverybertError("give texts or --file, not both")
-    named = named_files(given, (*RECORDS, ".txt")) if options.context is None else []
+    named = named_files(given, (*RECORD_KINDS, ".txt")) if options.context is None else []
     if files := [options.file] if options.file is not None else named:
         if options.pair is not None:
             raise EverybertError("--pair is for texts; the second text of a row is in its --pair-column")
@@ -326,7 +325,7 @@ def on_files(task: str, files: list[Path], out: Path | None, use: Use, **options
     return Output({"out": str(out), **asdict(done)}, [f"{out}: {done.rows:,} rows{before}"], 130 * done.stopped)
 
 
-def named_files(given: list[str] | None, kinds: tuple[str, ...] = RECORDS) -> list[Path]:
+def named_files(given: list[str] | None, kinds: tuple[str, ...] = RECORD_KINDS) -> list[Path]:
     """The files that are given in place of texts."""
     files = [Path(name) for name in given or []]
     named = (" " not in path.name and kind(path) in kinds for path in files)

@@ -334,7 +334,10 @@ def compare(graph: Graph, path: Path) -> tuple[float, float]:
     longest = min(graph.config.max_positions, max([48, *(3 * w for w in windows)]))
     difference = values = 0.0
     for lengths in ((1,), (longest,), (1, longest // 2 or 1, longest, min(5, longest)), (min(2, longest),) * 2):
-        batch = _random(graph, lengths, rng)
+        ids = [[rng.randrange(graph.config.vocab_size) for _ in range(n)] for n in lengths]
+        segments = [[int(i > n // 2) for i in range(n)] for n in lengths] if graph.config.segments > 1 else None
+        marks = [[0, *rng.sample(range(n), n // 8)] for n in lengths] if graph.config.global_attention else None
+        batch = Ragged.of(ids, segments, marks)
         feed = padded(graph, batch)
         found = map(torch.from_numpy, session.run(None, {name: x.numpy() for name, x in feed.items()}))
         visible = feed["attention_mask"] > 0
@@ -359,14 +362,6 @@ def padded(graph: Graph, batch: Ragged) -> dict[str, Tensor]:
     return {
         name: nn.utils.rnn.pad_sequence(batch.split(flat[name]), True, fill.get(name, 0)) for name in graph.inputs()
     }
-
-
-def _random(graph: Graph, lengths: Sequence[int], rng: random.Random) -> Ragged:
-    config = graph.config
-    ids = [[rng.randrange(config.vocab_size) for _ in range(n)] for n in lengths]
-    segments = [[int(i > n // 2) for i in range(n)] for n in lengths] if config.segments > 1 else None
-    marks = [[0, *rng.sample(range(n), n // 8)] for n in lengths] if config.global_attention else None
-    return Ragged.of(ids, segments, marks)
 
 
 # ── transformers ────────────────────────────────────────────────────────────────────────────────────────────

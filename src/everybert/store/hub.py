@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 from everybert.errors import EverybertError, one_line
-from everybert.files import recover
+from everybert.files import is_model, recover
 
 BUNDLED = Path(__file__).parent.parent / "models"
 KNOWN: dict[str, str] = tomllib.loads((Path(__file__).parent / "published.toml").read_text(encoding="utf-8"))
@@ -29,6 +29,8 @@ def resolve(name: str | Path, revision: str | None = None, allow_pickle: bool = 
     if recover(path).is_dir():
         if revision is not None:
             raise EverybertError(f"{text} is a folder, which has no revisions; leave the revision out")
+        if (path / "model" / "config.json").is_file() and not is_model(path):
+            raise EverybertError(f"{text} has no config.json; did you mean {path / 'model'}?")
         return path
     if path.is_file():
         raise EverybertError(f"{text} is a file; give the folder that holds it")

@@ -75,9 +75,7 @@ def read_config(folder: str | Path) -> tuple[EncoderConfig, dict[str, Any]]:
     if not path.exists():
         refuse_tensorflow(folder)
         what = "has no config.json" if folder.is_dir() else "is not a folder"
-        below = folder / "model"  # of a run
-        remedy = f"did you mean {below}?" if (below / path.name).exists() else "give a model's folder, or a hub id"
-        raise EverybertError(f"{folder} {what}; {remedy}")
+        raise EverybertError(f"{folder} {what}; give a model's folder, or a hub id")
     inside(folder, path.name)
     raw = read_json(path)
     ours = read_extras(folder).get("encoder")

@@ -128,10 +128,6 @@ class Embed(Task):
             ranks[i : i + 512] = (part @ b.T > right + 1e-6).sum(1)
         return {"recall@1": float((ranks == 0).mean()), "mrr": float((1 / (1 + ranks)).mean())}
 
-    def sentence_pooling(self) -> tuple[str, bool]:
-        """(pooling, normalize)."""
-        return self.pooling, self.normalize
-
 
 def unit(vectors: np.ndarray) -> np.ndarray:
     """Vectors of length 1."""

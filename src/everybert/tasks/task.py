@@ -478,7 +478,3 @@ class Task(ABC):
     def tuned(self, network: Network, features: Features, examples: Examples) -> Self:
         """The task with the values that are fitted on held-out data after training (thresholds, temperature)."""
         return self
-
-    def sentence_pooling(self) -> tuple[str, bool] | None:
-        """(pooling, normalize) of a task that makes a vector per text, for sentence-transformers."""
-        return None

@@ -78,10 +78,6 @@ class World:
             dist.all_reduce(values)
         return values
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        self.sum(torch.zeros(1))
-
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Replace each gradient by its sum over the ranks. A rank without packs adds zeros."""
         if self.size == 1:

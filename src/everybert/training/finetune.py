@@ -23,6 +23,7 @@ from everybert.store.adapters import is_adapter
 from everybert.store.card import write_card
 from everybert.store.hub import resolve
 from everybert.store.huggingface import Loaded, load_network, read_config, read_extras
+from everybert.store.sentence_transformers import encoder_folder, read_pooling
 from everybert.tasks import task_class
 from everybert.tasks.dataset import Examples, Source, split_sets
 from everybert.tasks.metrics import Interval, interval
@@ -120,7 +121,8 @@ def finetune(
     settings |= {"start": str(settings["start"])} if settings.get("start") is not None else {}
     FinetuneSettings(**settings)
     task_class(task)
-    folder = resolve(model, allow_pickle=allow_pickle)
+    whole = resolve(model, allow_pickle=allow_pickle)
+    folder = encoder_folder(whole)
     refuse_ranks("fine-tuning")
     if out is not None:
         if not overwrite and any(Path(out).glob("*config.json")):
@@ -129,6 +131,8 @@ def finetune(
     if is_adapter(folder):
         raise EverybertError(f"{folder} is an adapter; fine-tune from the model it was trained on, or merge it first")
     tokenizer = Tokenizer.load(folder)
+    if "pooling" in inspect.signature(task_class(task).fit).parameters and "pooling" not in (options or {}):
+        options = {**(options or {}), **pooling_of(whole, allow_pickle)}
     data = prepare_data(task, folder, tokenizer, train, dev, columns, skip_bad, (window, overlap, long), options, seed)
     bad = dict.fromkeys((*data.train_examples.bad, *data.dev_examples.bad))
     chosen, why = choose_settings(data, settings)
@@ -175,6 +179,17 @@ def choose_settings(data: Data, given: Mapping[str, Any]) -> tuple[FinetuneSetti
     if settings.epochs is None and settings.mode != "frozen":
         settings = replace(settings, epochs=min(max(3, SEEN // len(data.train_examples)), 30))
     return settings, notes
+
+
+def pooling_of(folder: Path, allow_pickle: bool) -> dict[str, str]:
+    """The pooling of an embedder that is trained further. One with more than that is refused, not replaced."""
+    pooling = read_pooling(folder, read_config(encoder_folder(folder))[0].hidden_size, allow_pickle)
+    more = (any(pooling.prompts.values()), pooling.layers, pooling.modules, pooling.truncate)
+    if any(more) or pooling.vectors != "embed" or pooling.modes not in (("mean",), ("cls",)):
+        raise EverybertError(
+            f"{folder} has prompts or modules that training would not keep; drop them by --pooling cls"
+        )
+    return {"pooling": pooling.modes[0]} if pooling.published else {}
 
 
 # ── data ─────────────────────────────────────────────────────────────────────────────────────────────────────

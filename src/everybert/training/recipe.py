@@ -384,11 +384,6 @@ def text(name: str | Path) -> str:
         raise EverybertError(f"{path} is not UTF-8 text (byte {error.start})") from error
 
 
-def summary(name: str) -> str:
-    """The first line of a recipe's comment."""
-    return text(name).splitlines()[0].lstrip("# ")
-
-
 @contextlib.contextmanager
 def located(name: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
     """Add to an error about a key where it was given: in the file of this name, or as an override."""

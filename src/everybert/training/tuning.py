@@ -187,8 +187,8 @@ class FullMode:
             extras={"task": task.state(), **(extras or {})},
             raw_config=read_config(data.folder)[1],
         )
-        if vectors := task.sentence_pooling():
-            pooling = Pooling((vectors[0],), vectors[1], task.window.size)
+        if "pooling" in (state := task.state()):  # a vector per text, for sentence-transformers
+            pooling = Pooling((state["pooling"],), state["normalize"], task.window.size)
             write_pooling(folder, pooling, network.config.hidden_size)
             settings: dict[str, Any] = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
             write_json(folder / "config_sentence_transformers.json", settings)
