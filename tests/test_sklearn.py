@@ -111,6 +111,7 @@ OF_NUMBERS |= {
     "check_sample_weight_equivalence_on_dense_data": "weights resample the rows",
     "check_classifiers_train": "a tiny random model learns nothing",
     "check_class_weight_classifiers": "a tiny random model learns nothing",
+    "check_fit2d_1sample": "the regressor's error is of the targets: all are equal",
     "check_regressors_train": "a tiny random model learns nothing",
 }
 
