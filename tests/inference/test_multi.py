@@ -263,16 +263,28 @@ def test_maxsim_sums_the_best_product_of_each_query_token():
     np.testing.assert_allclose(maxsim(query, documents, per_token=True), [0.9, -0.5], atol=1e-6)
 
 
+UNKNOWN = "an expansion of queries or a skiplist of an unknown form"
+
+
 @pytest.mark.parametrize(
     ("options", "cause"),
     [
-        ({"query_expansion": {"strategy": "all", "length": 9}}, "expand queries by"),
-        ({"document_length": 3}, "raise its"),
+        ({"query_expansion": {"strategy": "all", "length": 9}}, UNKNOWN),
+        ({"query_expansion": {"strategy": "min"}}, UNKNOWN),
+        ({"query_expansion": "min"}, UNKNOWN),
+        ({"query_expansion": {"strategy": "min", "length": 9, "token": [1]}}, UNKNOWN),
+        ({"document_length": "20"}, UNKNOWN),
+        ({"skiplist_words": 7}, UNKNOWN),
+        ({"document_length": 3}, "raise its length"),
+        ({"document_length": -3}, "raise its length"),
     ],
 )
 def test_lengths_and_expansions_that_do_not_work_are_refused(bert_folder: Path, tmp_path: Path, options, cause):
     folder = colbert_folder(tmp_path / "model", bert_folder, **options)
-    (folder / "config_sentence_transformers.json").write_text('{"model_type": "ColBERT", "document_prefix": "dog"}')
+    listed = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps(listed[:3]))
+    about = {"model_type": "ColBERT", "document_prefix": "dog", **options}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(about))
     with pytest.raises(EverybertError, match=cause):
         load(folder, device="cpu").multi(["a"])
 

@@ -143,6 +143,33 @@ def test_modernberts_classifier_takes_its_first_layers_from_the_base_or_is_refus
         load_adapter(bare, "x", read_adapter(tmp_path / "adapter"))
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("module", "part", "cut", "cause"),
+    [
+        ("encoder.layer.0.attention.self.query", "lora_A.weight", (slice(None), slice(1)), "does not fit this model"),
+        ("encoder.layer.0.attention.self.query", "lora_magnitude_vector", slice(1), "needs 16 magnitudes"),
+        ("pooler.dense", "lora_A.weight", (slice(None), slice(1)), r"pooler\.dense does not fit this model"),
+        ("pooler.dense", "lora_magnitude_vector", slice(1), "needs 16 magnitudes"),
+    ],
+)
+def test_matrices_of_other_sizes_are_refused_and_never_repeated(tmp_path, module, part, cut, cause):
+    from safetensors.torch import load_file, save_file
+
+    peft = pytest.importorskip("peft")
+    base = tiny_models.make("bert", "ForSequenceClassification")
+    base.save_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(task_type="SEQ_CLS", target_modules="all-linear", use_dora=True)
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = f"base_model.model.bert.{module}.{part}"
+    save_file(tensors | {name: tensors[name][cut].contiguous()}, file)
+    adapters = AdapterSet(load_network(tmp_path / "base").network)
+    with pytest.raises(EverybertError, match=cause):
+        load_adapter(adapters, "x", read_adapter(tmp_path / "adapter"))
+
+
 def test_an_adapter_knows_its_base(tmp_path):
     with pytest.raises(EverybertError, match="give the folder of an adapter"):
         read_adapter(tmp_path)
@@ -169,6 +196,7 @@ def test_an_adapter_knows_its_base(tmp_path):
         ({"target_modules": ["query"], "lora_bias": True}, {}, r"changes .*lora_B\.bias too"),
         ({"target_modules": ["query"], "rank_pattern": {"query": 3}}, {"rank_pattern": {"query": 4}}, "not of rank"),
         ({"target_modules": ["query"]}, {"alpha_pattern": {"(a|aa)+b": 1}}, "the pattern .* is not supported"),
+        ({"target_modules": ["query"]}, {"lora_dropout": "much"}, "no proper r, lora_alpha and lora_dropout"),
         ({"target_modules": ["query"]}, {"layer_replication": [[0, 2]]}, "uses layer_replication"),
         ({"target_modules": ["query"]}, {"init_lora_weights": "pissa"}, "uses init_lora_weights"),
         ({"target_modules": ["query"]}, {"lora_alpha": float("nan")}, "an alpha below"),

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from everybert.errors import EverybertError
 from everybert.files import inside, read_json, verify_folder, write_json
@@ -166,8 +167,9 @@ def load_adapter(adapters: AdapterSet, name: str, file: AdapterFile, verify: boo
     pairs = {ours: content.take_pair(at) for ours, at in places.items() if content.adapts(at)}
     if not pairs:
         raise EverybertError(f"{file.folder}: no tensor fits a {config.family} model; is the base another family?")
-    magnitudes = {ours: m for ours in pairs if (m := content.take_magnitude(places[ours])) is not None}
-    heads, pooler = _take_heads(network, content), _take_pooler(network, content)
+    rows = {ours: (places[ours], len(b)) for ours, (_, b, _) in pairs.items()}
+    magnitudes = {ours: m for ours, at in rows.items() if (m := content.take_magnitude(*at)) is not None}
+    heads, pooler = _take_heads(network, content)
     if content.tensors:
         raise EverybertError(f"{file.folder} changes {min(content.tensors)} too, which is not supported; {MERGE}")
     rank, scales = max(len(a) for a, _, _ in pairs.values()), {scale for _, _, scale in pairs.values()}
@@ -177,8 +179,8 @@ def load_adapter(adapters: AdapterSet, name: str, file: AdapterFile, verify: boo
     adapters.add(name, lora, heads, pooler)
     state = {key: torch.zeros_like(value) for key, value in adapters.state(name).items()}
     for ours, (a, b, own) in pairs.items():  # one rank and one scale for all: A and B of a lower rank end in zeros
-        state[f"{ours}.A"][: len(a)] = a
-        state[f"{ours}.B"][:, : len(a)] = b if own == scale else b * own
+        state[f"{ours}.A"] = F.pad(a, (0, 0, 0, rank - len(a)))
+        state[f"{ours}.B"] = F.pad(b if own == scale else b * own, (0, rank - len(a)))
     adapters.load(name, state)
     if magnitudes:
         adapters.load_magnitudes(name, magnitudes)
@@ -201,9 +203,7 @@ class _Content:
     def take(self, name: str) -> Tensor:
         """A tensor that must be there."""
         if name not in self.tensors:
-            raise EverybertError(
-                f"{self.file.folder} has no {name}, which its other tensors and {CONFIG} need; {MERGE}"
-            )
+            raise EverybertError(f"{self.file.folder} has no {name}, which its {CONFIG} needs; {MERGE}")
         return self.tensors.pop(name)
 
     def take_pair(self, module: str) -> tuple[Tensor, Tensor, float]:
@@ -215,28 +215,35 @@ class _Content:
             ranks = {int(raw["r"]), *(raw.get("rank_pattern") or {}).values()}
             alpha = float(_by_pattern(raw.get("alpha_pattern") or {}, name, raw["lora_alpha"]))
             scale = alpha / (math.sqrt(len(a)) if raw.get("use_rslora") else len(a))
+            float(raw.get("lora_dropout") or 0)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError, ZeroDivisionError, re.error) as error:
-            raise EverybertError(f"{where} gives no proper r and lora_alpha ({error}); restore it") from None
+            raise EverybertError(
+                f"{where} gives no proper r, lora_alpha and lora_dropout ({error}); restore it"
+            ) from None
         if a.ndim != 2 or b.ndim != 2 or not a.shape[0] == b.shape[1] or len(a) not in ranks:
             raise EverybertError(f"{where}: {module} is not of rank {raw['r']}, as it says; restore it")
         if not abs(scale) < 1e9:
             raise EverybertError(f"{where}: an adapter needs an alpha below 1e9; restore it")
         return a, b, scale
 
-    def take_magnitude(self, module: str) -> Tensor | None:
+    def take_magnitude(self, module: str, rows: int) -> Tensor | None:
         """The magnitudes of a matrix's rows, if the adapter is a DoRA."""
-        return self.tensors.pop(f"{module}.lora_magnitude_vector", None)
+        found = self.tensors.pop(f"{module}.lora_magnitude_vector", None)
+        if found is not None and found.shape != (rows,):
+            raise EverybertError(f"{self.file.folder}: {module} needs {rows} magnitudes; restore {WEIGHTS}")
+        return found
 
-    def take_or_adapt(self, name: str, base: Mapping[str, Tensor]) -> Tensor:
-        """A parameter of a head or pooler: whole, or that of the base with the addition for it, if there is one."""
-        module, _, kind = name.rpartition(".")
-        if name in self.tensors or name not in base:
-            return self.take(name)
-        if kind != "weight" or not self.adapts(module):
-            return base[name]
-        a, b, scale = self.take_pair(module)
-        whole, magnitude = base[name].float() + scale * (b.float() @ a.float()), self.take_magnitude(module)
-        return whole if magnitude is None else whole * (magnitude.float() / whole.norm(dim=1))[:, None]
+    def fold(self, base: Mapping[str, Tensor]) -> None:
+        """Replace the additions to parameters of the base's heads and pooler by whole parameters."""
+        for name, value in base.items():
+            module, _, kind = name.rpartition(".")
+            if kind == "weight" and self.adapts(module):
+                a, b, scale = self.take_pair(module)
+                if (len(b), a.shape[1]) != value.shape:
+                    raise EverybertError(f"{self.file.folder}: {module} does not fit this model; load its own base")
+                whole, magnitude = value.float() + scale * (b.float() @ a.float()), self.take_magnitude(module, len(b))
+                gain = 1.0 if magnitude is None else (magnitude.float() / whole.norm(dim=1))[:, None]
+                self.tensors[name] = whole * gain
 
 
 def _bare(name: str) -> str:
@@ -255,53 +262,42 @@ def _by_pattern(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
     return default
 
 
-def _take_heads(network: Network, content: _Content) -> dict[str, nn.Module]:
-    """The head of the adapter's task, and those of the base model to which it adds."""
-    file, config = content.file, network.config
+def _take_heads(network: Network, content: _Content) -> tuple[dict[str, nn.Module], nn.Module | None]:
+    """The head of the adapter's task, others that it changes, and the pooler; what they lack is the base model's."""
+    file, config, like = content.file, network.config, network.encoder.embeddings.token.weight
     family = layouts.LAYOUTS[config.family].heads
     task = file.extras.get("head") or {v: k for k, v in TASK_TYPES.items()}.get(str(file.raw.get("task_type")))
     if task is not None and task not in family:
         raise EverybertError(f"{file.folder}: a {config.family} model has no head {task!r}; restore {EXTRAS}")
-    base: dict[str, Tensor] = {}  # ModernBERT's heads begin with the same layers
-    for head in sorted((h for h in network.heads if h in family), key=[task].__contains__):
-        base |= _named(config, network.heads[head], f"heads.{head}.")
+    heads = [head for head in dict.fromkeys([task, *network.heads]) if head in family]
+    parts: dict[str, nn.Module] = {f"heads.{head}.": network.heads[head] for head in heads if head in network.heads}
+    parts |= {"pooler.": network.pooler} if network.pooler is not None else {}
+    base: dict[str, Tensor] = {}
+    for at, module in reversed(parts.items()):  # ModernBERT's heads begin with the same layers: the task's are last
+        base |= _named(config, module, at)
+    content.fold(base)
     found: dict[str, nn.Module] = {}
-    for head in dict.fromkeys([*([task] if task else []), *network.heads]):
-        (last,) = layouts.transformers_names(config, f"heads.{head}.output.weight", (head,))
-        rows = content.tensors.get(last, base.get(last, torch.empty(1)))
-        module = make_head(config, head, len(rows)) if head in family else nn.Module()
-        names = _named(config, module, f"heads.{head}.")
-        if head == task or any(content.adapts(name.rpartition(".")[0]) for name in names):
-            found[head] = _filled(network, content, module, f"heads.{head}.", base)
-    return found
-
-
-def _take_pooler(network: Network, content: _Content) -> nn.Module | None:
-    """The pooler in an adapter file, if there is one: whole, or as A and B to add to the base model's."""
-    (weight,) = layouts.transformers_names(network.config, "pooler.dense.weight", ())
-    base = {} if network.pooler is None else _named(network.config, network.pooler, "pooler.")
-    if weight not in content.tensors and not (base and content.adapts(weight.removesuffix(".weight"))):
-        return None
-    return _filled(network, content, Pooler(network.config), "pooler.", base)
+    for name in [*heads, "pooler"]:
+        at = "pooler." if name == "pooler" else f"heads.{name}."
+        (last,) = layouts.transformers_names(config, f"{at}output.weight", (name,))
+        rows = len(content.tensors.get(last, base.get(last, torch.empty(1))))
+        module = Pooler(config) if name == "pooler" else make_head(config, name, rows)
+        names = _named(config, module, at)
+        if name == task or names.keys() & content.tensors.keys():
+            values = [base[n] if n in base and n not in content.tensors else content.take(n) for n in names]
+            try:
+                module.load_state_dict(dict(zip(module.state_dict(), values)))
+            except RuntimeError:
+                raise EverybertError(f"{file.folder}: its {name} does not fit this model; load its own base") from None
+            found[name] = module.to(like.device, like.dtype).train(network.training)
+    pooler = found.pop("pooler", None)
+    return found, pooler
 
 
 def _named(config: EncoderConfig, module: nn.Module, at: str) -> dict[str, Tensor]:
     """The parameters of a head or pooler by their names in a file; `at` is the beginning of our names."""
     held = (at.split(".")[1],) if at.startswith(layouts.HEADS) else ()
     return {layouts.transformers_names(config, at + key, held)[0]: value for key, value in module.state_dict().items()}
-
-
-def _filled(network: Network, content: _Content, module: nn.Module, at: str, base: Mapping[str, Tensor]) -> nn.Module:
-    """A head or pooler with its tensors from the file or the base model."""
-    values = [content.take_or_adapt(name, base) for name in _named(network.config, module, at)]
-    try:
-        module.load_state_dict(dict(zip(module.state_dict(), values)))
-    except RuntimeError:
-        raise EverybertError(
-            f"{content.file.folder}: its {at.rstrip('.')} does not fit this model; load its own base"
-        ) from None
-    like = network.encoder.embeddings.token.weight
-    return module.to(like.device, like.dtype).train(network.training)
 
 
 # ── feature-based heads ──────────────────────────────────────────────────────────────────────────────────────

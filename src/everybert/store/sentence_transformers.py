@@ -282,20 +282,27 @@ def _multi_vector(
     if "query_expansion" not in about and pylate and more.get("do_query_expansion") is not False:
         attend, length = about.get("attend_to_expansion_tokens"), about.get("query_length") or 32
         expansion = {"strategy": "fixed", "length": length, "attend": attend}
-    if expansion and not (expansion.get("strategy") in ("fixed", "min") and isinstance(expansion.get("length"), int)):
-        raise _unsupported(folder, f"expand queries by {str(expansion)[:60]}")
     if mask is None:
         modules.append(UNIT)
         words = more.get("skiplist_words")
         mask = {"skiplist_words": list(string.punctuation) if words is None else words}
-    tasks = mask.get("skiplist_tasks", "document")
+    words, tasks = mask.get("skiplist_words") or [], mask.get("skiplist_tasks", "document")
+    sizes = [about.get("query_length"), about.get("document_length")]
+    right = isinstance(words, list) and isinstance(tasks, str | list) and all(isinstance(n, int | None) for n in sizes)
+    if right and expansion is not None:
+        right = isinstance(expansion, dict) and isinstance(expansion.get("length"), int)
+        right = (
+            right and expansion.get("strategy") in ("fixed", "min") and isinstance(expansion.get("token"), str | None)
+        )
+    if not right:
+        raise _unsupported(folder, "have lengths, an expansion of queries or a skiplist of an unknown form")
     return MultiVector(
-        skip=tuple(mask.get("skiplist_words") or ()),
+        skip=tuple(map(str, words)),
         skip_in=(tasks,) if isinstance(tasks, str) else tuple(tasks),
-        query_size=about.get("query_length"),
-        document_size=about.get("document_length"),
+        query_size=sizes[0],
+        document_size=sizes[1],
         expansion=expansion,
-        prefixes={task: about.get(f"{task}_prefix") or "" for task in ("query", "document")},
+        prefixes={task: str(about.get(f"{task}_prefix") or "") for task in ("query", "document")},
         per_token=about.get("similarity_fn_name") == "meanmaxsim",
     )
 
