@@ -7,6 +7,8 @@ the text: the patterns are possessive, and each stop is decided by one word on e
 """
 
 import re
+import tomllib
+from pathlib import Path
 
 _EAST = "。！？｡"
 # A character class comes first, so that the search is a fast scan; a match consumes all that it examines.
@@ -24,28 +26,10 @@ _NEXT = re.compile(r"""["'“”‘’„«‹»(\[{¿¡*_–—-]{0,4}(\w{0,12}
 _OPENERS = "\"'“‘„«‹([{¿¡*_"
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Abbreviations that never end a sentence.
-_INSIDE = _words("""
-    mr mrs ms dr prof st mt ft gen col maj sgt cpl capt lt cmdr adm rev fr hon sen rep gov pres supt messrs mme mlle
-    hr e.g i.e eg ie cf v vs viz approx incl resp z.b d.h u.a bzw ca p.ej par.ex t.ex
-""")
-# Abbreviations that do not end a sentence before a number.
-_NUMBERED = _words("""
-    no nos nr p pp fig figs vol vols ch chap sec art eq eqs ex ver op bk
-    jan feb mar apr jun jul aug sep sept oct nov dec
-""")
-# Abbreviations that end a sentence only before a word of _STARTERS.
-_EITHER = _words("etc al inc ltd co corp bros plc jr sr dept univ est ave blvd rd ph.d")
-_STARTERS = _words("""
-    a an the this that these those he she it they we you i his her its their our my your there then here now in on
-    at by for from to with without of as since when while where after before during until if unless although
-    though because but and or nor so yet however also both all some many most much each every one two three
-    another other such no not what who which why how is are was were do does did
-""")
+_LISTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_INSIDE, _NUMBERED, _EITHER, _STARTERS = (
+    frozenset(_LISTS[name].split()) for name in ("inside", "numbered", "either", "starters")
+)
 
 
 def split_sentences(text: str) -> list[str]:
