@@ -6,7 +6,7 @@ import pytest
 import tiny_model
 from typer.testing import CliRunner
 
-from everybert.cli.main import COMMANDS, app
+from everybert.cli.main import app
 from everybert.inference.model import Model
 
 FAST = ["--epochs", "2", "--lr", "5e-3", "--batch-size", "8", "--device", "cpu", "--quiet"]
@@ -87,29 +87,6 @@ def test_rows_left_out_are_counted_and_listed(base, data, tmp_path):
     assert "2 bad rows" in result.stderr and result.stderr.count("skipped: ") == 2 and "broken.tsv:23" in result.stderr
 
 
-def test_mistakes_are_one_line_and_exit_code_2(base, data, tuned, tmp_path):
-    for args, says in (
-        (
-            ("finetune", "classify", "--model", base, "--train", data, "--out", tmp_path / "x", "--mode", "half"),
-            "mode is",
-        ),
-        (
-            ("finetune", "classify", "--model", base, "--train", data, "--out", tmp_path / "x", "--columns", "text"),
-            "ROLE=",
-        ),
-        (("finetune", "classify", "--model", base, "--train", tmp_path / "no.tsv", "--out", tmp_path / "x"), "no.tsv"),
-        (("classify", "--model", tuned), "no text"),
-        (("classify", data, "--model", tuned), "--out"),
-        (("tag", "john", "--model", tuned), "no tag head"),
-        (("answer", "who?", "--model", tuned), "no context"),
-        (("choose", "only a prompt", "--model", tuned), "two endings"),
-        (("blimp", tmp_path / "nowhere"), "does not exist"),
-        (("glue", tmp_path / "nowhere"), "not a folder"),
-    ):
-        result = run(*args, code=2)
-        assert says in result.stderr and "Traceback" not in result.output, result.output
-
-
 def test_evaluate_prints_scores_and_labels(tuned, data):
     result = run("evaluate", "classify", "--model", tuned, "--data", data, *COLUMNS)
     assert "accuracy" in result.output and "precision" in result.output
@@ -136,15 +113,11 @@ def test_ctrl_c_exits_with_130_and_says_how_to_go_on(tuned, data, tmp_path, monk
 def test_tag_answer_choose_regress_on_texts(tmp_path):
     tagger = tiny_model.save(tmp_path / "t", {"tag": 2}, ["O", "B-PER"], seed=3)
     assert "John Smith" in run("tag", "John Smith lives", "--model", tagger).stdout
-    assert (
-        json.loads(run("tag", "John Smith lives", "--model", tagger, "--json").stdout)[0]["text"] == "John Smith lives"
-    )
     answerer = tiny_model.save(tmp_path / "q", {"answer": None})
-    found = run("answer", "who?", "--context", "john lives in paris", "--top", 2, "--model", answerer, "--json")
+    asked = ("--top", 2, "--model", answerer, "--json")
+    found = run("answer", "who?", "--context", "john lives in paris", *asked)
     assert len(json.loads(found.stdout)[0]["answers"]) == 2
-    assert json.loads(
-        run("answer", "who?", "john lives in paris", "--top", 2, "--model", answerer, "--json").stdout
-    ) == (json.loads(found.stdout))
+    assert run("answer", "who?", "john lives in paris", *asked).stdout == found.stdout
     (tmp_path / "book.txt").write_text("john lives in paris\nmary works\n")
     assert "who?" in run("answer", "who?", "--context-file", tmp_path / "book.txt", "--model", answerer).stdout
     rows = [{"question": "who?", "context": "mary works"}, {"question": "where?", "context": "in paris"}]
@@ -196,11 +169,3 @@ def test_blimp_prints_a_table(base, tmp_path):
     (tmp_path / "u.jsonl").write_text(json.dumps(row) + "\n")
     result = run("blimp", tmp_path / "u.jsonl", "--model", base)
     assert "agreement" in result.stdout and "\nall " in result.stdout
-
-
-@pytest.mark.parametrize(
-    "name",
-    [n for n, (module, *_) in COMMANDS.items() if module.rpartition(".")[2] in ("tasks", "finetune", "benchmarks")],
-)
-def test_help_has_examples(name):
-    assert "Examples" in run(name, "--help").stdout
