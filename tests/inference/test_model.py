@@ -8,9 +8,10 @@ import torch
 
 import everybert
 from everybert.errors import EverybertError
-from everybert.inference.model import Model, load
+from everybert.inference.model import Model, has_tokenizer, load
 from everybert.inside.masked import pieces_of
 from everybert.model.ragged import Ragged
+from everybert.text.formats import FILES
 
 TEXT = "The dog [MASK] in the garden, and [MASK] minds."
 
@@ -392,3 +393,10 @@ def test_an_adapter_without_its_base_says_how_to_load_it(adapters, tmp_path):
     config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": "/nowhere/base"}))
     with pytest.raises(EverybertError, match=r"add_adapter\(folder\)"):
         everybert.load(tmp_path / "moved")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_tokenizer_is_found_in_every_file_that_is_read(name, tmp_path):
+    assert not has_tokenizer(tmp_path)
+    (tmp_path / name).touch()
+    assert has_tokenizer(tmp_path)

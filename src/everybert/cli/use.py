@@ -1,14 +1,13 @@
 """`everybert fill`, `embed`, `tokens`, `next`, and one command per task: a model on texts or files."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-import everybert
 from everybert.cli.common import Count, Long, Name, OptionalCount, Use, read_texts, refuse_files, report
 from everybert.cli.options import Fields, Output, command
 from everybert.errors import EverybertError
@@ -42,14 +41,6 @@ class TaskOptions:
     adapter: Adapter = None
     skip_bad: Annotated[bool, "Leave out rows that cannot be read, and count them."] = False
     fresh: Annotated[bool, "Start the output again instead of continuing it."] = False
-
-    def predict(self, model: "everybert.Model", task: str, texts: list[str]) -> Iterator[Any]:
-        """The prediction for each text, pair or question; of a prompt and its endings, one."""
-        if task == "choose":
-            return model.predict(task, [(texts[0], texts[1:])])
-        second = self.pair if self.context is None else self.context
-        more: Record = {"top": self.top} if self.context is not None else self.zero_shot()
-        return model.predict(task, texts if second is None else [(text, second) for text in texts], **more)
 
     def zero_shot(self) -> dict[str, Any]:
         """The labels that were given for an entailment model."""
@@ -208,13 +199,13 @@ def classify(given: Given = None, *, options: ClassifyOptions, parts: Parts, use
 @command(app)
 def regress(given: Given = None, *, options: RegressOptions, use: Use) -> Output:
     """Predict a number for each text or pair."""
-    return predicted("regress", given, options, use)
+    return predicted("regress", given, options, use, names=("text", "value"))
 
 
 @command(app)
 def tag(given: Given = None, *, options: TagOptions, use: Use) -> Output:
     """Find the labelled spans of each text: names, places, parts of speech."""
-    return predicted("tag", given, options, use)
+    return predicted("tag", given, options, use, names=("text", "spans"))
 
 
 @command(app)
@@ -227,16 +218,16 @@ def answer(
     use: Use,
 ) -> Output:
     """Answer questions from a text of any length. An empty answer means that the text has none."""
-    questions, context = given or [], options.context or ""
+    questions, context, names = given or [], options.context or "", ("question", "answers")
     if options.context_file is not None:
         context = "\n".join(read_texts(None, options.context_file))
     elif not context and len(questions) > 1:
         *questions, context = questions
     if context and questions:
-        return predicted("answer", questions, replace(options, context=context), use)
+        return predicted("answer", questions, replace(options, context=context), use, names)
     if questions and not named_files(questions):
         raise EverybertError("there is no context; give it after the question, or as --context-file F")
-    return predicted("answer", questions, options, use)
+    return predicted("answer", questions, options, use, names)
 
 
 @command(app)
@@ -249,7 +240,8 @@ def choose(
     """Choose the ending that fits a prompt best."""
     if given and len(given) < 3 and not named_files(given):
         raise EverybertError("give a prompt and two endings or more, each in quotes")
-    return predicted("choose", given, options, use)
+    one = [(given[0], given[1:])] if given else None
+    return predicted("choose", given, options, use, ("prompt", ""), inputs=one)
 
 
 @command(app)
@@ -268,19 +260,21 @@ def rank(
     return Output([{"score": one.score, "index": one.index, "text": given[one.index]} for one in found])
 
 
-NAMES = {"regress": ("text", "value"), "tag": ("text", "spans"), "answer": ("question", "answers")}
-"""Task → the names of an input and of its prediction in the JSON. Others have one record per text."""
-
-
 def predicted(
     task: str,
     given: list[str] | None,
     options: TaskOptions,
     use: Use,
+    names: tuple[str, str] = ("text", ""),
     parts: Record | None = None,
     show: Callable[[Record], Record] = lambda found: found,
+    inputs: list[Any] | None = None,
 ) -> Output:
-    """Predict the texts that were given, or the rows of files."""
+    """Predict the texts that were given, or the rows of files.
+
+    `names` are those of an input and of its prediction in the JSON, if the prediction is no record itself. All texts
+    may be one input.
+    """
     if options.file is not None and given:
         raise EverybertError("give texts or --file, not both")
     named = named_files(given, (*RECORD_KINDS, ".txt")) if options.context is None else []
@@ -296,12 +290,15 @@ def predicted(
     model = use.load()
     if options.adapter is not None:
         model.use(options.adapter)
-    name, value = NAMES.get(task, ("prompt" if task == "choose" else "text", ""))
+    second = options.pair if options.context is None else options.context
+    how: Record = options.zero_shot() if options.context is None else {"top": options.top}
+    every: list[Any] = inputs or (given if second is None else [(text, second) for text in given])
+    name, value = names
     found: list[Record] = []
-    for text, one in zip(given, options.predict(model, task, given)):
+    for text, one in zip(given, model.predict(task, every, **how)):
         plain: Any = [asdict(part) for part in one] if isinstance(one, list) else one
         found.append({name: text} | ({value: plain} if value else asdict(one)))
-    return Output(found[0] if task == "choose" else found, report(map(show, found)))
+    return Output(found if inputs is None else found[0], report(map(show, found)))
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -49,9 +49,9 @@ from everybert.tasks.dataset import as_texts
 from everybert.tasks.rank import Ranked, relevance
 from everybert.tasks.tag import Span, Words
 from everybert.tasks.task import Task
+from everybert.text.formats import FILES as TOKENIZER_FILES
 from everybert.text.tokenizer import Encoding, Tokenizer
 
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MOST_SCORED = 4096
 """Tokens of a text that `score` takes: each costs a pass through the encoder."""

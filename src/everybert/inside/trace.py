@@ -21,7 +21,7 @@ from everybert.errors import EverybertError
 from everybert.inside.attention import batch_of
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import activate
-from everybert.model.heads import SEQUENCE_HEADS, FeatureHead, MaskedLM, Network
+from everybert.model.heads import MaskedLM, Network, head_logits
 from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Encoding, Tokenizer
 
@@ -80,32 +80,25 @@ def trace(
 
     batch = batch_of(network, encoding, global_tokens)
     with torch.inference_mode():
-        states: list[Tensor] = []
-        x_nH = network.encoder(batch, states, watch)
+        x_nH = network.encoder(batch, watch=watch)
         gap = float((network.encoder(batch).float() - x_nH.float()).abs().max())
-        _heads(network, x_nH, states, batch, watch)
+        _heads(network, x_nH, batch, watch)
     return Trace(encoding.tokens, encoding.ids, encoding.segments, values, config, text, pair, gap)
 
 
-def _heads(
-    network: Network, x_nH: Tensor, states: list[Tensor], batch: Ragged, watch: Callable[[str, Tensor], None]
-) -> None:
+def _heads(network: Network, x_nH: Tensor, batch: Ragged, watch: Callable[[str, Tensor], None]) -> None:
     """The outputs of every head of the network."""
     if network.pooler is not None:
         watch("pooler", network.pooler(x_nH[batch.first_B]))
     for name, head in network.heads.items():
-        if isinstance(head, MaskedLM):
-            dense_nE = head.dense(x_nH)
-            active_nE = activate(dense_nE, head.activation)
-            logits_nV = network.mlm_logits(x_nH)
-            watch("mlm.dense", dense_nE)
-            watch("mlm.active", active_nE)
-            watch("mlm.norm", head.norm(active_nE))
-            watch("mlm.logits", logits_nV)
-            watch("mlm.probabilities", logits_nV.float().softmax(-1))
-        elif isinstance(head, FeatureHead):
-            watch(f"{name}.logits", head(head.read(states, batch)))
-        elif name in SEQUENCE_HEADS:
-            watch(f"{name}.logits", network.sequence_logits(x_nH, batch, name))
-        else:
-            watch(f"{name}.logits", network.token_logits(x_nH, name))
+        if not isinstance(head, MaskedLM):
+            watch(f"{name}.logits", head_logits(network, batch, name, lambda _: x_nH))
+            continue
+        dense_nE = head.dense(x_nH)
+        active_nE = activate(dense_nE, head.activation)
+        logits_nV = network.mlm_logits(x_nH)
+        watch("mlm.dense", dense_nE)
+        watch("mlm.active", active_nE)
+        watch("mlm.norm", head.norm(active_nE))
+        watch("mlm.logits", logits_nV)
+        watch("mlm.probabilities", logits_nV.float().softmax(-1))
