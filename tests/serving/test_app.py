@@ -181,7 +181,7 @@ def create_app(settings):
 
 app.ServerSettings.create_app = create_app
 settings = app.ServerSettings(["words=" + {folder!r}], device="cpu")
-app.serve(settings, "127.0.0.1", 0, lambda port: print(port, flush=True))
+app.serve(settings, "127.0.0.1", 0, lambda port, service: print(port, flush=True))
 """
 
 
