@@ -122,6 +122,9 @@ def test_fill_equals_the_model(url, models):
     assert blank["both"][0]["score"] == pytest.approx(expected[0].score, abs=1e-6)
     assert blank["left"][0]["token"] == models["words"].fill("the cat sees a [MASK]")[0][0].token
     assert blank["original"]["word"] == "red" and blank["original"]["rank"] >= 1
+    trace = models["words"].trace(text.replace("[MASK]", "red"))
+    seen = trace["mlm.probabilities"][trace.tokens.index("red"), models["words"].tokenizer.id("red")]
+    assert blank["original"]["seen"] == pytest.approx(seen, abs=1e-6), "where it is not hidden"
     two = ask(url, "fill", model="words", text="the [MASK]", pair="a [MASK] eats")["blanks"]
     assert len(two) == 2
 

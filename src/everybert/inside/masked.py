@@ -43,6 +43,8 @@ class Original:
     """Its probability. None if it has several tokens, because one mask stands for one token."""
     rank: int | None
     """1 for the most probable token."""
+    seen: float | None
+    """Its probability where it is not hidden: the model sees the word."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def fill_sides(
     found = []
     for m, (candidates, p_V) in enumerate(both):
         word = originals[m] if m < len(originals) else None
-        original = _original(tokenizer, word, p_V, encoding.offsets[at[m]][0] > 0) if word else None
+        original = _original(network, tokenizer, encoding, at[m], word, p_V) if word else None
         ((left, _),), ((right, _),) = sides[2 * m : 2 * m + 2]
         found.append(MaskedToken(candidates, left, right, original))
     return found
@@ -179,14 +181,16 @@ def best(tokenizer: Tokenizer, p_MV: Tensor, top: int) -> list[list[Candidate]]:
     return [[Candidate(tokenizer.text(i), s, i) for s, i in zip(*row)] for row in rows]
 
 
-def _original(tokenizer: Tokenizer, word: str, p_V: Tensor, spaced: bool) -> Original:
-    """The probability of the word. Byte-level tokens include the space before them."""
-    space = " " if spaced and tokenizer.kind == "bpe" else ""
-    encoding = tokenizer.encode(space + word, specials=False)
-    if len(encoding) != 1:
-        return Original(word, encoding.tokens, None, None)
-    score = p_V[encoding.ids[0]]
-    return Original(word, encoding.tokens, float(score), int((p_V > score).sum()) + 1)
+def _original(network: Network, tokenizer: Tokenizer, encoding: Encoding, i: int, word: str, p_V: Tensor) -> Original:
+    """The probability of the word that token i hides. Byte-level tokens include the space before them."""
+    space = " " if encoding.offsets[i][0] > 0 and tokenizer.kind == "bpe" else ""
+    own, seen = tokenizer.encode(space + word, specials=False), []
+    if len(own) != 1:
+        return Original(word, own.tokens, None, None, None)
+    shown = Inputs([[*encoding.ids[:i], *own.ids, *encoding.ids[i + 1 :]]], [encoding.segments])
+    masked_logits(network, shown, [[i]], lambda _, logits_MV: seen.append(float(logits_MV.softmax(-1)[0, own.ids[0]])))
+    score = p_V[own.ids[0]]
+    return Original(word, own.tokens, float(score), int((p_V > score).sum()) + 1, *seen)
 
 
 def mask_id(tokenizer: Tokenizer) -> int:

@@ -219,6 +219,7 @@ def describe(served: Served, request: Request) -> Json:
         "vocabulary": model.tokenizer.size,
         "window": model.window,
         "lowercase": model.tokenizer.lowercase,
+        "causal": config.causal,
         "regression": served.one_output,
         "trained": served.trained,
         "defaults": dict(model.bundle.defaults),

@@ -1,4 +1,4 @@
-// Fill: click words to blank them; candidates from both sides, and from either alone.
+// Fill: click words to blank them; candidates from both sides, from either alone, and of served one-way models.
 import { ask, bars, h, panel, percent, shell, unable } from "./kit.js";
 
 const MASK = "[MASK]";
@@ -42,7 +42,10 @@ export default function fill(root, context) {
       if (originals.length !== blanks) originals = Array(blanks).fill(null); // edited by hand: what stood there is not known
       drawLine();
       if (!blanks) return null;
-      return ask("playground/fill", { model: context.info.name, text, pair: pair || null, originals, top: 8 }, signal);
+      const both = context.info.causal ? null : ask("playground/fill", { model: context.info.name, text, pair: pair || null, originals, top: 8 }, signal);
+      const others = context.models.filter((model) => model.causal && !model.adapter && model.tasks.includes("fill"));
+      const ways = await Promise.all((context.info.causal ? [context.info] : others).map((model) => oneWay(model, pair ? `${text} ${pair}` : text, signal)));
+      return { blanks: (await both)?.blanks ?? [], ways };
     },
     show(data, { text, pair }, out) {
       out.append(line);
@@ -77,15 +80,29 @@ export default function fill(root, context) {
           ),
         );
       });
+      for (const { name, words, read, guesses } of data.ways)
+        out.append(
+          h("section", { class: "card one-way", "aria-label": words }, h("h2", {}, `A ${words} model would say`), h("p", { class: "small quiet", dir: "auto" }, `${name} reads: ${read}`), bars(guesses.map((guess) => ({ name: guess.token, value: guess.score })))),
+        );
     },
-    code: ({ text, pair }) => [
+    code: ({ text, pair }) => context.info.causal ? [`fill ${shell.quoted(reach(context.info, text))} --top 8`, `model.fill(${shell.python(reach(context.info, text))}, top=8)`] : [
       `fill ${shell.quoted(text)}${pair ? ` --pair ${shell.quoted(pair)}` : ""} --top 8`,
       `model.fill(${shell.python(text)}, top=8${pair ? `, pair=${shell.python(pair)}` : ""})`,
     ],
   });
 
-  const was = ({ word, pieces, score, rank }) =>
-    ["“", h("bdi", {}, word), score === null ? `” stood here: ${pieces.length} pieces (${pieces.join(" ")}), which one blank cannot hold.` : `” stood here: ${percent(score)}, ${rank === 1 ? "the first guess" : `guess number ${rank.toLocaleString("en")}`}.`];
+  /** The part of a text that a model reads at a blank. */
+  const reach = ({ causal }, whole) => (causal === "reverse" ? MASK + whole.slice(whole.lastIndexOf(MASK) + MASK.length) : causal ? whole.slice(0, whole.indexOf(MASK)) + MASK : whole);
+
+  /** What a model that reads one way says of the first blank (of one that reads from the right, of the last). */
+  async function oneWay(model, whole, signal) {
+    const read = reach(model, whole);
+    const { results } = await ask("fill", { model: model.name, text: read, top: 8 }, signal);
+    return { name: model.name, words: model.causal === "reverse" ? "right-to-left" : "left-to-right", read: read.replace(MASK, "___"), guesses: results[0][0] };
+  }
+
+  const was = ({ word, pieces, score, rank, seen }) =>
+    ["“", h("bdi", {}, word), score === null ? `” stood here: ${pieces.length} pieces (${pieces.join(" ")}), which one blank cannot hold.` : `” stood here: ${percent(score)}, ${rank === 1 ? "the first guess" : `guess number ${rank.toLocaleString("en")}`}. Not hidden, it would get ${percent(seen)}: a model that reads both sides sees the word itself, so words are masked.`];
   const tail = (words) => words.split(" ").slice(-3).join(" ");
   const head = (words) => words.split(" ").slice(0, 3).join(" ");
 
