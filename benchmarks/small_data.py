@@ -30,9 +30,10 @@ KINDS = {
     "full, 30 epochs, new pooler": {"mode": "full", "epochs": 30, "new_pooler": True},
     "top:2, 10 epochs, new pooler": {"mode": "top:2", "epochs": 10, "new_pooler": True},
     "frozen, 30 epochs": {"mode": "frozen", "epochs": 30},
+    "fewshot, 30 epochs": {"mode": "fewshot", "epochs": 30},
 }
-MOST = 3000
-"""Only three epochs are measured for more rows than this."""
+MOST, FEW = 3000, 300
+"""Only three epochs are measured for more rows than this; and fewshot for few."""
 
 
 def main() -> None:
@@ -51,7 +52,7 @@ def main() -> None:
     test = test.take(range(min(args.rows, len(test))))
     for size in map(int, args.sizes.split(",")):
         for name, settings in KINDS.items():
-            if settings["epochs"] > 3 and size > MOST:
+            if (settings["epochs"] > 3 and size > MOST) or (settings["mode"] == "fewshot" and size > FEW):
                 continue
             found, began = [], time.perf_counter()
             for seed in range(args.seeds):

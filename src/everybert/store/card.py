@@ -25,7 +25,8 @@ TASKS = {
 }
 """Task → the hub's pipeline tag, a title, and a call."""
 MODES = {"full": "in full", "frozen": "as features, under a new head", "lora": "by a LoRA adapter"}
-LIBRARIES = {"lora": "peft", "frozen": "everybert"}
+MODES["fewshot"] = "on pairs of texts, then as features under a new head"
+LIBRARIES = {"lora": "peft", "frozen": "everybert", "fewshot": "everybert"}
 """Mode → the library that loads the whole model, if it is not that of the task."""
 TEMPLATE = Path(__file__).with_suffix(".md")
 WIDEST = 12

@@ -30,7 +30,7 @@ from everybert.tasks.metrics import Interval, interval
 from everybert.tasks.task import Task, WindowConfig
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.distributed import refuse_ranks
-from everybert.training.tuning import Data, FinetuneSettings, Run, tune
+from everybert.training.tuning import HEAD_ALONE, Data, FinetuneSettings, Run, tune
 
 GRID: dict[str, Sequence[Any]] = {"lr": (5e-5, 3e-5, 2e-5), "batch_size": (16, 32), "epochs": (2, 3, 4)}
 """The BERT paper's grid (Devlin et al. 2019, A.3)."""
@@ -176,7 +176,7 @@ def choose_settings(data: Data, given: Mapping[str, Any]) -> tuple[FinetuneSetti
     found = {k: v for k, v in suggested.items() if k not in given.keys() | own}
     notes = [f"the model's folder suggests {', '.join(f'{k} {v}' for k, v in found.items())}"] if found else []
     settings = FinetuneSettings(**{**found, **given})
-    if settings.epochs is None and settings.mode != "frozen":
+    if settings.epochs is None and settings.mode not in HEAD_ALONE:
         settings = replace(settings, epochs=min(max(3, SEEN // len(data.train_examples)), 30))
     return settings, notes
 

@@ -1,4 +1,4 @@
-"""One fine-tuning run: a task on a pre-trained encoder, in one of four modes.
+"""One fine-tuning run: a task on a pre-trained encoder, in one of five modes.
 
 | mode   | trained                                         | saved                          |
 |--------|-------------------------------------------------|--------------------------------|
@@ -6,6 +6,7 @@
 | top:K  | the last K layers, the pooler and the head      | a model folder                 |
 | lora   | an adapter and the head                         | the adapter's folder (PEFT)    |
 | frozen | the head, on features that are computed once    | a model folder                 |
+| fewshot | the encoder, on pairs of texts; then as frozen | a model folder                 |
 
 Shuffling is keyed by (seed, epoch) and dropout by (seed, step), so a run is a pure function of its settings.
 """
@@ -13,7 +14,7 @@ Shuffling is keyed by (seed, epoch) and dropout by (seed, step), so a run is a p
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from everybert.store.adapters import load_adapter, read_adapter, save_adapter, s
 from everybert.store.huggingface import read_config, save_network
 from everybert.store.sentence_transformers import Pooling, write_pooling
 from everybert.tasks.dataset import Examples
+from everybert.tasks.embed import Embed
 from everybert.tasks.task import Features, Task, batch, targets_of
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.checkpoint import Progress
@@ -49,6 +51,10 @@ ADAPTER = "default"
 """The name of a freshly trained adapter."""
 USUAL_SIZE = 0.07
 """Published encoders' weights (W₁, root mean square) are no larger; those of a long run with Muon may be."""
+HEAD_ALONE = ("frozen", "fewshot")
+"""Modes whose examples train the head alone."""
+PAIRS = 20
+"""fewshot: pairs of each text, of either kind."""
 FILL = 256
 """On CUDA the tokens of a batch are rounded up to a multiple of this, so that recordings see few shapes."""
 DTYPES = {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16, "float32": torch.float32, "fp32": torch.float32}
@@ -59,9 +65,9 @@ class FinetuneSettings:
     """How to fine-tune. None: the default depends on the mode and the size of the model."""
 
     mode: str = "full"
-    """full: all weights; top:K: the last K layers and the head; frozen: the head; lora."""
+    """full: all weights; top:K: the last K layers and the head; frozen: the head; fewshot: pairs, then it; lora."""
     epochs: int | None = None
-    """Passes over the training examples. None: 3, up to 30 if there are fewer than 10,000; 30 for frozen."""
+    """Passes over the training examples. None: 3, up to 30 if there are fewer than 10,000; 30 for a head alone."""
     lr: float | None = None
     """The highest learning rate."""
     batch_size: int = 32
@@ -100,8 +106,8 @@ class FinetuneSettings:
     """Steps between the losses that the history keeps."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"full|frozen|lora|top:[1-9]\d*", self.mode):
-            raise EverybertError(f"mode is full, top:K, frozen or lora, not {self.mode!r}")
+        if not re.fullmatch(r"full|frozen|fewshot|lora|top:[1-9]\d*", self.mode):
+            raise EverybertError(f"mode is full, top:K, frozen, fewshot or lora, not {self.mode!r}")
         for name in ("epochs", "batch_size", "accumulate", "evaluations", "log_every"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise EverybertError(f"{name} must be at least 1, not {value}")
@@ -119,7 +125,7 @@ class FinetuneSettings:
     @property
     def rounds(self) -> int:
         """Number of epochs."""
-        return self.epochs if self.epochs is not None else 30 if self.mode == "frozen" else 3
+        return self.epochs if self.epochs is not None else 30 if self.mode in HEAD_ALONE else 3
 
     def torch_dtype(self, device: torch.device) -> torch.dtype:
         """The dtype of the computation."""
@@ -162,6 +168,9 @@ class FullMode:
             return 0.0 if self.top is not None and below > self.top else self.settings.layer_decay**below
 
         return rate
+
+    def begin(self, network: Network, data: "Data", seed: int, quiet: bool) -> None:
+        """Train what comes before the examples."""
 
     def prepare(self, network: Network, task: Task, fresh_pooler: bool) -> None:
         """Freeze and add parts of the network. `fresh_pooler` says that the pooler is new."""
@@ -238,6 +247,35 @@ class FrozenMode(FullMode):
         network.heads[name] = head
 
 
+class FewShotMode(FrozenMode):
+    """Train the encoder on pairs of texts, alike if their labels are, then the head (Tunstall et al. 2022, SetFit)."""
+
+    def begin(self, network: Network, data: "Data", seed: int, quiet: bool) -> None:
+        """Fine-tune the encoder in full, one epoch."""
+        given, task = data.train_examples, data.task
+        one = all(isinstance(x, str) and isinstance(y, str) for x, y in zip(given.inputs, given.targets))
+        if not one or task.head not in SEQUENCE_HEADS or self.settings.features != "last":
+            raise EverybertError("fewshot is for single texts with one label each, and reads the last layer")
+        pairs = label_pairs(given, seed)
+        embed = Embed.from_examples(pairs, network.config, pooling=self.settings.pool, window=task.window)
+        dev = pairs.take(range(min(len(pairs), 256)))
+        made, seen = (embed.features(data.tokenizer, network.config, part) for part in (pairs, dev))
+        first = replace(data, task=embed, train=made, dev=seen, train_examples=pairs, dev_examples=dev, cache={})
+        tune(first, network, replace(self.settings, mode="full", epochs=1, lr=None), seed, quiet=quiet)
+
+
+def label_pairs(examples: Examples, seed: int) -> Examples:
+    """Each text with PAIRS others of its label (score 1) and as many of other labels (0), drawn by the seed."""
+    draw, texts, labels = np.random.default_rng(seed), examples.inputs, np.array(examples.targets)
+    found: list[tuple[int, int]] = []
+    for i, label in enumerate(labels):
+        alike = np.flatnonzero(labels == label)
+        for partners in (alike[alike != i], np.flatnonzero(labels != label)):
+            found += [(i, j) for j in draw.choice(partners, PAIRS).tolist()] if len(partners) else []
+    pairs, scores = [(texts[i], texts[j]) for i, j in found], [float(labels[i] == labels[j]) for i, j in found]
+    return Examples(pairs, scores, examples.where)
+
+
 class LoraMode(FullMode):
     """Train an adapter and the head."""
 
@@ -282,7 +320,7 @@ class LoraMode(FullMode):
         save_adapter(self.adapters, ADAPTER, folder, base=str(data.folder), extras={"task": task.state()})
 
 
-MODES = {"full": FullMode, "top": FullMode, "frozen": FrozenMode, "lora": LoraMode}
+MODES = {"full": FullMode, "top": FullMode, "frozen": FrozenMode, "fewshot": FewShotMode, "lora": LoraMode}
 
 
 def reads_pooler(network: Network, task: Task) -> bool:
@@ -298,7 +336,7 @@ def renew(network: Network, task: Task, settings: FinetuneSettings) -> None:
         raise EverybertError("this model's layers share their weights: top:K, reinit and layer_decay do not apply")
     if settings.reinit > config.layers:
         raise EverybertError(f"reinit {settings.reinit} is more than the model's {config.layers} layers")
-    if config.causal is True and settings.mode != "frozen" and task.head in SEQUENCE_HEADS:
+    if config.causal is True and settings.mode not in HEAD_ALONE and task.head in SEQUENCE_HEADS:
         raise EverybertError("the first token of a left-to-right model sees only itself: use --mode frozen")
     for layer in list(network.encoder.layers)[config.layers - settings.reinit :]:
         initialise(layer, config)
@@ -371,9 +409,10 @@ def tune(
     network.to(device)
     peak = settings.lr if settings.lr is not None else mode.peak(network)
     renew(network, task, settings)
+    mode.begin(network, data, seed, quiet)
     mode.prepare(network, task, fresh_pooler)
     key = (settings.mode, settings.features, settings.pool)
-    if key not in data.cache or settings.reinit:  # renewed layers differ from seed to seed
+    if key not in data.cache or settings.reinit or settings.mode == "fewshot":  # encoders differ from seed to seed
         data.cache[key] = [mode.features(network, task, features) for features in (data.train, data.dev)]
     train_features, dev_features = data.cache[key]
 
