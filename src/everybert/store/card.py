@@ -5,6 +5,7 @@ Legend: C labels.
 
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,8 @@ import torch
 
 from everybert import __version__
 
-TASKS = {
-    "classify": ("text-classification", "Text classification", 'classify(["some text", ("a premise", "a claim")])'),
-    "regress": ("text-classification", "Regression on text", 'regress([("one text", "another")])'),
-    "tag": ("token-classification", "Tagging", 'tag("John Smith lives in New York")'),
-    "answer": ("question-answering", "Question answering", 'answer("Where is Matt?", "Matt lives in Canada.")'),
-    "choose": ("multiple-choice", "Multiple choice", 'choose("She opened the door and", ["walked in.", "flew."])'),
-    "rank": ("text-ranking", "Reranking", 'rank("a query", ["some text", "another"])'),
-    "embed": ("sentence-similarity", "Sentence embeddings", 'embed(["some text", "another"])'),
-}
-"""Task → the hub's pipeline tag, a title, and a call."""
+TASKS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+"""Task → tag, title and call."""
 MODES = {"full": "in full", "frozen": "as features, under a new head", "lora": "by a LoRA adapter"}
 MODES["fewshot"] = "on pairs of texts, then as features under a new head"
 LIBRARIES = {"lora": "peft", "frozen": "everybert", "fewshot": "everybert"}
@@ -40,7 +33,6 @@ def write_card(
     labels: Sequence[str] = (),
 ) -> None:
     """Write README.md into a folder. `facts` is the content of finetune.json: task, base, settings, scores …"""
-    _, title, call = TASKS[facts["task"]]
     mode = facts["settings"].get("mode", "full")
     settings = {**facts["settings"], "lr": facts.get("lr")}
     if mode != "lora":
@@ -52,8 +44,7 @@ def write_card(
     score = facts["scores"][facts["metric"]]
     text = TEMPLATE.read_text(encoding="utf-8").format(
         metadata="\n".join(f"{k}: {json.dumps(v, ensure_ascii=False)}" for k, v in metadata(facts).items()),  # YAML too
-        title=title,
-        call=call,
+        **{key: TASKS[facts["task"]][key] for key in ("title", "call")},
         base=base_name(facts["base"]),
         how=MODES.get(mode, f"in its last {mode.removeprefix('top:')} layers and its head"),
         score=f"{score['mean']:.4f}",
@@ -80,11 +71,11 @@ def base_name(base: str) -> str:
 
 def metadata(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata that the hub reads. `transformers` cannot use the head of a frozen model, so it is not named."""
-    kind, title, _ = TASKS[facts["task"]]
+    task = TASKS[facts["task"]]
     base = base_name(facts["base"])
     library = "sentence-transformers" if facts["task"] == "embed" else "transformers"
     result = {
-        "task": {"type": kind, "name": title},
+        "task": {"type": task["tag"], "name": task["title"]},
         "dataset": {"name": facts.get("dev") or "held-out data", "type": "private"},
         "metrics": [
             {"type": name, "value": float(f"{x['mean']:.6g}"), "name": f"{name}, {_spread(x)}"}
@@ -93,7 +84,7 @@ def metadata(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
     return {
         "library_name": LIBRARIES.get(facts["settings"].get("mode"), library),
-        "pipeline_tag": kind,
+        "pipeline_tag": task["tag"],
         **({"base_model": base} if "/" in base else {}),
         "tags": ["everybert", "bert"],
         "model-index": [{"name": facts.get("name") or f"{base} fine-tuned", "results": [result]}],
