@@ -138,11 +138,6 @@ class Ragged:
         """int32 index of each sequence's first token, which is [CLS]."""
         return self.offsets_B1[:-1]
 
-    @property
-    def last_B(self) -> Tensor:
-        """int32 index of each sequence's last token."""
-        return self.offsets_B1[1:] - 1
-
     @cached_property
     def sequence_T(self) -> Tensor:
         """int64: the index of the sequence that each token belongs to."""
@@ -180,11 +175,6 @@ class Ragged:
     def split(self, x: Tensor) -> list[Tensor]:
         """Split a per-token tensor (T, …) into one (n, …) view per sequence."""
         return list(torch.split(x, list(self.lengths)))
-
-    @property
-    def counts_B(self) -> Tensor:
-        """fp32: the number of tokens of each sequence."""
-        return self.offsets_B1.diff().float()
 
     def reduce(self, x_TH: Tensor, how: Literal["mean", "max"]) -> Tensor:
         """(T, H) → (B, H): the mean or maximum over each sequence's tokens."""

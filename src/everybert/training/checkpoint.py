@@ -77,7 +77,7 @@ def save_checkpoint(
     Every rank must call it. Rank 0 writes.
     """
     world = world or World()
-    path = step_folder(folder, progress.step)
+    path = folder / f"step-{progress.step:08d}"
     with world.together():
         if world.first:
             with atomic_folder(path) as draft:
@@ -94,11 +94,6 @@ def prune(folder: Path, keep: int) -> None:
     for path in list(checkpoints(folder).values())[:-keep]:
         (path / MANIFEST).unlink(missing_ok=True)  # a half-removed folder must not count as complete
         shutil.rmtree(path, ignore_errors=True)
-
-
-def step_folder(folder: Path, step: int) -> Path:
-    """The folder of a step's checkpoint."""
-    return folder / f"step-{step:08d}"
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
@@ -135,7 +130,7 @@ def find_checkpoint(folder: Path, world: World) -> Path | None:
     step = int(world.agree(-1.0 if found is None else float(found.name.removeprefix("step-")))[0])
     if step < 0:
         return None
-    path = step_folder(folder, step)
+    path = folder / f"step-{step:08d}"
     with world.together():
         if not (path / MANIFEST).exists():
             raise EverybertError(f"{path}, which rank 0 has, is not there: all hosts must share --out")
