@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everybert.errors import EverybertError
@@ -20,6 +20,7 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("mode", MODES)
+@settings(deadline=None)  # the first call warms torch up
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_every_mode_is_its_formula(mode, lengths):
     torch.manual_seed(1)
