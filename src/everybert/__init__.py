@@ -3,8 +3,6 @@
 Importing this package is quick: torch is loaded when a model first is.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -8,6 +8,7 @@ from everybert.inference.describe import compare, describe_folder, head_paramete
 from everybert.inference.model import Model
 from everybert.model.config import PRESETS
 from everybert.store import config_json
+from everybert.store.layouts import LAYOUTS
 
 PUBLISHED = {
     "bert-base-uncased": 110,
@@ -35,19 +36,25 @@ def theirs(name: str, kind: str = "AutoModel") -> int:
     config = transformers.AutoConfig.for_model(**raw)
     with torch.device("meta"):
         model = getattr(transformers, kind).from_config(config)
-    return sum(p.numel() for p in model.parameters())
+    counted = (p for name, p in model.named_parameters() if "contact_head" not in name and p.requires_grad)
+    return sum(p.numel() for p in counted)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+THERE = [name for name in PRESETS if PRESETS[name].family != "jina-bert"]
+"""The presets of families that transformers has."""
+
+
+@pytest.mark.parametrize("name", THERE)
 def test_a_presets_count_is_transformers_to_the_parameter(name):
     assert sum(parameters(PRESETS[name]).values()) == theirs(name)
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if "base" in name and "cased" not in name])
+@pytest.mark.parametrize("name", [name for name in THERE if "base" in name and "cased" not in name])
 def test_what_a_head_adds_is_transformers_to_the_parameter(name):
     config = PRESETS[name]
     counts, adds = parameters(config), head_parameters(config)
-    for head, kind in CLASSES.items():
+    suffixes = {kind: kind.removeprefix("AutoModel") for kind in CLASSES.values()}
+    for head, kind in [(h, k) for h, k in CLASSES.items() if suffixes[k] in LAYOUTS[config.family].classes]:
         pooled = head == "classify" and config.family in ("bert", "albert", "megatron-bert", "ernie")
         pooled |= head == "choose" and config.family != "distilbert"
         body = sum(counts.values()) - (0 if pooled else counts.get("pooler", 0))

@@ -51,7 +51,7 @@ def test_fixed_tables_are_the_formulas():
     assert table[3, 4].item() == pytest.approx(torch.tensor(3 / 10000 ** (4 / 8)).sin().item())
     module = made(positions="sinusoidal")
     assert torch.equal(module.position.weight, table) and not module.position.weight.requires_grad
-    cos, sin = rotary_table(torch.tensor([0, 2]), 4, 100.0)
+    cos, sin = rotary_table(torch.tensor([0, 2]), EncoderConfig(hidden_size=8, heads=2), 100.0)
     assert cos[0].tolist() == [1] * 4 and sin[1].tolist() == pytest.approx(
         torch.tensor([2, 0.2, 2, 0.2]).sin().tolist()
     )

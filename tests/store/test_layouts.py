@@ -28,6 +28,10 @@ def test_canonical_names(name: str, expected: str):
     assert layouts.canonical(name) == expected
 
 
+NEXT = {"ForQuestionAnswering": "ForSequenceClassification"}
+"""What a network is saved as if its family has no class for its first head: the class of the next one."""
+
+
 @pytest.mark.parametrize("family", layouts.LAYOUTS)
 @pytest.mark.parametrize(
     ("heads", "suffix"),
@@ -41,7 +45,8 @@ def test_canonical_names(name: str, expected: str):
 def test_the_class_of_heads(family: str, heads: tuple[str, ...], suffix: str):
     from everybert.model.config import EncoderConfig
 
-    assert layouts.class_for(EncoderConfig(family=family), heads) == suffix
+    known = layouts.LAYOUTS[family].classes
+    assert layouts.class_for(EncoderConfig(family=family), heads) == (suffix if suffix in known else NEXT[suffix])
 
 
 @pytest.mark.parametrize("kind", list(STEMS))

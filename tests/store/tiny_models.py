@@ -51,14 +51,19 @@ STEMS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ernie": ("Ernie", {"use_task_id": True}),
+    "nomic_bert": ("NomicBert", {}),
+    "gte": ("Gte", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 1.5}}),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3", {}),
     "megatron-bert": ("MegatronBert", {}),
     "roberta-prelayernorm": ("RobertaPreLayerNorm", {}),
 }
 COMMON = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+FEW = ("nomic_bert", "gte")
+"""Families without classes for questions and choices."""
 CLASSES = {
     kind: (
-        *COMMON,
-        "ForMultipleChoice",
+        *(COMMON if kind not in FEW else COMMON[:-1]),
+        *(("ForMultipleChoice",) if kind not in (*FEW, "jina_embeddings_v3") else ()),
         *(("ForPreTraining",) if kind in ("bert", "albert", "megatron-bert", "ernie", "electra") else ()),
         *(("ForNextSentencePrediction",) if kind in ("bert", "megatron-bert", "ernie") else ()),
     )
@@ -77,7 +82,7 @@ def make(kind: str, suffix: str = "Model", seed: int = 0, **changes: Any) -> Any
     torch.manual_seed(seed)
     model = getattr(transformers, stem + suffix)(config).eval()
     with torch.no_grad():
-        for value in model.parameters():
+        for value in filter(lambda value: value.requires_grad, model.parameters()):
             value.add_(torch.randn_like(value) * 0.1)
     return model
 

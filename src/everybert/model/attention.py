@@ -10,7 +10,7 @@ Attention(Q, K, V) = softmax(Q Kᵀ / √D) V, per head and within each sequence
 | sliding window (long sequences)         | blocks of queries, each with the keys in its window: O(n·w)    |
 | global tokens (Longformer)              | as above, with the global keys, and full rows for global queries |
 | `watch` is given                        | the formula written out, one sequence at a time                |
-| scores with a bias (MPNet, DeBERTa)     | as on the CPU, with the bias as the mask of SDPA               |
+| scores with a bias (MPNet, jina, DeBERTa) | as on the CPU, with the bias as the mask of SDPA             |
 | ONNX export (inference/export.py)        | one rectangle with a mask: all pairs, whatever the pattern     |
 
 Legend: T tokens in the batch, B sequences, A heads, D head size, n tokens of one

@@ -1,7 +1,7 @@
 """One frozen configuration for the whole family: a variant is a set of values, not a copy of a file.
 
 The fields of `EncoderConfig` are all that differs between BERT, RoBERTa, XLM-R, DistilBERT, ALBERT, Longformer,
-ModernBERT and the pre-norm BERT and RoBERTa. `PRESETS` has the published models, from presets.toml.
+ModernBERT, DeBERTa, nomic_bert, gte, jina and the others. `PRESETS` has the published models, from presets.toml.
 """
 
 import dataclasses
@@ -41,9 +41,9 @@ class EncoderConfig:
     """The window: the longest sequence, special tokens included."""
     positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
     """How positions are encoded in the input, if at all. Sinusoidal is a fixed table (Vaswani et al. 2017, §3.5)."""
-    relative: Literal["none", "buckets", "disentangled"] = "none"
-    """What is added to attention scores: a number per head and distance (buckets, MPNet), or products of contents with
-    positions (disentangled, DeBERTa)."""
+    relative: Literal["none", "buckets", "alibi", "disentangled"] = "none"
+    """What is added to attention scores: a number per head and distance, learnt (buckets, MPNet) or fixed (alibi,
+    jina), or products of contents with positions (disentangled, DeBERTa)."""
     relative_buckets: int = 32
     """Buckets of distances, for both directions (MPNet) or for each (DeBERTa; 0: every distance is one)."""
     relative_distance: int = 128
@@ -66,10 +66,14 @@ class EncoderConfig:
     """Whether LayerNorm has a bias."""
     linear_bias: bool = True
     """Whether the layers' matrices have biases."""
+    gate_bias: bool = True
+    """Whether, if the others have one, the first matrix of a gated block has a bias, too (not in gte and jina)."""
     activation: Activation = "gelu"
     """gelu: x·Φ(x) exactly; gelu_tanh: its tanh form (ALBERT); gelu_sigmoid: x·σ(1.702x); relu; silu."""
     feed_forward: Literal["mlp", "glu"] = "mlp"
     """mlp: W₂·act(W₁x). glu: W₂·(act(W₁x) ⊙ W₃x), GeGLU in ModernBERT."""
+    gate_last: bool = False
+    """glu: whether W₁ follows W₃ in the matrix that holds both (gte)."""
     layer_groups: int | None = None
     """ALBERT: number of distinct sets of layer weights; None means every layer has its own."""
     inner_layers: int = 1
@@ -84,6 +88,8 @@ class EncoderConfig:
     """Rotary base of the full-attention layers."""
     rotary_theta_local: float = 10_000.0
     """Rotary base of the sliding-window layers."""
+    rotary_scale: float = 1.0
+    """Rotary angles are divided by it (linear scaling; NTK scaling is this and a larger base)."""
     dropout: float = 0.1
     """On the embeddings and on each block's output, while training."""
     attention_dropout: float = 0.1

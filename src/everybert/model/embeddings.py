@@ -70,9 +70,10 @@ def sinusoids(rows: int, width: int) -> Tensor:
     return table.float()
 
 
-def rotary_table(positions_T: Tensor, head_size: int, theta: float) -> Rotary:
-    """The cosines and sines of the rotary angles pos · θ^(−2i/D): (T, D) each, in fp32."""
-    rate = 1.0 / theta ** (torch.arange(0, head_size, 2, device=positions_T.device).float() / head_size)
+def rotary_table(positions_T: Tensor, config: EncoderConfig, theta: float) -> Rotary:
+    """The cosines and sines of the rotary angles pos · θ^(−2i/D), divided by the scale: (T, D) each, in fp32."""
+    size = config.head_size
+    rate = 1.0 / theta ** (torch.arange(0, size, 2, device=positions_T.device).float() / size) / config.rotary_scale
     angle = positions_T[:, None].float() * rate
     angle = torch.cat((angle, angle), dim=-1)
     return angle.cos(), angle.sin()

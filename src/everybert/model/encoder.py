@@ -53,11 +53,12 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.gated = config.feed_forward == "glu"
+        self.gated, self.gate_last = config.feed_forward == "glu", config.gate_last
         self.activation = config.activation
         self.fuses = config.activation == "gelu" and config.linear_bias and not self.gated
         inner = config.intermediate_size
-        self.input = nn.Linear(config.hidden_size, 2 * inner if self.gated else inner, bias=config.linear_bias)
+        biased = config.linear_bias and (config.gate_bias or not self.gated)
+        self.input = nn.Linear(config.hidden_size, 2 * inner if self.gated else inner, bias=biased)
         self.output = nn.Linear(inner, config.hidden_size, bias=config.linear_bias)
         self.dropout = nn.Dropout(config.feed_forward_dropout)
 
@@ -73,8 +74,8 @@ class FeedForward(nn.Module):
             return self.output(self.dropout(active_TI))
         wide = self.input(x_TH)
         if self.gated:
-            wide, gate_TI = wide.chunk(2, dim=-1)
-            active_TI = activate(wide, self.activation) * gate_TI
+            wide, other_TI = wide.chunk(2, dim=-1)[:: -1 if self.gate_last else 1]
+            active_TI = activate(wide, self.activation) * other_TI
         else:
             active_TI = activate(wide, self.activation)
         if watch is not None:
@@ -193,9 +194,13 @@ class Encoder(nn.Module):
         config, device = self.config, batch.device
         buckets, far = config.relative_buckets, config.relative_distance
         once: Any = cache if batch.attend is None else lambda make: make  # in ONNX export n is a symbol
+        biases = None
         if self.relative_bias is not None:
             table_RA = self.relative_bias.weight
             biases = once(lambda n: table_RA[bias_rows(gaps(n, device), buckets, far)].permute(2, 0, 1)[None])
+        elif config.relative == "alibi":
+            biases = once(lambda n: -alibi_slopes(config.heads, device)[None, :, None, None] * gaps(n, device).abs())
+        if biases is not None:
             both = Relative(bias=lambda q, k: biases(q.shape[2]))
             return both, both
         if self.relative_table is not None and self.relative_norm is not None:
@@ -205,7 +210,7 @@ class Encoder(nn.Module):
         if config.positions != "rotary":
             return ABSOLUTE, ABSOLUTE
         thetas = (config.rotary_theta, config.rotary_theta if config.windows is None else config.rotary_theta_local)
-        full, local = (rotary_table(batch.positions_T, config.head_size, theta) for theta in thetas)
+        full, local = (rotary_table(batch.positions_T, config, theta) for theta in thetas)
         return Relative(full), Relative(local)
 
     def check(self, batch: Ragged) -> None:
@@ -228,6 +233,16 @@ def gaps(n: int, device: torch.device) -> Tensor:
     """(n, n): i − j."""
     at = torch.arange(n, device=device)
     return at[:, None] - at[None]
+
+
+def alibi_slopes(heads: int, device: torch.device) -> Tensor:
+    """(A): how much a head's scores fall per token of distance (Press et al. 2022, §3).
+
+    The powers of 2^(−8/A) if A is a power of two; else those of the next lower one, and every other one of the next.
+    """
+    lower = 2 ** int(math.log2(heads))
+    exponents = [8 * (i + 1) / lower for i in range(lower)] + [4 * (i + 1) / lower for i in range(0, 2 * lower, 2)]
+    return torch.tensor([2.0**-e for e in exponents[:heads]], device=device)
 
 
 def bias_rows(gap: Tensor, buckets: int, far: int) -> Tensor:

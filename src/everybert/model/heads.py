@@ -66,14 +66,7 @@ class MaskedLM(nn.Module):
         return F.linear(ready_ME, token_VE if self.decoder is None else self.decoder.weight, self.bias)
 
 
-DENSE = {
-    "tanh": ("tanh", True),
-    "gelu": ("gelu", True),
-    "relu": ("relu", False),
-    "norm": ("gelu", False),
-    "summary": ("gelu", False),
-    "detect": ("", False),
-}
+DENSE: dict[str, tuple[str, bool]] = PUBLISHED["dense"]
 """Forms with a dense layer: its activation ("" is that of the encoder), and whether dropout comes before it."""
 
 
@@ -188,8 +181,7 @@ class Network(nn.Module):
         return self.heads[name]
 
 
-FORMS = {"bert": "pooler", "albert": "pooler", "roberta": "tanh", "distilbert": "relu", "modernbert": "norm"}
-FORMS |= {"electra": "gelu", "deberta-v2": "summary"}
+FORMS: dict[str, str] = PUBLISHED["classifiers"]
 """The form of the sequence classifier."""
 
 

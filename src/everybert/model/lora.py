@@ -1,7 +1,7 @@
 """LoRA (Hu et al. 2021): a frozen matrix W acts as W + (α / r)·B·A, with A (r × in) and B (out × r) trained.
 
 An encoder can have many adapters; switching between them moves no weights. Each brings the head of its task. Q, K and
-V are one matrix here but have an A and a B each, as in PEFT's files (ModernBERT's files have them as one).
+V are one matrix here but have an A and a B each, as in PEFT's files (except in families whose files have them as one).
 
 DoRA (Liu et al. 2024, eq. 5) also scales each row: m · (W + (α / r)·B·A) / ‖W + (α / r)·B·A‖, with m learnt. Such
 adapters are loaded and merged; they are not trained here.
@@ -24,6 +24,10 @@ from everybert.model.heads import Network
 from everybert.model.int8 import Int8Linear, is_int8
 
 QKV = ("query", "key", "value")
+PARTS = {1: ("",), 2: (".gate", ".up"), 3: tuple(f".{name}" for name in QKV)}
+"""The names of a matrix's parts in the state of an adapter, by their number."""
+QKV_IN_ONE = ("modernbert", "nomic_bert", "gte", "jina_embeddings_v3")
+"""Families whose files have Q, K and V as one matrix."""
 TARGETS = (*QKV, "attention.output", "feed_forward.input", "feed_forward.output")
 PROJECTION = "embeddings.projection"
 """Of ELECTRA and ALBERT: a target outside the layers."""
@@ -51,39 +55,32 @@ class LoraConfig:
 
 
 class Lora(nn.Module):
-    """The low-rank addition to a matrix: to P of the `of` equal parts that its rows fall into."""
+    """The low-rank addition to a matrix: to those `parts` of it that are adapted, of all parts with so many `rows`."""
 
-    def __init__(self, base: "AdaptedLinear", parts: tuple[int, ...], of: int, config: LoraConfig) -> None:
+    def __init__(self, base: "AdaptedLinear", parts: tuple[int, ...], rows: tuple[int, ...], config: LoraConfig):
         super().__init__()
-        r, height = config.rank, base.out_features // of
         like = base.weight if base.int8 is None else base.int8.scale_O
-        self.of = of
-        self.scale = config.alpha / r
+        self.rank, self.parts, self.rows = config.rank, parts, rows
+        self.names = [PARTS[len(rows)][part] for part in parts]
+        self.scale = config.alpha / self.rank
         self.dropout = nn.Dropout(config.dropout)
-        self.down = nn.Parameter(torch.empty(len(parts) * r, base.in_features, device=like.device, dtype=like.dtype))
-        self.up = nn.Parameter(torch.zeros(len(parts), height, r, device=like.device, dtype=like.dtype))
-        self.parts: Tensor
-        self.register_buffer("parts", torch.tensor(parts, device=like.device), persistent=False)
+        self.down = nn.Parameter(like.new_empty(len(parts) * self.rank, base.in_features))
+        self.up = nn.ParameterList(like.new_zeros(rows[part], self.rank) for part in parts)
         self.gain_O: Tensor | None = None
         """DoRA: m / ‖W + (α / r)·B·A‖ of each row."""
-        for a in self.down.detach().split(r):  # A as PEFT draws it; B is zero, so training starts from W
+        for a in self.down.detach().split(self.rank):  # A as PEFT draws it; B is zero, so training starts from W
             nn.init.kaiming_uniform_(a, a=math.sqrt(5))
 
     def forward(self, x_TI: Tensor, y_TO: Tensor, bias_O: Tensor | None) -> Tensor:
         """y + (α / r)·B·A·x, where y = W·x + b; with DoRA scaled, but for b."""
-        y_TO = self._add(x_TI, y_TO)
+        pieces = list(y_TO.split(self.rows, dim=-1))
+        low_TPr = F.linear(self.dropout(x_TI), self.down).split(self.rank, dim=-1)
+        for part, low_Tr, up in zip(self.parts, low_TPr, self.up):
+            pieces[part] = pieces[part] + self.scale * F.linear(low_Tr, up)
+        y_TO = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
         if self.gain_O is None:
             return y_TO
         return y_TO * self.gain_O if bias_O is None else (y_TO - bias_O) * self.gain_O + bias_O
-
-    def _add(self, x_TI: Tensor, y_TO: Tensor) -> Tensor:
-        low_TPr = F.linear(self.dropout(x_TI), self.down).unflatten(-1, (len(self.up), -1))
-        if self.of == 1:
-            return y_TO + self.scale * F.linear(low_TPr[:, 0], self.up[0])
-        add_TPO = torch.einsum("tpr,por->tpo", low_TPr, self.up) * self.scale
-        if len(self.up) == self.of:
-            return y_TO + add_TPO.flatten(1)
-        return y_TO.unflatten(-1, (self.of, -1)).index_add(1, self.parts, add_TPO).flatten(1)
 
     def merged(self, weight_OI: Tensor) -> Tensor:
         """W as it acts with the adapter, in fp32."""
@@ -92,10 +89,11 @@ class Lora(nn.Module):
 
     def delta(self) -> Tensor:
         """(α / r)·B·A for all rows of the matrix, in fp32."""
-        down_PrI = self.down.detach().float().unflatten(0, (len(self.up), -1))
-        added_POI = torch.bmm(self.up.detach().float(), down_PrI) * self.scale
-        whole = added_POI.new_zeros(self.of, *added_POI.shape[1:])
-        return whole.index_copy(0, self.parts, added_POI).flatten(0, 1)
+        whole_OI = self.down.new_zeros(sum(self.rows), self.down.shape[1], dtype=torch.float32)
+        pieces = whole_OI.split(self.rows)
+        for part, a, b in zip(self.parts, self.down.detach().split(self.rank), self.up):
+            pieces[part].copy_(b.detach().float() @ a.float() * self.scale)
+        return whole_OI
 
 
 class AdaptedLinear(nn.Linear):
@@ -154,14 +152,14 @@ class AdapterSet:
             raise EverybertError(f"an adapter's name may not be empty or hold a dot: {name!r}")
         if name in self.entries:
             raise EverybertError(f"there is an adapter {name!r} already; choose another name")
-        for at, parts, of in _places(self.network.config, config):
+        for at, parts, rows in _places(self.network.config, config):
             parent, _, last = at.rpartition(".")
             owner = self.network.get_submodule(parent)
             linear = getattr(owner, last)
             if not isinstance(linear, AdaptedLinear):
                 linear = AdaptedLinear(linear)
                 setattr(owner, last, linear)
-            linear.lora[name] = Lora(linear, parts, of, config)
+            linear.lora[name] = Lora(linear, parts, rows or (linear.out_features,), config)
         self.entries[name] = Adapter(config, dict(heads or {}), pooler)
 
     def use(self, name: str | None) -> None:
@@ -200,11 +198,9 @@ class AdapterSet:
     def state(self, name: str) -> dict[str, Tensor]:
         """Every A (r × in) and B (out × r) by layer, matrix and part: "encoder.layers.0.attention.qkv.query.A"."""
         out: dict[str, Tensor] = {}
-        r = self.entries[name].config.rank
-        for at, lora, parts in self._parts(name):
-            for i, part in enumerate(parts):
-                out[f"{at}{part}.A"] = lora.down.detach()[i * r : (i + 1) * r]
-                out[f"{at}{part}.B"] = lora.up.detach()[i]
+        for at, lora in self._adapted(name):
+            for part, a, b in zip(lora.names, lora.down.detach().split(lora.rank), lora.up):
+                out[f"{at}{part}.A"], out[f"{at}{part}.B"] = a, b.detach()
         return out
 
     def load(self, name: str, state: Mapping[str, Tensor]) -> None:
@@ -221,37 +217,37 @@ class AdapterSet:
 
     def load_magnitudes(self, name: str, magnitudes: Mapping[str, Tensor]) -> None:
         """Make an adapter that is loaded a DoRA: the m of each adapted matrix, named as in `state` but for the end."""
-        for at, lora, parts in self._parts(name):
+        for at, lora in self._adapted(name):
             layer: Any = self.network.get_submodule(at)
             weight_OI = layer.weight if layer.int8 is None else layer.int8.weight
-            norms = (weight_OI.detach().float() + lora.delta()).norm(dim=1).chunk(lora.of)
+            norms = (weight_OI.detach().float() + lora.delta()).norm(dim=1).split(lora.rows)
             gains = [torch.ones_like(norm) for norm in norms]
-            for i, part in zip(lora.parts.tolist(), parts):
+            for i, part in zip(lora.parts, lora.names):
                 if (magnitude := magnitudes.get(at + part)) is not None:
                     gains[i] = magnitude.to(norms[i]) / norms[i]
-            lora.gain_O = torch.cat(gains).to(lora.up.dtype)
+            lora.gain_O = torch.cat(gains).to(lora.down.dtype)
 
     def parameters(self, name: str) -> list[nn.Parameter]:
         """The A and B of an adapter: what its training changes in the encoder."""
-        return [p for _, lora, _ in self._parts(name) for p in lora.parameters()]
+        return [p for _, lora in self._adapted(name) for p in lora.parameters()]
 
-    def _parts(self, name: str) -> Iterator[tuple[str, Lora, tuple[str, ...]]]:
+    def _adapted(self, name: str) -> Iterator[tuple[str, Lora]]:
         for at, module in self.network.named_modules():
             if isinstance(module, AdaptedLinear) and name in module.lora:
                 lora = module.lora[name]
                 assert isinstance(lora, Lora)
-                named = tuple(f".{QKV[i]}" for i in lora.parts.tolist()) if lora.of == len(QKV) else ("",)
-                yield at, lora, named
+                yield at, lora
 
 
-def _places(config: EncoderConfig, lora: LoraConfig) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """For each adapted matrix: the module, its adapted parts, and how many parts it has."""
-    chosen = tuple(i for i, name in enumerate(QKV) if name in lora.targets)
+def _places(config: EncoderConfig, lora: LoraConfig) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """For each adapted matrix: the module, its adapted parts, and the rows of all its parts (none: it is one)."""
+    chosen, thirds = tuple(i for i, name in enumerate(QKV) if name in lora.targets), (config.hidden_size,) * 3
     for i in range(max(config.layer_order) + 1):
         at = f"encoder.layers.{i}."
         if chosen:
-            one = config.family == "modernbert"  # Q, K and V are one matrix in its files
-            yield f"{at}attention.qkv", (0,) if one else chosen, 1 if one else len(QKV)
-        yield from ((at + target, (0,), 1) for target in lora.targets if target not in (*QKV, PROJECTION))
+            yield f"{at}attention.qkv", *(((0,), ()) if config.family in QKV_IN_ONE else (chosen, thirds))
+        for target in [target for target in lora.targets if target not in (*QKV, PROJECTION)]:
+            apart = target == "feed_forward.input" and config.family == "nomic_bert"  # two matrices in its files
+            yield at + target, (0, 1) if apart else (0,), (config.intermediate_size,) * 2 if apart else ()
     if PROJECTION in lora.targets:
-        yield f"encoder.{PROJECTION}", (0,), 1
+        yield f"encoder.{PROJECTION}", (0,), ()

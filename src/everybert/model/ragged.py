@@ -141,8 +141,7 @@ class Ragged:
     @cached_property
     def sequence_T(self) -> Tensor:
         """int64: the index of the sequence that each token belongs to."""
-        each_T = torch.arange(self.tokens_T.shape[0], device=self.device)
-        return torch.searchsorted(self.offsets_B1[1:], each_T, right=True)
+        return (self.positions_T == 0).cumsum(0) - 1
 
     @cached_property
     def groups(self) -> dict[int, list[int]]:

@@ -1,7 +1,5 @@
 """The application and the server: models, the queue before them, and the endpoints, in one process or several."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import gc

@@ -8,8 +8,6 @@ thread and a batch of its own; an accelerator has one thread.
 A network computes with one adapter at a time: a piece is taken only if its model is idle or runs with the same adapter.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import sys
@@ -67,7 +65,7 @@ class Job:
         """Whether somebody waits for the response."""
         return self.context.wanted and not self.failed
 
-    def pieces(self) -> list[JobPart]:
+    def pieces(self) -> "list[JobPart]":
         """The inputs in parts, each with one adapter and at most a batch."""
         loaded, shared = self.context.served.loaded, object() if self.options is None else self.options
         found: list[JobPart] = []

@@ -6,8 +6,6 @@ requests: the Host, the API key, the rate, the size of the body, the number of r
 bounds the work for one request: tokens, the size of the response, and time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hmac
@@ -159,7 +157,7 @@ class RequestContext:
     usage: Usage = field(default_factory=Usage)
     client: str = ""
     """An API key, or an address."""
-    served: Served = field(init=False)
+    served: "Served" = field(init=False)
     """What the body names."""
     deadline: float = math.inf
     """By time.monotonic."""
@@ -256,7 +254,7 @@ class RateLimiter:
 class LimitsMiddleware:
     """Checks the Host, the API key and the rate, reads the body of a POST, and bounds the requests at a time."""
 
-    def __init__(self, app: ASGIApp, service: Service, keys: Sequence[str] = (), hosts: Sequence[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, service: "Service", keys: Sequence[str] = (), hosts: Sequence[str] = ()) -> None:
         self.app = app
         self.service = service
         self.limits = service.limits

@@ -1,7 +1,5 @@
 """Prometheus metrics of one server process, and its access log."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import MutableMapping

@@ -1,7 +1,5 @@
 """What is served: loaded models, and a name for each of them and for each of their adapters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Large arrays are sent as base64 of little-endian numbers: thumbnails as uint8, a
 vectors as float32. The latest weights and traces are kept, so that the page can ask for one head after another.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -75,7 +73,7 @@ class Files(StaticFiles):
         return response
 
 
-def add_playground(app: FastAPI, service: Service) -> None:
+def add_playground(app: FastAPI, service: "Service") -> None:
     """Serve the page and its endpoints."""
     page = Playground(service)
 
@@ -125,7 +123,7 @@ def packed(values: np.ndarray) -> str:
 class Playground:
     """What the panels show: each method answers one endpoint."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: "Service") -> None:
         self.service = service
         self.weights = lru_cache(KEPT)(attention_weights)
         self.traces = lru_cache(KEPT)(trace)

@@ -4,8 +4,6 @@ A handler makes a `Job` for the batcher; `add_endpoint` makes an HTTP endpoint o
 parameters as its fields.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json
@@ -102,7 +100,7 @@ def body_of(handler: Handler, strict: bool) -> type[BaseModel]:
 
 
 def add_endpoint(
-    app: FastAPI, service: Service, path: str, handler: Handler, strict: bool = False, **options: Any
+    app: FastAPI, service: "Service", path: str, handler: Handler, strict: bool = False, **options: Any
 ) -> None:
     """Serve a handler at a path; its parameters and docstring describe the endpoint."""
 
@@ -136,7 +134,7 @@ def add_endpoint(
     app.post(path, name=handler.__name__, description=handler.__doc__, **options)(endpoint)
 
 
-def add_routes(app: FastAPI, service: Service) -> None:
+def add_routes(app: FastAPI, service: "Service") -> None:
     """Serve all endpoints that need a model, but for the playground's.
 
     On the application itself: FastAPI builds the routes of an APIRouter at the first request, which takes a while.

@@ -1,7 +1,5 @@
 """Types of the HTTP API's fields, and bodies within bodies; examples.json has an example of each request."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field

@@ -21,7 +21,7 @@ from everybert.errors import EverybertError
 from everybert.files import inside, read_json, verify_folder, write_json
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import HEADS, FeatureConfig, FeatureHead, Network, Pooler, add_feature_head, make_head
-from everybert.model.lora import PROJECTION, QKV, TARGETS, AdapterSet, LoraConfig
+from everybert.model.lora import PARTS, PROJECTION, QKV, TARGETS, AdapterSet, LoraConfig
 from everybert.store import layouts
 from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, read_extras
 from everybert.store.weights import read_tensors
@@ -55,13 +55,10 @@ def _matrices(config: EncoderConfig, targets: tuple[str, ...]) -> dict[str, str]
     found: dict[str, str] = {}
     for i in range(max(config.layer_order) + 1):
         at = f"encoder.layers.{i}."
-        qkv = layouts.transformers_names(config, f"{at}attention.qkv.weight", ())
-        if len(qkv) == 1:  # ModernBERT has one matrix
-            found |= {f"{at}attention.qkv": qkv[0]} if set(QKV) & set(targets) else {}
-        else:
-            found |= {f"{at}attention.qkv.{part}": name for part, name in zip(QKV, qkv) if part in targets}
-        for target in [t for t in targets if t not in (*QKV, PROJECTION)]:
-            (found[at + target],) = layouts.transformers_names(config, f"{at}{target}.weight", ())
+        for target in dict.fromkeys("attention.qkv" if t in QKV else t for t in targets if t != PROJECTION):
+            names = layouts.transformers_names(config, f"{at}{target}.weight", ())
+            parts = [part for part in PARTS[len(names)] if part[1:] in targets or part[1:] not in QKV]
+            found |= {f"{at}{target}{part}": name for part, name in zip(PARTS[len(names)], names) if part in parts}
     if PROJECTION in targets:
         (found[f"encoder.{PROJECTION}"],) = layouts.transformers_names(config, f"encoder.{PROJECTION}.weight", ())
     return {ours: name.removesuffix(".weight") for ours, name in found.items()}
@@ -279,7 +276,7 @@ def _take_heads(network: Network, content: _Content) -> tuple[dict[str, nn.Modul
     found: dict[str, nn.Module] = {}
     for name in [*heads, "pooler"]:
         at = "pooler." if name == "pooler" else f"heads.{name}."
-        (last,) = layouts.transformers_names(config, f"{at}output.weight", (name,))
+        (last,) = layouts.transformers_names(config, f"{at}output.weight", _held(config, name))
         rows = len(content.tensors.get(last, base.get(last, torch.empty(1))))
         module = Pooler(config) if name == "pooler" else make_head(config, name, rows)
         names = _named(config, module, at)
@@ -294,9 +291,14 @@ def _take_heads(network: Network, content: _Content) -> tuple[dict[str, nn.Modul
     return found, pooler
 
 
+def _held(config: EncoderConfig, head: str) -> list[str]:
+    """The heads of the class that has this one; none if no class has it: then its names are ours."""
+    return layouts.LAYOUTS[config.family].classes[layouts.class_for(config, [head])]
+
+
 def _named(config: EncoderConfig, module: nn.Module, at: str) -> dict[str, Tensor]:
     """The parameters of a head or pooler by their names in a file; `at` is the beginning of our names."""
-    held = (at.split(".")[1],) if at.startswith(layouts.HEADS) else ()
+    held = _held(config, at.split(".")[1]) if at.startswith(layouts.HEADS) else ()
     return {layouts.transformers_names(config, at + key, held)[0]: value for key, value in module.state_dict().items()}
 
 

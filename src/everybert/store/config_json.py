@@ -5,21 +5,10 @@ import math
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from everybert.errors import EverybertError
-from everybert.model.config import FAMILIES, EncoderConfig
+from everybert.model.config import FAMILIES, PUBLISHED, EncoderConfig
 from everybert.store.layouts import LAYOUTS
 
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "quick_gelu": "gelu_sigmoid",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
+ACTIVATIONS: dict[str, str] = PUBLISHED["activations"]
 ACTIVATION_NAMES = {ours: their for their, ours in reversed(ACTIVATIONS.items())}
 """Ours → the first name above."""
 
@@ -49,9 +38,19 @@ def family_of(raw: dict[str, Any]) -> str:
     kind = raw.get("model_type")
     if kind is None:  # files from before 2020, such as Google's, have no model_type
         kind = "bert" if "type_vocab_size" in raw and all(a.startswith("Bert") for a in classes(raw)) else None
+    kind = next((name for name, own in LAYOUTS.items() if own.hub and own.hub.items() <= raw.items()), kind)
     if kind not in FAMILIES:
         raise EverybertError(f"model_type {kind!r} is not supported; everybert reads {', '.join(FAMILIES)}")
     return kind
+
+
+def native(raw: dict[str, Any]) -> dict[str, Any]:
+    """The config.json of a model whose code is on the hub, with the names that `transformers` uses; others as it is."""
+    family = family_of(raw)
+    names, kind = LAYOUTS[family].hub_fields, LAYOUTS[family].model_type or family
+    if raw.get("model_type") in (None, kind) and not names.keys() & raw.keys():
+        return raw
+    return {names.get(key, key): value for key, value in raw.items()} | {"model_type": kind}
 
 
 def refuse_unsupported(family: str, raw: dict[str, Any]) -> None:
@@ -78,7 +77,7 @@ def refuse_unsupported(family: str, raw: dict[str, Any]) -> None:
 
 def read(raw: dict[str, Any], ours_alone: dict[str, Any] | None = None) -> EncoderConfig:
     """The encoder configuration of a config.json, and of the settings that everybert.json adds to it."""
-    family = family_of(raw)
+    family, raw = family_of(raw), native(raw)
     refuse_unsupported(family, raw)
     layout = LAYOUTS[family]
     settings: dict[str, Any] = {"family": family, "causal": bool(raw.get("is_decoder")), **layout.fixed}
@@ -92,8 +91,10 @@ def read(raw: dict[str, Any], ours_alone: dict[str, Any] | None = None) -> Encod
         settings["max_positions"] -= settings["position_offset"]
     elif family == "distilbert" and raw.get("sinusoidal_pos_embds"):
         settings["positions"] = "sinusoidal"
-    if settings.get("embedding_size") == settings["hidden_size"] and family == "electra":
+    if settings.get("embedding_size") == settings["hidden_size"] and family != "albert":
         settings["embedding_size"] = None  # there is no projection
+    if settings.get("positions") == "rotary" and family != "modernbert":
+        settings |= _rotation(raw, settings, layout.defaults["rotary_theta"])
     if family == "deberta-v2":
         settings |= _deberta_attention(raw, settings)
     if family == "ernie" and not raw.get("use_task_id"):
@@ -109,6 +110,24 @@ def read(raw: dict[str, Any], ours_alone: dict[str, Any] | None = None) -> Encod
     if settings["pad_id"] >= settings["vocab_size"]:
         raise EverybertError(f"pad_token_id {settings['pad_id']} is outside the vocabulary of {settings['vocab_size']}")
     return EncoderConfig(**settings)
+
+
+def _rotation(raw: dict[str, Any], settings: dict[str, Any], default: float) -> dict[str, Any]:
+    """The rotary base, and by what angles are divided."""
+    size = settings["hidden_size"] // max(settings["heads"], 1)
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope = rope if isinstance(rope, dict) else {"rope_type": rope}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    odd = rope.get("mixed_b") or rope.get("partial_rotary_factor", 1) != 1 or rope.get("factor") == 0
+    if odd or kind not in ("default", "linear", "ntk"):
+        raise EverybertError(f"rotary positions of the kind {kind!r} ({rope}) are not supported")
+    if raw.get("head_dim") not in (None, size):
+        raise EverybertError(f"head_dim {raw['head_dim']} is not supported; only hidden_size / heads is ({size})")
+    theta = _checked("rotary_theta", "rope_theta", rope.get("rope_theta", raw.get("rope_theta") or default))
+    factor = 1.0 if kind == "default" else _checked("rotary_scale", "factor", rope.get("factor"))
+    if kind == "ntk":  # as in the code of gte on the hub
+        theta, factor = theta * factor, factor ** (2 / size)
+    return {"rotary_theta": theta, "rotary_scale": factor}
 
 
 def _longformer_windows(raw: dict[str, Any], layers: int) -> tuple[int, ...]:
@@ -195,11 +214,12 @@ def write(config: EncoderConfig, raw: dict[str, Any] | None = None) -> tuple[dic
     `raw` is the config.json that the model was read from, if any. Its other fields are kept, and the whole file if it
     describes the same encoder.
     """
-    raw = {k: v for k, v in (raw or {}).items() if k not in DROPPED}
-    if raw.get("model_type") != config.family:
-        raw = {}
-    written = raw if raw and not _differences(config, read(raw)) else raw | _fields(config)
-    reread = read(written)
+    code = "auto_map" if LAYOUTS[config.family].model_type else ""  # of families that transformers has not
+    own = native(raw) if raw and family_of(raw) == config.family else {}
+    same, raw = own is raw, {k: v for k, v in own.items() if k not in DROPPED or k == code}
+    if not same or _differences(config, read(raw)):
+        raw = {k: v for k, v in raw.items() if k not in ("rope_theta", "rope_scaling")} | _fields(config)
+    reread = read(raw)
     differ = _differences(config, reread)
     if lost := sorted(set(differ) - EVERYBERT_FIELDS):
         name = lost[0]
@@ -207,7 +227,7 @@ def write(config: EncoderConfig, raw: dict[str, Any] | None = None) -> tuple[dic
             f"the {config.family} layout has no place for {name} = {differ[name]!r} (it means "
             f"{getattr(reread, name)!r}); choose another family or setting"
         )
-    return written, differ
+    return raw, differ
 
 
 DROPPED = ("legacy", "_name_or_path", "auto_map", "torch_dtype", "dtype", "architectures", "transformers_version")
@@ -216,9 +236,8 @@ DROPPED = ("legacy", "_name_or_path", "auto_map", "torch_dtype", "dtype", "archi
 
 def _fields(config: EncoderConfig) -> dict[str, Any]:
     family, names = config.family, LAYOUTS[config.family].config
-    fields: dict[str, Any] = {"model_type": family, **LAYOUTS[family].demanded}
-    for ours, their in names.items():
-        fields[their] = getattr(config, ours)
+    fields: dict[str, Any] = {"model_type": LAYOUTS[family].model_type or family, **LAYOUTS[family].demanded}
+    fields |= {their: getattr(config, ours) for ours, their in names.items()}
     fields[names["activation"]] = ACTIVATION_NAMES[config.activation]
     if LAYOUTS[family].positions_after_pad:
         fields["max_position_embeddings"] += config.position_offset
@@ -231,6 +250,9 @@ def _fields(config: EncoderConfig) -> dict[str, Any]:
     if family == "deberta-v2":
         fields |= {"pos_att_type": ["p2c", "c2p"], "max_relative_positions": config.relative_distance}
         fields["position_biased_input"] = config.positions == "learned"
+    if config.positions == "rotary" and family != "modernbert":
+        scaled = {"rope_type": "linear", "factor": config.rotary_scale} if config.rotary_scale != 1 else {}
+        fields["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rotary_theta, **scaled}
     if family == "ernie":
         fields["use_task_id"] = config.task_types > 0
         fields["task_type_vocab_size"] = config.task_types or 3

@@ -149,6 +149,7 @@ def load_network(
     new += _add_heads(network, heads or {}, "pooler" in new)
 
     absent = [h for h in natural if heads is None and h not in network.heads]
+    notes += ["its adapters for tasks are not read: the model is that of no task"] if "lora_adaptations" in raw else []
     notes += [f"config.json names a {h} head, the weights have none" for h in absent] + widened
     labelled = next((h for h in network.heads if h in LABELLED and h in asked), None)
     kind = raw.get("problem_type")

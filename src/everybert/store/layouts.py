@@ -42,11 +42,14 @@ class Layout:
     token_ids: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     generator: str = ""
+    model_type: str = ""
+    hub: Mapping[str, Any] = field(default_factory=dict)
+    hub_fields: Mapping[str, str] = field(default_factory=dict)
 
 
 def _read_layouts() -> dict[str, Layout]:
-    tables = tomllib.loads((Path(__file__).parent / "families.toml").read_text(encoding="utf-8"))
     whole: dict[str, dict[str, Any]] = {}
+    tables = tomllib.loads((Path(__file__).parent / "families.toml").read_text(encoding="utf-8"))
     for family, table in tables.items():
         whole[family] = _merged(whole.get(table.pop("like", ""), {}), table)
     return {family: Layout(**table) for family, table in whole.items()}
@@ -61,7 +64,7 @@ def _merged(base: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
 
 
 LAYOUTS = _read_layouts()
-PREFIXES = tuple({layout.prefix for layout in LAYOUTS.values()})
+PREFIXES = ("new.", *{layout.prefix for layout in LAYOUTS.values()})  # "new": gte, by its code on the hub
 
 
 # ── names ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -117,6 +120,7 @@ def canonical(name: str) -> str:
     if name.startswith(OWN):
         return name
     name = name.removeprefix(next(filter(name.startswith, PREFIXES), ""))
+    name = name.replace(".parametrizations.weight.original", ".weight")  # jina v3, below its adapters
     return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 
 
@@ -128,8 +132,9 @@ def class_for(config: EncoderConfig, heads: Iterable[str]) -> str:
     layout, heads = LAYOUTS[config.family], list(heads)
     for name in heads:
         fits = name != "classify" or config.classifier_form == "family"
-        if name in TASKS and fits:
-            return next(suffix for suffix, held in layout.classes.items() if held == [name])
+        suffix = next((suffix for suffix, held in layout.classes.items() if held == [name]), None)
+        if name in TASKS and fits and suffix:
+            return suffix
     kept = {name for name in heads if name in ("mlm", "nsp", "rtd")}
     for suffix, held in layout.classes.items():
         if kept and set(held) == kept:

@@ -31,14 +31,7 @@ from everybert.files import inside, read_json, write_json
 from everybert.model.pooling import MODES, check_mode
 from everybert.store.weights import read_tensors
 
-FLAGS = {
-    "cls": "cls_token",
-    "max": "max_tokens",
-    "mean": "mean_tokens",
-    "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "weightedmean": "weightedmean_tokens",
-    "lasttoken": "lasttoken",
-}
+FLAGS = {mode: mode if "token" in mode else f"{mode}_tokens" for mode in MODES} | {"cls": "cls_token"}
 """pooling_mode_… : the names of the modes in older 1_Pooling/config.json files, which have a flag for each."""
 PACKAGES = ("sentence_transformers.", "pylate.")
 """Whose modules are known. Any other is code that a folder brings along."""
