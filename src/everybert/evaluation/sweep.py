@@ -228,5 +228,6 @@ def plot(cells: Sequence[Cell], path: Path) -> bool:
         axes.errorbar(range(len(cells)), [p.mean for p in points], [p.half or 0.0 for p in points], fmt="o", capsize=4)
         axes.set_title(name)
         axes.set_xticks(range(len(cells)), labels)
-    figure.savefig(path, dpi=150)
+    with atomic_file(path) as draft:
+        figure.savefig(draft, format="png", dpi=150)
     return True
