@@ -8,12 +8,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from everybert.errors import EverybertError
 from everybert.files import (
     accept_folder,
+    as_type,
     atomic_folder,
     inside,
     is_complete,
@@ -334,3 +336,27 @@ def test_a_card_may_be_edited(tmp_path: Path):
     (tmp_path / "model" / "README.md").write_text("a better card", encoding="utf-8")
     verify_folder(tmp_path / "model")
     assert is_complete(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "found"),
+    [
+        (3, float, 3.0),
+        (None, float | None, None),
+        ([1, 2], tuple[int, ...], (1, 2)),
+        ([1, 2], tuple[float, float] | float, (1.0, 2.0)),
+        ("a", Literal["a", "b"], "a"),
+        ("c", Literal["a", "b"], "one of a, b"),
+        ("3", int | None, "a whole number"),
+        (True, int, "a whole number"),
+        (1, bool, "true or false"),
+        ([1, 2, 3], tuple[int, int], "a list of 2"),
+        *((number, float, "a number") for number in (float("nan"), float("inf"), 10**400, True)),
+    ],
+)
+def test_values_of_a_file_as_the_types_of_fields(value, hint, found):
+    if isinstance(found, str) and found != value:
+        with pytest.raises(TypeError, match=f"^{found}$"):
+            as_type(value, hint)
+    else:
+        assert as_type(value, hint) == found and type(as_type(value, hint)) is type(found)

@@ -9,7 +9,6 @@ import errno
 import glob
 import hashlib
 import json
-import math
 import os
 import re
 import secrets
@@ -235,7 +234,7 @@ def as_type(value: Any, hint: Any) -> Any:
         if not isinstance(value, list | tuple) or (parts[-1] is not ... and len(value) != len(parts)):
             raise TypeError("a list" if parts[-1] is ... else f"a list of {len(parts)}")
         return tuple(as_type(v, p) for v, p in zip(value, parts[:1] * len(value) if parts[-1] is ... else parts))
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if hint is float and type(value) in (int, float) and abs(value) < 1e300:  # neither NaN nor infinite
         return float(value)
     if origin is Literal or (type(value) is hint and hint is not float):
         return value
