@@ -119,6 +119,49 @@ def test_a_long_job_is_computed_in_pieces_and_keeps_its_order():
     played(story, threads=3)
 
 
+def test_pieces_of_jobs_and_clients_take_turns():
+    """A long job, and a client with many, do not keep another waiting; each keeps its own order."""
+
+    async def story(world):
+        many, other = (RequestContext(Limits(), client=name) for name in ("many", "other"))
+        await world.busy()
+        long = world.submit([f"long{i}" for i in range(50)], context=many, options=None)
+        short = [world.submit([f"short{i}"], context=many, options=None) for i in range(9)]
+        alone = world.submit(["alone"], context=other, options=None)
+        world.echo.opened.set()
+        await asyncio.gather(long, alone, *short)
+        order = [call[0] for _, call in world.echo.calls]
+        assert order.index("alone") <= 2 and order.index("short0") <= 4
+        shorts = [text for text in order if text.startswith("short")]
+        assert shorts == sorted(shorts) and order[-1].startswith(("long", "short"))
+        assert order[1:10].count("alone") == 1 and any(text.startswith("long") for text in order[2:6])
+
+    played(story)
+
+
+def test_what_takes_long_leaves_a_thread_to_the_others():
+    async def story(world):
+        opened = threading.Event()
+
+        def slow(model, texts):
+            assert opened.wait(60)
+            return texts
+
+        def job(texts, **how):
+            context = RequestContext(Limits())
+            context.served = Served("echo", world.loaded, None, None, frozenset({"echo"}), 0, "", True, None)
+            return Job(context, "echo", texts, slow, lambda results: results, None, **how)
+
+        slow_ones = [submit(world.batcher, job(["x" * 500]))]  # more than a batch
+        slow_ones += [submit(world.batcher, job(["a"], long=True)) for _ in range(5)]
+        assert json.loads(await world.submit(["short"])) == echoed(["short"])
+        opened.set()
+        await asyncio.gather(*slow_ones)
+        assert world.batcher._long == 0
+
+    played(story, threads=2)
+
+
 def test_a_text_longer_than_the_budget_is_computed_alone():
     async def story(world):
         await world.busy()

@@ -31,6 +31,8 @@ from everybert.serving.models import ModelRegistry, open_models
 
 SETTINGS = "EVERYBERT_SERVE"
 """The environment variable by which worker processes get their settings."""
+WORKER_SECONDS = 20
+"""Seconds in which a worker process, new or not, answers its supervisor; else it is replaced."""
 
 
 class Service:
@@ -44,14 +46,14 @@ class Service:
         self.ready = False
 
     def start(self) -> None:
-        """Warm the models up, and start the batcher: a thread per core on the CPU, one on an accelerator."""
+        """Warm the models up, and start the batcher: a thread per core on the CPU, at least two; else one."""
         models = {served.model for served in self.registry.entries.values()}
         for model in models:
             model.embed(["warm up"], pooling="mean")
             model.network.encoder.register_forward_pre_hook(lambda *_: self.batcher.check())
         gc.collect()
         gc.freeze()  # what is here now stays: the collector need not look through it again
-        self.batcher.start(torch.get_num_threads() if all(m.device.type == "cpu" for m in models) else 1)
+        self.batcher.start(max(2, torch.get_num_threads()) if all(m.device.type == "cpu" for m in models) else 1)
         self.ready = True
 
     def close(self) -> None:
@@ -191,7 +193,7 @@ def serve(settings: ServerSettings, host: str, port: int, started: Callable[[int
                 os._exit(0)  # a long computation: ending Python under it would crash
             return
     os.environ[SETTINGS] = json.dumps(asdict(settings))
-    more = options() | {"workers": settings.workers, "timeout_worker_healthcheck": 600}
+    more = options() | {"workers": settings.workers, "timeout_worker_healthcheck": WORKER_SECONDS}
     uvicorn.run("everybert.serving.app:worker_app", factory=True, host=host, port=port, **more)
 
 

@@ -5,6 +5,9 @@ at most a batch. A thread takes the oldest piece and all others that ask for the
 up to a budget of tokens, calls the model once for all of them, and splits the results. On the CPU each core has a
 thread and a batch of its own; an accelerator has one thread.
 
+The pieces of different jobs and clients take turns, so that a long job, or a client with many, delays the others by a
+batch or two. What takes much longer than a batch never occupies all threads.
+
 A network computes with one adapter at a time: a piece is taken only if its model is idle or runs with the same adapter.
 """
 
@@ -52,6 +55,8 @@ class Job:
     """Whether the tokens are counted, and the limits checked, before the job goes into the queue."""
     numbers: Callable[[], int] = lambda: 0
     """The size of the response, once the tokens are counted."""
+    long: bool = False
+    """Whether each input may take as long as many batches."""
     response: asyncio.Future[bytes] = field(init=False)
     """Made on the event loop."""
 
@@ -94,6 +99,13 @@ class JobPart:
     """Indices of its inputs."""
     tokens: int = 0
     """Estimated."""
+    turn: int = 0
+    """Its place in the queue."""
+
+    @property
+    def long(self) -> bool:
+        """Whether it may take much longer than a batch, which cannot be interrupted for others."""
+        return self.job.long or self.tokens > self.loaded.budget
 
 
 def once(
@@ -102,9 +114,10 @@ def once(
     texts: tuple[str, ...],
     compute: Callable[[Model], Any],
     numbers: Callable[[], int] = lambda: 0,
+    long: bool = False,
 ) -> Job:
     """A job that is one call for some texts, shared with no other request."""
-    return Job(context, task, [texts], lambda model, _: [compute(model)], lambda got: got[0], None, numbers=numbers)
+    return Job(context, task, [texts], lambda model, _: [compute(model)], lambda got: got[0], None, numbers=numbers, long=long)
 
 
 def guess_tokens(given: str | Sequence[str]) -> int:
@@ -135,7 +148,9 @@ class Batcher:
 
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
-        self.queue: list[JobPart] = []
+        self.queue: list[JobPart] = []  # by turn
+        self._turn = 0  # of the piece taken last
+        self._long = 0  # long pieces that are computed now
         self._wake = threading.Condition()
         self._closing = False
         self._threads: list[threading.Thread] = []
@@ -166,11 +181,14 @@ class Batcher:
 
     def submit(self, job: Job) -> None:
         """Put a job into the queue; its future gives the response as JSON."""
-        pieces = job.pieces()
+        pieces, client = job.pieces(), job.context.client
         with self._wake:
             if self._closing:
                 raise HttpError(503, "the server is shutting down; try another", {"Retry-After": "5"})
-            self.queue += pieces
+            waiting = {piece.job for piece in self.queue if piece.job.context.client == client}
+            for i, piece in enumerate(pieces):
+                piece.turn = self._turn + 1 + len(waiting) + i
+            self.queue = sorted([*self.queue, *pieces], key=lambda piece: piece.turn)
             self._wake.notify(len(pieces))
 
     def check(self) -> None:
@@ -190,6 +208,7 @@ class Batcher:
             finally:
                 with self._wake:
                     pieces[0].loaded.running -= 1
+                    self._long -= pieces[0].long
                     if self.queue or self._closing:  # some may have waited for this model
                         self._wake.notify_all()
             self.metrics.batch_tokens.observe(sum(piece.tokens for piece in pieces))
@@ -200,7 +219,7 @@ class Batcher:
                 give_back_memory()
 
     def _take(self) -> list[JobPart]:
-        """The oldest piece that can run, and those that share its call, up to the budget; empty at the end."""
+        """The first piece that can run, and those that share its call, up to the budget; empty at the end."""
         with self._wake:
             while (first := self._first()) is None:
                 if self._closing and not self.queue:
@@ -215,16 +234,21 @@ class Batcher:
                     room -= piece.tokens
             self._remove(taken)
             first.loaded.start(first.adapter)
+            self._turn = first.turn
+            self._long += first.long
             return taken
 
     def _first(self) -> JobPart | None:
-        """The oldest piece whose model is free for it; none overtakes an older piece of the same model."""
+        """The first piece whose model is free for it; none overtakes another of the same model, but for long ones."""
         if unwanted := [piece for piece in self.queue if not piece.job.wanted]:
             self._remove(unwanted)
             settle([(piece.job, piece.job.context.late()) for piece in unwanted])
         blocked: set[LoadedModel] = set()
+        full = self._long >= max(1, len(self._threads) - 1)
         for piece in self.queue:
             loaded = piece.loaded
+            if full and piece.long:
+                continue
             if loaded not in blocked and (loaded.running == 0 or loaded.adapter == piece.adapter):
                 return piece
             blocked.add(loaded)

@@ -39,7 +39,7 @@ HEAD = 16384
 """Bytes of a request's head, and of the trailers of a chunked body."""
 PARTS = 4096
 """Parts of a body that may be smaller than sixteen bytes on average."""
-PIPELINED = 16
+PIPELINED = 4
 """Requests per connection that wait for an earlier one."""
 CHUNK = 65536
 """Bytes of a response written at a time: what a slow reader keeps in memory."""
@@ -342,7 +342,8 @@ class LimitsMiddleware:
                 async with asyncio.timeout(self.limits.body_seconds):
                     context.body = await self._body(scope, context, receive)
             except TimeoutError:
-                raise HttpError(408, f"the body did not arrive within {self.limits.body_seconds:g} s") from None
+                message = f"the body did not arrive within {self.limits.body_seconds:g} s"
+                raise HttpError(408, message, {"Connection": "close"}) from None
             self.rates.check(context.client)
             guess = len(context.body) // 8
             self.rates.charge(context.client, guess)  # before the tokens are counted: many may come at once

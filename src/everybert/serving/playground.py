@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import lru_cache, wraps
 from importlib.resources import files
-from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from everybert.inside.masked import fill_sides
 from everybert.inside.steps import Part, needed, part_value, story
 from everybert.inside.trace import Trace
 from everybert.serving.batcher import Job, give_back_memory, once
-from everybert.serving.limits import HttpError, RequestContext, overloaded, too_large
+from everybert.serving.limits import HttpError, RequestContext, too_large
 from everybert.serving.models import Served
 from everybert.serving.routes import Json, add_endpoint, count_masks
 from everybert.serving.schemas import Second
@@ -50,6 +49,8 @@ MASKS = 32
 """Masked tokens, each of which is predicted from three texts."""
 OCCURRENCES = 200
 """Occurrences of a word, each of which is compared with all others."""
+GRADIENTS = 0.4
+"""Share of the memory for requests that gradients need, about: room for one such request of a client, two in all."""
 KEPT = 2
 """Texts whose attention weights, and whose traces, are kept."""
 
@@ -83,11 +84,12 @@ def add_playground(app: FastAPI, service: "Service") -> None:
             headers = {"Content-Security-Policy": POLICY, **HEADERS}
             return FileResponse(str(files("everybert.serving") / "web" / name), headers=headers)
 
-    def add(path: str, task: str, compute: Callable[..., Any]) -> None:
+    def add(path: str, task: str, compute: Callable[..., Any], memory: float = 0) -> None:
         @wraps(compute)  # the parameters of `compute` are the fields of the body
         def handler(request: RequestContext, **body: Any) -> Job:
+            request.hold(int(memory * service.limits.queue_bytes))
             run = lambda model: compute(request.served, **body)  # noqa: E731
-            return once(request, body.get("task") or task, texts_of(body), run)
+            return once(request, body.get("task") or task, texts_of(body), run, long=True)
 
         add_endpoint(app, service, f"/playground/{path}", handler, include_in_schema=False)
 
@@ -102,7 +104,7 @@ def add_playground(app: FastAPI, service: "Service") -> None:
     add("attention/off", "attention", page.switched_off)
     add("context", "tokens", page.context)
     add("answer", "answer", page.answer)
-    add("attribution", "classify", page.attribution)
+    add("attribution", "classify", page.attribution, GRADIENTS)
     add("step", "tokens", page.step)
 
 
@@ -127,7 +129,6 @@ class Playground:
         self.service = service
         self.weights = lru_cache(KEPT)(attention_weights)
         self.traces = lru_cache(KEPT)(trace)
-        self.one_at_a_time = Lock()
 
     def fill(self, served: Served, text: str, pair: Second = None, originals: Originals = (), top: Top = 8) -> Json:
         """Each masked token predicted from both sides, from the left and from the right."""
@@ -211,13 +212,10 @@ class Playground:
         task: str | None = None,
         label: str | None = None,
     ) -> Json:
-        """The contribution of each token to a prediction. Gradients take much memory: one such request at a time."""
-        if not self.one_at_a_time.acquire(blocking=False):
-            raise overloaded("another prediction is being explained; try again")
+        """The contribution of each token to a prediction."""
         try:
             found = served.model.attribution(text, pair, label=label, task=task)
         finally:
-            self.one_at_a_time.release()
             give_back_memory()
         shown = {name: value for name, value in asdict(found).items() if name not in ("text", "pair")}
         return {**shown, "scores": found.scores.round(6).tolist(), "gap": found.gap}
