@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -91,6 +92,20 @@ def test_clients_that_leave_are_not_worked_for(folders):
         assert post(url, "/embed", {"inputs": "a"}).status_code == 200
         own.until(lambda: in_flight(service) == 0)
         assert done.get() == warm + (2 + threads) * each
+
+
+@pytest.mark.parametrize("inputs", [["the cat eats"] * 400, ["the cat eats " * 400] * 4])
+def test_long_requests_keep_nobody_waiting(folders, inputs):
+    """Many batches, or texts of many windows, for several clients: another is answered in between."""
+    body = json.dumps({"inputs": inputs}).encode()
+    with own.running({"words": folders["words"]}, Limits(budget=64)) as (url, service), contextlib.ExitStack() as stack:
+        own.slow_down(service, "words", 0.1)
+        for _ in range(4):
+            stack.enter_context(connect(url)).sendall(HEAD % len(body) + body)
+        own.until(lambda: in_flight(service) == 4 and service.batcher.queue)
+        start = time.monotonic()
+        assert post(url, "/embed", {"inputs": "a"}).status_code == 200
+        assert time.monotonic() - start < 3 and in_flight(service) == 4
 
 
 def test_half_sent_bodies_do_not_block_others(folders):

@@ -228,6 +228,15 @@ def test_slow_senders_on_few_descriptors(start, more):
         assert time.monotonic() - begin < 35
 
 
+def test_a_worker_that_hangs_is_replaced_and_holds_up_nothing(start):
+    server = start("--workers", "2", names=("words",))
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    before = children.read_text().split()
+    os.kill(int(before[-1]), signal.SIGSTOP)
+    until(lambda: before[-1] not in children.read_text().split() and len(children.read_text().split()) == len(before))
+    assert not server.stop()
+
+
 def test_attributions(server):
     """Forty at once, of the longest text: one is computed, the rest are told to come again."""
     text = " ".join(TEXTS[:5])

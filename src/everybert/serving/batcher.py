@@ -114,10 +114,9 @@ def once(
     texts: tuple[str, ...],
     compute: Callable[[Model], Any],
     numbers: Callable[[], int] = lambda: 0,
-    long: bool = False,
 ) -> Job:
     """A job that is one call for some texts, shared with no other request."""
-    return Job(context, task, [texts], lambda model, _: [compute(model)], lambda got: got[0], None, numbers=numbers, long=long)
+    return Job(context, task, [texts], lambda model, _: [compute(model)], lambda got: got[0], None, numbers=numbers)
 
 
 def guess_tokens(given: str | Sequence[str]) -> int:

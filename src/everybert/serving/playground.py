@@ -89,7 +89,9 @@ def add_playground(app: FastAPI, service: "Service") -> None:
         def handler(request: RequestContext, **body: Any) -> Job:
             request.hold(int(memory * service.limits.queue_bytes))
             run = lambda model: compute(request.served, **body)  # noqa: E731
-            return once(request, body.get("task") or task, texts_of(body), run, long=True)
+            job = once(request, body.get("task") or task, texts_of(body), run)
+            job.long = True
+            return job
 
         add_endpoint(app, service, f"/playground/{path}", handler, include_in_schema=False)
 
