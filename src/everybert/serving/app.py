@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from http.client import HTTPConnection
@@ -31,8 +31,6 @@ from everybert.serving.models import ModelRegistry, open_models
 
 SETTINGS = "EVERYBERT_SERVE"
 """The environment variable by which worker processes get their settings."""
-WORKER_SECONDS = 20
-"""Seconds in which a worker process, new or not, answers its supervisor; else it is replaced."""
 
 
 class Service:
@@ -71,7 +69,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         await asyncio.to_thread(service.start)
-        yield {"limits": service.limits, "connections": min(service.limits.connections, descriptors() - 64)}
+        files, most = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1, service.limits.connections
+        yield {"limits": service.limits, "connections": min(most, files - 64) if files > 0 else most}
         await asyncio.to_thread(service.close)
 
     app = FastAPI(
@@ -110,12 +109,6 @@ def create_app(
         playground.add_playground(app, service)
     app.add_middleware(LimitsMiddleware, service=service, keys=keys, hosts=hosts)
     return app
-
-
-def descriptors() -> int:
-    """How many files and connections this process may have open."""
-    limit = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1  # Windows has no limit
-    return limit if limit > 0 else 1 << 20
 
 
 # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -193,21 +186,19 @@ def serve(settings: ServerSettings, host: str, port: int, started: Callable[[int
                 os._exit(0)  # a long computation: ending Python under it would crash
             return
     os.environ[SETTINGS] = json.dumps(asdict(settings))
-    more = options() | {"workers": settings.workers, "timeout_worker_healthcheck": WORKER_SECONDS}
+    # Seconds until a process that hangs is replaced; its supervisor waits for it, also before it stops.
+    more = options() | {"workers": settings.workers, "timeout_worker_healthcheck": 20}
     uvicorn.run("everybert.serving.app:worker_app", factory=True, host=host, port=port, **more)
 
 
 def _announce(host: str, port: int, started: Callable[[], None]) -> None:
     """Call `started` when the first request is answered."""
     while True:
-        try:
-            with closing(HTTPConnection(host, port, timeout=600)) as connection:
-                connection.request("GET", "/ready")
-                connection.getresponse()
-        except OSError:
-            time.sleep(0.1)
-        else:
+        with suppress(OSError), closing(HTTPConnection(host, port, timeout=600)) as connection:
+            connection.request("GET", "/ready")
+            connection.getresponse()
             return started()
+        time.sleep(0.1)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -5,8 +5,8 @@ at most a batch. A thread takes the oldest piece and all others that ask for the
 up to a budget of tokens, calls the model once for all of them, and splits the results. On the CPU each core has a
 thread and a batch of its own; an accelerator has one thread.
 
-The pieces of different jobs and clients take turns, so that a long job, or a client with many, delays the others by a
-batch or two. What takes much longer than a batch never occupies all threads.
+The pieces of different jobs and clients take turns: a long job, or a client with many, delays others by a few batches.
+What takes much longer than a batch never occupies all threads.
 
 A network computes with one adapter at a time: a piece is taken only if its model is idle or runs with the same adapter.
 """
@@ -213,7 +213,7 @@ class Batcher:
             self.metrics.batch_tokens.observe(sum(piece.tokens for piece in pieces))
             self.metrics.batch_seconds.observe(time.monotonic() - start)
             settle(done)
-            if time.monotonic() - self._trimmed > TRIM:
+            if pieces[0].long or time.monotonic() - self._trimmed > TRIM:
                 self._trimmed = time.monotonic()
                 give_back_memory()
 

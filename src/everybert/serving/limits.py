@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ log = logging.getLogger("everybert.serving")
 HEAD = 16384
 """Bytes of a request's head, and of the trailers of a chunked body."""
 PARTS = 4096
-"""Parts of a body that may be smaller than sixteen bytes on average."""
+"""Parts of a body that may be smaller than sixteen bytes, and one more for each sixteen bytes."""
 PIPELINED = 4
 """Requests per connection that wait for an earlier one."""
 CHUNK = 65536
@@ -227,28 +227,26 @@ class RateLimiter:
     """Tokens per minute for each client: a bucket that fills at the rate, and may be overdrawn by one request."""
 
     def __init__(self, rate: int | None) -> None:
-        self.rate = rate
+        self.rate = rate or 1 << 60
         self.buckets: dict[str, tuple[float, float]] = {}  # client → (tokens, at this time), the latest last
 
     def _level(self, client: str) -> float:
-        assert self.rate is not None
         level, then = self.buckets.get(client, (self.rate, 0.0))
         return min(self.rate, level + (time.monotonic() - then) * self.rate / 60)
 
     def check(self, client: str) -> None:
         """429 for a client that has used its tokens."""
-        if self.rate is not None and (level := self._level(client)) <= 0:
+        if (level := self._level(client)) <= 0:
             message = f"more than {self.rate:,} tokens a minute; try again later"
             raise overloaded(message, 1 - 60 * level / self.rate)
 
     def charge(self, client: str, tokens: int) -> None:
         """Count the tokens of a request; of many clients, the latest are remembered."""
-        if self.rate is not None:
-            level = self._level(client) - tokens
-            self.buckets.pop(client, None)
-            self.buckets[client] = (level, time.monotonic())
-            if len(self.buckets) > CLIENTS:
-                del self.buckets[next(iter(self.buckets))]
+        level = self._level(client) - tokens
+        self.buckets.pop(client, None)
+        self.buckets[client] = (level, time.monotonic())
+        if len(self.buckets) > CLIENTS:
+            del self.buckets[next(iter(self.buckets))]
 
 
 class LimitsMiddleware:
@@ -390,13 +388,12 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.context: RequestContext | None = None  # of the request in progress
         self._unparsed = 0  # bytes since the parser last finished a head, a part of a body, or a request
-        self._parts = self._part_bytes = 0  # of this body
+        self._parts = PARTS  # tiny ones that this body may still have
         self._arriving = True  # a request, or its first byte is waited for
         self._read_at = self._written_at = time.monotonic()  # when last nothing was due from the client
         self._check_time()
-        others: Iterable[Any] = self.connections
         address, most = (self.client or ("",))[0], self.app_state["connections"]
-        same = sum((other.client or ("",))[0] == address for other in others)
+        same = sum((getattr(other, "client", None) or ("",))[0] == address for other in self.connections)
         if len(self.connections) > most or same > max(1, most // 2):
             transport.abort()
 
@@ -464,8 +461,7 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A head begins."""
         super().on_message_begin()
-        self._unparsed = self._parts = self._part_bytes = 0
-        self._arriving = True
+        self._unparsed, self._parts, self._arriving = 0, PARTS, True
 
     def on_headers_complete(self) -> None:
         """The head is complete. An exception here becomes a 400, and the connection is closed."""
@@ -483,9 +479,8 @@ class Protocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """A part of the body. Many tiny parts take much time: as an exception, this becomes a 400."""
         self._unparsed = 0
-        self._parts += 1
-        self._part_bytes += len(body)
-        if self._parts > PARTS + self._part_bytes // 16:
+        self._parts += len(body) // 16 - 1
+        if self._parts < 0:
             raise ValueError("the parts of the body are too small")
         super().on_body(body)
 

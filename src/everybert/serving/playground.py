@@ -22,7 +22,7 @@ from everybert.inside.attention import quantised, without_heads
 from everybert.inside.masked import fill_sides
 from everybert.inside.steps import Part, needed, part_value, story
 from everybert.inside.trace import Trace
-from everybert.serving.batcher import Job, give_back_memory, once
+from everybert.serving.batcher import Job, once
 from everybert.serving.limits import HttpError, RequestContext, too_large
 from everybert.serving.models import Served
 from everybert.serving.routes import Json, add_endpoint, count_masks
@@ -215,10 +215,7 @@ class Playground:
         label: str | None = None,
     ) -> Json:
         """The contribution of each token to a prediction."""
-        try:
-            found = served.model.attribution(text, pair, label=label, task=task)
-        finally:
-            give_back_memory()
+        found = served.model.attribution(text, pair, label=label, task=task)
         shown = {name: value for name, value in asdict(found).items() if name not in ("text", "pair")}
         return {**shown, "scores": found.scores.round(6).tolist(), "gap": found.gap}
 
