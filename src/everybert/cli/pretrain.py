@@ -2,13 +2,10 @@
 
 import sys
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import track
 
 import everybert
 from everybert.cli.common import Count, Device, ModelOptions, OptionalCount, Pickle, Quiet, pairs_of, report
@@ -125,8 +122,8 @@ def score(
     """Score a pre-trained model on held-out documents: 15 % of the tokens are masked, always the same."""
     from everybert.training.evaluate import score_corpus
 
-    bar = partial(track, description="masking", console=Console(stderr=True), transient=True)
-    return Output(score_corpus(use.load(), corpus, examples, length, tokens, split, bar))
+    with progress_bar("packs") as tell:
+        return Output(score_corpus(use.load(), corpus, examples, length, tokens, split, tell))
 
 
 # ── training ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -93,17 +93,14 @@ def embed(
 
     def split(ids: list[int]) -> list[Piece]:
         pieces = cover(ids, lead, tail, size)
-        return [_without(piece, skip) for piece in pieces if piece.at + piece.count > skip] if skip else pieces
+        if skip:  # no window owns the prompt
+            less = [(piece, max(0, skip - piece.at)) for piece in pieces if piece.at + piece.count > skip]
+            return [replace(piece, start=piece.start + n, at=piece.at + n) for piece, n in less]
+        return pieces
 
     pooled = pooled_runs(network, (list(map(split, run)) for run in sequences()), pooling)
     found = [pooling.finish(torch.from_numpy(x)).numpy() for x in pooled]
     return Embedded(np.concatenate(found), read, cut)
-
-
-def _without(piece: Piece, skip: int) -> Piece:
-    """A window that does not own the first `skip` tokens of its text."""
-    less = max(0, skip - piece.at)
-    return replace(piece, start=piece.start + less, at=piece.at + less)
 
 
 def specials(tokenizer: Tokenizer) -> tuple[int, int]:

@@ -46,12 +46,12 @@ def score_corpus(
     length: int | None = None,
     tokens: int = TOKENS,
     split: str = "heldout",
-    progress: Callable[[Sequence[Ragged]], Iterable[Ragged]] = iter,
+    progress: Callable[[int], None] = lambda packs: None,
 ) -> dict[str, float]:
     """Accuracy and loss of a model at masked tokens (and sentence pairs) of a corpus, as pre-training evaluates it.
 
     The kind of examples matters: half of the pairs are two unrelated texts, and a masked token in a long text has
-    more context. By default it is pairs if the model has a head for them. `progress` may wrap the batches.
+    more context. By default it is pairs if the model has a head for them. `progress` gets the number of packs done.
     """
     opened = Corpus.open(corpus, split)
     opened.check_tokenizer(model.tokenizer.digest)
@@ -63,7 +63,7 @@ def score_corpus(
     causal, layout = model.config.causal, ExampleLayout.of(model.tokenizer)
     packs = heldout_packs(opened, layout, examples, tokens, log.warning, strict=kind is not None, causal=causal)
     seen, masked = sum(len(pack.tokens_T) for pack in packs), count_masked(packs)
-    return {**evaluate_packs(model.network, progress(packs)), "length": length, "tokens": seen, "masked": masked}
+    return {**evaluate_packs(model.network, packs, progress), "length": length, "tokens": seen, "masked": masked}
 
 
 def heldout_packs(
@@ -103,7 +103,9 @@ def count_masked(packs: Iterable[Ragged]) -> int:
 
 
 @torch.no_grad()
-def evaluate_packs(network: Network, packs: Iterable[Ragged]) -> dict[str, float]:
+def evaluate_packs(
+    network: Network, packs: Iterable[Ragged], progress: Callable[[int], None] = lambda packs: None
+) -> dict[str, float]:
     """Held-out loss, accuracy and perplexity at masked tokens, and the accuracy on sentence pairs if there are any.
 
     The logits are computed in slices, never for all masked positions of a pack at once.
@@ -111,7 +113,7 @@ def evaluate_packs(network: Network, packs: Iterable[Ragged]) -> dict[str, float
     device = network.encoder.embeddings.token.weight.device
     loss = right = pairs_right = torch.zeros((), device=device, dtype=torch.float64)
     masked = pairs = 0
-    for pack in packs:
+    for done, pack in enumerate(packs, 1):
         batch = pack.to(device)
         x_TH, targets = network.encoder(batch), targets_of(batch)
         for index_M, label_M in zip(targets.mask_index_M.split(SLICE), targets.mask_label_M.split(SLICE)):
@@ -124,6 +126,7 @@ def evaluate_packs(network: Network, packs: Iterable[Ragged]) -> dict[str, float
             guess_B = network.sequence_logits(x_TH, batch, "nsp").argmax(-1)
             pairs_right = pairs_right + ((guess_B == labels_B) & (labels_B >= 0)).sum()
             pairs += int((host_B >= 0).sum())
+        progress(done)
     mean = float(loss) / max(1, masked)
     figures = {"heldout_loss": mean, "accuracy": float(right) / max(1, masked), "perplexity": math.exp(min(mean, 80.0))}
     if pairs:
