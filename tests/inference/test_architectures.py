@@ -36,6 +36,6 @@ def test_int8_and_onnx_say_what_the_model_says(tmp_path: Path, kind: str):
     exact, coarse = everybert.load(base).embed(texts), everybert.load(base, dtype="int8").embed(texts)
     cosine = (exact * coarse).sum(1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(coarse, axis=1)
     assert cosine.min() > 0.98
-    assert export_onnx(base, tmp_path / "onnx").difference < 1e-4
+    assert export_onnx(base, tmp_path / "onnx")["difference"] < 1e-4
     seen = everybert.load(base).attention("the dog sees a cat").weights
     np.testing.assert_allclose(seen.sum(-1), 1, atol=1e-5)

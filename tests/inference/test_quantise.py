@@ -46,9 +46,9 @@ def test_a_text_does_not_depend_on_its_neighbours(fast: Model):
 
 def test_a_quantised_folder_keeps_its_pooling(minilm: Model, minilm_folder: Path, tmp_path: Path):
     found = quantise(minilm_folder, tmp_path / "small", TEXTS[:8])
-    assert found.bytes_after == (tmp_path / "small" / INT8).stat().st_size < 0.26 * found.bytes_before
-    assert found.stored > 0.999
-    assert found.computed is not None and found.computed > 0.98
+    assert found["bytes_after"] == (tmp_path / "small" / INT8).stat().st_size < 0.26 * found["bytes_before"]
+    assert found["stored"] > 0.999
+    assert found["computed"] is not None and found["computed"] > 0.98
     small = load(tmp_path / "small", dtype="int8")
     assert small.pooling.normalize and small.pooling.size == minilm.pooling.size
     assert (minilm.embed(TEXTS) * small.embed(TEXTS)).sum(1).min() > 0.97

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,7 +75,7 @@ def onnx(
     from everybert.inference.export import export_onnx
 
     with progress_bar("exporting"):
-        return Output(asdict(export_onnx(model, out, task=task, adapter=adapter, allow_pickle=allow_pickle)))
+        return Output(export_onnx(model, out, task=task, adapter=adapter, allow_pickle=allow_pickle))
 
 
 @command(export)
@@ -91,7 +91,7 @@ def hf(
     from everybert.inference.export import export_hf
 
     with progress_bar("writing"):
-        return Output(asdict(export_hf(model, out, adapter=adapter, dtype=dtype, allow_pickle=allow_pickle)))
+        return Output(export_hf(model, out, adapter=adapter, dtype=dtype, allow_pickle=allow_pickle))
 
 
 @command(app)
@@ -112,7 +112,7 @@ def quantize(
 
     sentences = [split_sentences(text)[0] for text in documents(32)]
     with progress_bar("quantizing"):
-        return Output(asdict(quantise(model, out, sentences, allow_pickle)))
+        return Output(quantise(model, out, sentences, allow_pickle))
 
 
 @command(app)

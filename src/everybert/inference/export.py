@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -53,20 +53,6 @@ HEADS: dict[str, str | None] = {
     **{name: TASKS[name].head for name in ("classify", "regress", "rank", "tag", "answer")},
 }
 """The head that each task of a graph needs."""
-
-
-@dataclass(frozen=True)
-class Exported:
-    """An ONNX folder."""
-
-    folder: str
-    task: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    difference: float
-    """The largest difference between the outputs of the graph and of torch, over random sequences."""
-    bytes: int
-    """Size of the graph with its weights."""
 
 
 # ── what is exported ────────────────────────────────────────────────────────────────────────────────────────
@@ -114,11 +100,12 @@ def export_onnx(
     task: str | None = None,
     adapter: str | None = None,
     allow_pickle: bool = False,
-) -> Exported:
+) -> dict[str, Any]:
     """Write a folder with onnx/model.onnx, config.json, the tokenizer and everybert.json.
 
     `task` is by default that of the model; `adapter` is merged first (see `opened`). The graph and torch run on the
-    same random sequences; if they differ by more than 1e-4, an error is raised and nothing is written.
+    same random sequences; if they differ by more than 1e-4, an error is raised and nothing is written. Returns what
+    was written: the names of inputs and outputs, the largest difference, and the size with its weights.
     """
     missing = [part for part in ("onnx", "onnxscript", "onnxruntime") if find_spec(part) is None]
     if missing:
@@ -134,17 +121,10 @@ def export_onnx(
             raise EverybertError(f"the graph differs from torch by {difference:.1e}, so it is not written; report it")
         model.write(folder)
         (folder / SAFE).unlink()  # the graph has the weights
-        done = Exported(
-            folder=str(out),
-            task=graph.task,
-            inputs=tuple(graph.inputs()),
-            outputs=tuple(graph.outputs(Ragged.of([[0, 0]]))),
-            difference=difference,
-            bytes=sum(file.stat().st_size for file in folder.glob(f"{FILE}*")),
-        )
-        about = {"task": done.task, "inputs": done.inputs, "outputs": done.outputs}
+        size = sum(file.stat().st_size for file in folder.glob(f"{FILE}*"))
+        about = {"task": graph.task, "inputs": graph.inputs(), "outputs": [*graph.outputs(Ragged.of([[0, 0]]))]}
         write_json(folder / EXTRAS, {"version": EXTRAS_VERSION, **read_extras(folder), "onnx": about})
-    return done
+    return {"folder": str(out), **about, "difference": difference, "bytes": size}
 
 
 class Graph(nn.Module):
@@ -367,18 +347,6 @@ def padded(graph: Graph, batch: Ragged) -> dict[str, Tensor]:
 # ── transformers ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A folder for `transformers`."""
-
-    folder: str
-    architecture: str
-    dtype: str
-    tensors: int
-    parameters: int
-    notes: tuple[str, ...] = ()
-
-
 def export_hf(
     name: str | Path,
     out: str | Path,
@@ -386,7 +354,7 @@ def export_hf(
     adapter: str | None = None,
     dtype: str | None = None,
     allow_pickle: bool = False,
-) -> Saved:
+) -> dict[str, Any]:
     """Write a complete folder of `transformers`, with adapters merged. `dtype` is by default the folder's."""
     out = _refuse_existing(out)
     model = opened(name, adapter, allow_pickle=allow_pickle)
@@ -402,30 +370,20 @@ def export_hf(
         model.write(folder)
         raw = read_json(folder / "config.json")
     sizes = [x.numel() for key, x in model.network.state_dict().items() if key.split(".")[1] not in own]
-    return Saved(str(out), raw["architectures"][0], raw["dtype"], len(sizes), sum(sizes), tuple(notes))
+    about = {"folder": str(out), "architecture": raw["architectures"][0], "dtype": raw["dtype"]}
+    return about | {"tensors": len(sizes), "parameters": sum(sizes), "notes": notes}
 
 
 # ── int8 weights ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Quantised:
-    """The result of `quantise`."""
+def quantise(name: str | Path, out: str | Path, texts: Sequence[str], allow_pickle: bool = False) -> dict[str, Any]:
+    """Write the int8 weights of a model into a new folder, load it, and compare both models on some texts.
 
-    out: str
-    parameters: int
-    bytes_before: int
-    bytes_after: int
-    """Sizes of the weights: in memory as loaded, and in the new file."""
-    stored: float | None
-    """The lowest cosine similarity of a text's vectors by the model and by the new folder, computed in fp32; None if
-    the model has no tokenizer."""
-    computed: float | None
-    """The same, computed in int8; None if this machine cannot."""
-
-
-def quantise(name: str | Path, out: str | Path, texts: Sequence[str], allow_pickle: bool = False) -> Quantised:
-    """Write the int8 weights of a model into a new folder, load it, and compare both models on some texts."""
+    Returns the sizes of the weights, in memory as loaded and in the new file, and the lowest cosine similarity of a
+    text's vectors by both models: `stored`, computed in fp32, and `computed`, in int8. They are None without a
+    tokenizer, or if this machine cannot compute in int8.
+    """
     source, folder = resolve(name, allow_pickle=allow_pickle), Path(out).expanduser()
     if is_adapter(source):
         raise EverybertError(f"{source} is an adapter; quantise the model it goes on")
@@ -435,14 +393,14 @@ def quantise(name: str | Path, out: str | Path, texts: Sequence[str], allow_pick
     model = load(source, device="cpu", dtype="float32", allow_pickle=allow_pickle)
     values = model.network.state_dict().values()
     model.save(folder, int8=True)
-    return Quantised(
-        str(folder),
-        sum(value.numel() for value in values),
-        sum(value.numel() * value.element_size() for value in values),
-        (folder / INT8).stat().st_size,
-        compare_models(model, load(folder, device="cpu"), texts),
-        compare_models(model, load(folder, device="cpu", dtype="int8"), texts) if supported() else None,
-    )
+    return {
+        "out": str(folder),
+        "parameters": sum(value.numel() for value in values),
+        "bytes_before": sum(value.numel() * value.element_size() for value in values),
+        "bytes_after": (folder / INT8).stat().st_size,
+        "stored": compare_models(model, load(folder, device="cpu"), texts),
+        "computed": compare_models(model, load(folder, device="cpu", dtype="int8"), texts) if supported() else None,
+    }
 
 
 def compare_models(model: Model, other: Model, texts: Sequence[str]) -> float | None:
