@@ -26,16 +26,14 @@ def pool(x_TH: Tensor, batch: Ragged, mode: str) -> Tensor:
     if mode == "cls":
         return x_TH[batch.first_B]
     if mode == "lasttoken":
-        return x_TH[batch.offsets_B1[1:] - 1]
+        return x_TH[batch.last_B]
     if mode == "max":
         return batch.reduce(x_TH, "max")
     if mode == "weightedmean":
         weight_T1 = (batch.positions_T[:, None] + 1).float()
         return (batch.reduce(x_TH.float() * weight_T1, "mean") / batch.reduce(weight_T1, "mean")).to(x_TH.dtype)
     mean_BH = batch.reduce(x_TH, "mean")
-    if mode == "mean":
-        return mean_BH
-    return mean_BH * batch.offsets_B1.diff().float().sqrt().to(mean_BH.dtype)[:, None]
+    return mean_BH * batch.counts_B.sqrt().to(mean_BH.dtype)[:, None] if mode == "mean_sqrt_len_tokens" else mean_BH
 
 
 def check_mode(mode: str, where: str) -> None:

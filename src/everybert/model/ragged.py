@@ -138,6 +138,16 @@ class Ragged:
         """int32 index of each sequence's first token, which is [CLS]."""
         return self.offsets_B1[:-1]
 
+    @property
+    def last_B(self) -> Tensor:
+        """int32 index of each sequence's last token; a padded batch has its own (inference/export.py)."""
+        return self.offsets_B1[1:] - 1
+
+    @property
+    def counts_B(self) -> Tensor:
+        """fp32: the number of tokens of each sequence; a padded batch has its own."""
+        return self.offsets_B1.diff().float()
+
     @cached_property
     def sequence_T(self) -> Tensor:
         """int64: the index of the sequence that each token belongs to."""
