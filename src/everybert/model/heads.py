@@ -54,7 +54,8 @@ class MaskedLM(nn.Module):
         super().__init__()
         width = config.embedding_width
         # These use the exact GELU here, whatever their layers use.
-        self.activation = "gelu" if _family(config) in ("roberta", "modernbert", "electra") else config.activation
+        exact = {_family(config), config.family} & {"roberta", "modernbert", "electra", "gte"}
+        self.activation = "gelu" if exact else config.activation
         self.dense = nn.Linear(config.hidden_size, width, bias=config.head_bias)
         self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
