@@ -80,6 +80,20 @@ CLASSES = [  # a file, its neighbour, and the class that is refused
 ]
 
 
+@pytest.mark.parametrize("kind", ["BertTokenizer", "DistilBertTokenizerFast", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize(
+    "settings", [{"do_lower_case": False}, {"strip_accents": False}, {"tokenize_chinese_chars": False}, {}]
+)
+def test_settings_that_contradict_tokenizer_json_hold_as_in_transformers(bert, tmp_path, caplog, kind, settings):
+    bert.save(tmp_path)
+    told = {"do_lower_case": bert.lowercase, "tokenizer_class": kind} | settings
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    theirs, mine = transformers.AutoTokenizer.from_pretrained(tmp_path), Tokenizer.load(tmp_path)
+    for text in ("Café PARIS (naïve) 中文", *sentences(5, seed=2)):
+        assert mine.encode(text).ids == theirs(text).input_ids, text
+    assert ("as tokenizer_config.json says" in caplog.text) == (bool(settings) and kind[0] != "P")
+
+
 @pytest.mark.parametrize(("file", "beside", "settings"), CLASSES)
 def test_files_of_another_class_are_refused(folders, bert, tmp_path, file, beside, settings):
     if file.startswith("saved"):

@@ -213,12 +213,12 @@ def write_table(cells: Sequence[Cell], out: Path) -> None:
     plot([cell for cell in cells if cell.scores], out / "sweep.png")
 
 
-def plot(cells: Sequence[Cell], path: Path) -> bool:
-    """One panel per score: a point per cell with its interval. False without matplotlib (extra viz)."""
+def plot(cells: Sequence[Cell], path: Path) -> None:
+    """One panel per score: a point per cell with its interval. Nothing without matplotlib (extra viz)."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return False
+        return
     found = [cell.intervals() for cell in cells]
     names = list(dict.fromkeys(name for one in found for name in one))
     labels = ["\n".join(f"{key.rpartition('.')[2]} {value}" for key, value in c.settings.items()) for c in cells]
@@ -230,4 +230,3 @@ def plot(cells: Sequence[Cell], path: Path) -> bool:
         axes.set_xticks(range(len(cells)), labels)
     with atomic_file(path) as draft:
         figure.savefig(draft, format="png", dpi=150)
-    return True

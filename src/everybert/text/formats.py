@@ -166,6 +166,7 @@ def read_backend(path: str | Path) -> tuple[Backend, dict[str, Any]]:
                 read_json(file, "download it again")  # what is no JSON is damaged
                 raise
             _check_growth(backend, file)
+            _follow_settings(backend, file, settings)
             return backend, settings
         _add_later(backend, folder, settings)
         return backend, settings
@@ -185,6 +186,17 @@ def _check_class(file: Path, settings: dict[str, Any]) -> None:
             f"{file} is for {name}, which everybert does not implement: use a model with a tokenizer.json, "
             "which transformers writes with AutoTokenizer.from_pretrained(…).save_pretrained(…)"
         )
+
+
+def _follow_settings(backend: Backend, file: Path, settings: dict[str, Any]) -> None:
+    """Where tokenizer_config.json contradicts the normalizer of a BERT class, the former holds, as in transformers."""
+    kinds = tuple(f"{family}Tokenizer" for family in (*CLASSES[".txt"], "MPNet"))
+    normalizer, names = backend.normalizer, {"do_lower_case": "lowercase", "strip_accents": "strip_accents"}
+    bert = str(settings.get("tokenizer_class")).startswith(kinds) and isinstance(normalizer, normalizers.BertNormalizer)
+    for name, ours in (names | {"tokenize_chinese_chars": "handle_chinese_chars"}).items():
+        if bert and name in settings and getattr(normalizer, ours) != settings[name]:
+            log.warning("%s is read with %s %s, as tokenizer_config.json says", file, name, settings[name])
+            setattr(normalizer, ours, settings[name])  # in the backend too
 
 
 def _check_growth(backend: Backend, file: Path) -> None:

@@ -225,12 +225,6 @@ def check_causal(recipe: Recipe, config: EncoderConfig) -> None:
         raise EverybertError("[mask] does not apply to a causal model, which predicts every next token: leave it out")
 
 
-def untrained_positions(recipe: Recipe, config: EncoderConfig) -> int | None:
-    """The first position of a new model that no example reaches; None if all are trained."""
-    fresh = recipe.model.init is None and config.positions == "learned"
-    return recipe.longest if fresh and recipe.longest < config.max_positions else None
-
-
 # ── the run ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -261,11 +255,10 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
             return Result(out, True, progress.step, progress.figures)
         if found is not None:
             logs.print(f"resuming {out} from step {progress.step:,}")
-        elif (unseen := untrained_positions(recipe, network.config)) is not None:
-            logs.print(
-                f"note: no example has more than {unseen} tokens, so the positions from {unseen} to "
-                f"{network.config.max_positions} stay random: set [model] max_positions = {unseen}, or train longer"
-            )
+        elif network.config.positions == "learned" and recipe.longest < (most := network.config.max_positions):
+            if recipe.model.init is None:
+                far = f"no example has more than {recipe.longest} tokens, so the positions up to {most} stay random"
+                logs.print(f"note: {far}: set [model] max_positions = {recipe.longest}, or train longer")
         done = train(make_job(setting, compute, optimizer, names, logs.print), progress, logs)
         if done:
             with world.together():
