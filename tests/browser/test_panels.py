@@ -106,8 +106,13 @@ def test_tokens(open_page, models):
     unknown = sum(i == models["words"].tokenizer.unk_id for i in encoding.ids)
     assert page.locator(".pieces").first.locator(".unknown").count() == unknown > 0
     assert "lower-cases what it reads" in page.locator(".result").inner_text()
+    beside = page.get_by_label("Tokenizers side by side").locator("tbody tr")
+    assert beside.first.locator("td").all_inner_texts()[:3] == ["words", "WordPiece", "uncased"]
+    other = models["ranker"].tokenizer.describe("The cat likes qué 🐍")
+    counts = [str(other["tokens"]), str(other["unknown"]), f"{other['tokens_per_word']:.2f}"]
+    assert beside.nth(1).locator("td").all_inner_texts()[4:] == counts
     page.get_by_text("As a table").click()
-    rows = page.locator("table tbody tr")
+    rows = page.locator("details table tbody tr")
     assert rows.count() == len(encoding)
     assert rows.nth(2).locator("td").all_inner_texts() == ["2", "cat", str(encoding.ids[2]), "0", "4–7"]
 

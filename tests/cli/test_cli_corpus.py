@@ -72,3 +72,24 @@ def test_ctrl_c_says_how_to_go_on(place, monkeypatch):
     result = run("build", place / "a.txt", *common(place))
     assert result.exit_code == 130
     assert "run the same command again" in result.stderr
+
+
+def test_tokenizers_side_by_side(place):
+    vocabulary = place / "v" / "vocab.txt"
+    vocabulary.parent.mkdir()
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "ri", "##ver"]))
+    texts, names = ["the river", "The hill"], [str(place / "t"), str(vocabulary)]
+    options = [part for name in names for part in ("--tokenizer", name)]
+    result = CliRunner().invoke(app, ["tokenizer", "show", *texts, *options, "--json"])
+    found = json.loads(result.stdout)
+    assert [(row["text"], row["tokenizer"]) for row in found] == [(text, name) for text in texts for name in names]
+    first, second, _, fourth = found
+    assert first["pieces"] == ["the", "river"] and second["pieces"] == ["the", "ri", "##ver"]
+    assert second["ids"] == [5, 6, 7] and fourth["unknown"] == 1
+    assert (first["case"], second["case"]) == ("cased", "uncased")
+    assert (first["tokens_per_word"], second["tokens_per_word"]) == (1.0, 1.5)
+    table = CliRunner().invoke(app, ["tokenizer", "show", *texts, *options]).stdout
+    assert re.search(r"vocab.txt +wordpiece +uncased +8 +3 +0 +1\.5000", table)
+    assert f"{names[1]}: the 5  ri 6  ##ver 7" in table
+    refused = CliRunner().invoke(app, ["tokenizer", "show", "x", "--tokenizer", "nowhere"])
+    assert refused.exit_code == 2 and "no tokenizer at nowhere" in refused.stderr

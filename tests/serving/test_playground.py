@@ -137,6 +137,7 @@ def test_tokens_compare_vocabularies(url, models):
     assert found["texts"][-2] == 1 and found["special"][0] is True
     assert found["lowered"]["tokens"] == found["tokens"], "an uncased vocabulary"
     assert found["others"] == [], "all these models share one"
+    assert (found["kind"], found["lowercase"]) == ("wordpiece", True)
 
 
 def test_attention_equals_the_model(url, models):

@@ -2,13 +2,14 @@
 
 import sys
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 import everybert
-from everybert.cli.common import Count, Device, ModelOptions, OptionalCount, Pickle, Quiet, pairs_of, report
+from everybert.cli.common import DEFAULT, Count, Device, ModelOptions, OptionalCount, Pickle, Quiet, pairs_of, report
 from everybert.cli.options import Fields, Group, Output, command
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder, is_model
@@ -17,11 +18,10 @@ from everybert.text.readers import ReadReport, expand, plain_size, read_document
 from everybert.training.logs import progress_bar
 
 app = typer.Typer()
-tokenizer = typer.Typer(cls=Group, help="Train a tokenizer.", no_args_is_help=True)
+tokenizer = typer.Typer(cls=Group, help="Train a tokenizer, and compare some.", no_args_is_help=True)
 corpus = typer.Typer(cls=Group, help="Build a pre-training corpus from text, and describe one.", no_args_is_help=True)
 app.add_typer(tokenizer, name="tokenizer")
 app.add_typer(corpus, name="corpus")
-tokenizer.callback()(lambda: None)  # a group although it has one command
 TEXTS = "Files or folders: txt, jsonl, json, csv, tsv, parquet, also .gz .xz .zst .bz2; - is standard input."
 RecipeName = Annotated[str, "The name of a recipe, or a .toml file."]
 Kind = Literal["wordpiece", "bpe", "unigram"]
@@ -66,6 +66,27 @@ def train(
     return Output(found)
 
 
+@command(tokenizer)
+def show(
+    texts: Annotated[list[str], "Texts, each in quotes."],
+    *,
+    tokenizer: Annotated[list[Path] | None, "A folder, a vocab.txt or spiece.model, or a model; repeat."] = None,
+) -> Output:
+    """Print how tokenizers cut texts, side by side: pieces with their ids, unknown ones, tokens per word."""
+    from everybert.text.tokenizer import Tokenizer
+
+    known = {str(name): Tokenizer.load(tokenizer_place(name)) for name in tokenizer or [Path(DEFAULT)]}
+    found = [{"text": text, "tokenizer": name, **one.describe(text)} for text in texts for name, one in known.items()]
+    counts = [{key: value for key, value in row.items() if key not in ("pieces", "ids")} for row in found]
+    cuts = (f"{row['tokenizer']}: " + "  ".join(f"{p} {i}" for p, i in zip(row["pieces"], row["ids"])) for row in found)
+    return Output(found, chain(report(counts), [""], cuts))
+
+
+def tokenizer_place(name: Path) -> Path:
+    """Where a tokenizer is: a folder or file, or a bundled model."""
+    return name if name.exists() else bundled(str(name)) or name
+
+
 @command(corpus)
 def build(
     files: Annotated[list[Path] | None, TEXTS] = None,
@@ -86,10 +107,11 @@ def build(
     languages: dict[str, list[Path]] = {}
     for name, file in pairs_of(language, "--language", "LANGUAGE=FILE, for example de=texts.txt"):
         languages.setdefault(name, []).append(Path(file))
-    where = tokenizer if tokenizer.exists() else bundled(str(tokenizer)) or tokenizer
     options |= {"workers": workers, "engine": engine, "address": address, "pmi": pmi, "fresh": fresh}
     try:
-        return Output(build_corpus(files, where, out, languages=languages, bar=progress_bar, **options))
+        return Output(
+            build_corpus(files, tokenizer_place(tokenizer), out, languages=languages, bar=progress_bar, **options)
+        )
     except KeyboardInterrupt:
         print("stopped: finished shards are kept, run the same command again to resume", file=sys.stderr)
         raise typer.Exit(130) from None

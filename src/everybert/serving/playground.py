@@ -148,9 +148,9 @@ class Playground:
             other = entry.model.tokenizer
             if other.digest not in digests:
                 digests.add(other.digest)
-                others.append({"name": entry.name, "lowercase": other.lowercase, **pieces(other, text, pair)})
+                others.append({"name": entry.name, **pieces(other, text, pair)})
         lowered = pieces(own, text.lower(), pair and pair.lower())
-        return {**pieces(own, text, pair), "lowered": lowered, "others": others, "kind": own.kind}
+        return {**pieces(own, text, pair), "lowered": lowered, "others": others}
 
     def thumbnails(self, served: Served, text: str, pair: Second = None) -> Json:
         """The tokens of a text, and a thumbnail of each head."""
@@ -242,6 +242,7 @@ def pieces(tokenizer: Any, text: str, pair: str | None) -> Json:
     """The tokens of a text with their properties."""
     encoding = tokenizer.encode(text, pair)
     return {
+        **{"kind": tokenizer.kind, "lowercase": tokenizer.lowercase, "vocabulary": tokenizer.size},
         "tokens": encoding.tokens,
         "ids": encoding.ids,
         "segments": encoding.segments,

@@ -184,6 +184,14 @@ class Tokenizer:
         continues[list(self.special_ids)] = False
         return continues
 
+    def describe(self, text: str) -> dict[str, Any]:
+        """How a text is cut: the tokens without special ones, and what a comparison of tokenizers counts."""
+        found, words = self.encode(text, specials=False), max(1, len(text.split()))
+        case, unknown = "uncased" if self.lowercase else "cased", sum(i == self.unk_id for i in found.ids)
+        counts = {"tokens": len(found), "unknown": unknown, "tokens_per_word": len(found) / words}
+        kind = {"kind": self.kind, "case": case, "vocabulary": len(self._vocab)}
+        return kind | counts | {"pieces": self.readable(found.tokens), "ids": found.ids}
+
     # ── text to ids
 
     def encode(self, text: str, pair: str | None = None, specials: bool = True) -> Encoding:
