@@ -68,7 +68,10 @@ def test_pre_norm_adds_to_the_stream(pre):
     assert titles.index("LayerNorm") < titles.index("Queries, keys, values"), "pre-norm: before attention"
 
 
-@pytest.mark.parametrize("name", ["bert-tiny", "modernbert-base", "prenorm-bert-base"])
+FAMILIES = ["bert-tiny", "modernbert-base", "prenorm-bert-base", "mpnet-base", "deberta-v3-base"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_equations_are_those_of_the_family(words, name):
     config = PRESETS[name].replace(vocab_size=90, hidden_size=32, heads=2, layers=2, intermediate_size=24, windows=None)
     network = Network(config, {"mlm": None}).eval()
@@ -79,6 +82,7 @@ def test_the_equations_are_those_of_the_family(words, name):
         inner = "LN(x)" if normed else "x"
         assert f"x ← x + Attention({inner})" in equations
         assert ("q = W_Q·y" in equations) == normed and ("W₁y" in equations) == (config.norm == "pre")
+        assert ("+ B" in equations) == (config.relative != "none")
         assert ("+ b" in equations) == config.linear_bias and ("+ β" in equations) == config.norm_bias
 
 

@@ -202,6 +202,12 @@ def test_a_client_has_one_attribution_at_a_time(folders):
         assert own.post(url, "/playground/attribution", body).status_code == 200
 
 
+def test_long_texts_are_not_explained(url):
+    """A model computes with one adapter at a time: gradients for a long text would hold up the requests for others."""
+    refused = own.post(url, "/playground/attribution", {"model": "labels", "text": "good food " * 100})
+    assert refused.status_code in (413, 422) and "tokens" in refused.json()["error"]
+
+
 def test_steps_carry_the_numbers(url, models):
     trace = models["words"].trace(TEXT)
     first = ask(url, "step", model="words", text=TEXT, layer=1, head=1, step=0)

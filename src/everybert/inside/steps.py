@@ -114,6 +114,8 @@ def _values(trace: Trace, layer: int, pre: bool, normed: bool) -> dict[str, Any]
         "shift": " and moved by the learnt shift β" if config.norm_bias else "",
         "projected": PROJECTED.format(config) if config.embedding_size else "",
         "rotary": " Q and K are rotated by the angles of their positions." if config.positions == "rotary" else "",
+        "bias": " + B" if config.relative != "none" else "",
+        "relative": TEXTS["relative"][config.relative],
         "window": " Tokens outside the sliding window get −∞." if sliding is not None else "",
         "when": "before attention" if pre else "again",
         "attended": "y" if normed else "x",

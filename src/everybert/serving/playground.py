@@ -42,7 +42,7 @@ CHARACTERS = 20_000
 LINES = 50
 """Texts that show a word."""
 STEP_TOKENS = 128
-"""Tokens for which every intermediate value is shown."""
+"""Tokens of a text that is traced, or whose prediction is explained."""
 MOST_WEIGHTS = 40_000_000
 """Attention weights: 144 heads and 512 tokens."""
 MASKS = 32
@@ -207,14 +207,10 @@ class Playground:
         return {"answers": [asdict(answer) for answer in best], **shown}
 
     def attribution(
-        self,
-        served: Served,
-        text: str,
-        pair: Second = None,
-        task: str | None = None,
-        label: str | None = None,
+        self, served: Served, text: str, pair: Second = None, task: str | None = None, label: str | None = None
     ) -> Json:
         """The contribution of each token to a prediction."""
+        check_short(served, text, pair)
         found = served.model.attribution(text, pair, label=label, task=task)
         shown = {name: value for name, value in asdict(found).items() if name not in ("text", "pair")}
         return {**shown, "scores": found.scores.round(6).tolist(), "gap": found.gap}
@@ -264,10 +260,15 @@ def attention_weights(served: Served, text: str, pair: str | None) -> Json:
     return {"tokens": found.labels, "texts": found.texts, "small": small, "weights": weights}
 
 
+def check_short(served: Served, text: str, pair: str | None) -> None:
+    """413 for a text with more tokens than are explained one by one."""
+    if (count := len(served.model.one_window(text, pair))) > STEP_TOKENS:
+        raise too_large(count, STEP_TOKENS, "tokens, each of which is explained,")
+
+
 def trace(served: Served, text: str, pair: str | None, layer: int) -> Trace:
     """The intermediate values of the forward pass that the steps through a layer show."""
-    if (count := len(served.model.one_window(text, pair))) > STEP_TOKENS:
-        raise too_large(count, STEP_TOKENS, "tokens, each with every number shown,")
+    check_short(served, text, pair)
     return served.model.trace(text, pair, keep=needed(layer))
 
 
