@@ -59,7 +59,7 @@ function drawNav(panel, info) {
         "ul",
         {},
         panels.map(([id, words, task]) =>
-          h("li", {}, h("a", { href: link(id, new URLSearchParams({ model: usual(id).name })), "aria-current": id === panel ? "page" : null, ...(able(info, task) ? {} : { class: "unable", title: `${info.name} cannot do this: the panel says what can` }) }, words)),
+          h("li", {}, h("a", { href: link(id, new URLSearchParams({ model: usual(id).name })), "aria-current": id === panel ? "page" : null, ...(able(usual(id), task) ? {} : { class: "unable", title: `${usual(id).name} cannot do this: the panel says what can` }) }, words)),
         ),
       ),
     ]),

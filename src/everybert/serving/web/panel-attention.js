@@ -43,6 +43,7 @@ export default function attention(root, context) {
         const best = each.indexOf(Math.max(...each));
         state = { ...state, layer: Math.floor(best / data.heads), head: best % data.heads, filter: found.filter ?? "all" };
         source.found = found;
+        keeping.remember(own.values); // the address names the head that was found
       }
       return source;
     },

@@ -17,7 +17,7 @@ export default function classify(root, context) {
     examples: [
       { words: "praise", values: { text: "What a wonderful film, I loved every minute of it.", pair: "" } },
       { words: "a complaint", values: { text: "The food was cold and the waiter was rude.", pair: "" } },
-      { words: "not bad", values: { text: "It was not bad at all, though a little long.", pair: "" } },
+      { words: "not bad (hard)", values: { text: "It was not bad at all, though a little long.", pair: "" } },
     ],
     async request({ text, pair }, signal) {
       const { results } = await ask("classify", { model: info.name, text: [pair ? [text, pair] : text] }, signal);

@@ -17,7 +17,7 @@ export default function next(root, context) {
     examples: [
       { words: "follows", values: { first: "The man went to the store.", second: "He bought a gallon of milk." } },
       { words: "does not", values: { first: "The man went to the store.", second: "Penguins are flightless birds." } },
-      { words: "an order", values: { first: "First, boil the water in a large pot.", second: "Then add the pasta and stir." } },
+      { words: "an order (hard: both ways are likely)", values: { first: "First, boil the water in a large pot.", second: "Then add the pasta and stir." } },
     ],
     request: async ({ first, second }, signal) => {
       const [forward, back] = await Promise.all([ask("next", { model: info.name, first, second }, signal), ask("next", { model: info.name, first: second, second: first }, signal)]);

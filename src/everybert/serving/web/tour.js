@@ -9,7 +9,7 @@ const STOPS = [
   ["context", { word: "python", texts: "I love my pet Python\nI love coding in Python" }, "Words in context", "Both start with the same vector. Layer by layer they move apart: one towards pets, one towards programs."],
   ["fill", { text: "Birds build their [MASK] in trees.", were: '["nests"]' }, "Masked words", "BERT was trained on this game: hide 15 % of the tokens and guess them from both sides. Compare with what either side alone would say."],
   ["next", { first: "The man went to the store.", second: "He bought a gallon of milk." }, "Next sentence", "The second game of the paper: does B follow A? Replace B by any other sentence and watch the probability."],
-  ["classify", { text: "It was not bad at all, though a little long." }, "Fine-tuning: a label", "The same network with a small new head, trained on labelled texts. The colours show which tokens speak for the label."],
+  ["classify", { text: "What a wonderful film, I loved every minute of it." }, "Fine-tuning: a label", "The same network with a small new head, trained on labelled texts. The colours show which tokens speak for the label."],
   ["answer", { question: "When did Mary move?" }, "Fine-tuning: an answer", "A head with two outputs: where the answer begins and where it ends. Nothing else changes."],
   ["similar", {}, "Sentence vectors", "The mean of the token vectors stands for the whole text. Similar meanings have a high cosine, whatever the words."],
 ];
