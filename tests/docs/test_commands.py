@@ -56,6 +56,7 @@ BENCHMARKS = {
     "pretrain_cpu.py": "--text bundled --steps 12 --rounds 1 --threads 1",
     "pretrain_gpu.py": "--tiny --quick --steps 1 --tokens 512",
     "scaling.py": "--lengths 64 --rounds 1",
+    "static_contextual.py": "--corpus corpus --tag treebank.conllu,treebank.conllu --classify train.tsv,dev.tsv",
     "serve_cpu.py": "--count 24 --rounds 1 --threads 1",
     "lengths.py": "--seconds 1 --lengths 16",
     "small_data.py": "--model FOLDER --train SST-2/train.tsv --test SST-2/dev.tsv --sizes 16 --seeds 1 --rows 8",
@@ -178,7 +179,7 @@ def test_pip(line: str, tmp_path: Path):
     machines.run([*pip, *words[1:]], place, **machines.NO_INDEX)
     where = machines.run([str(python), "-c", "import everybert; print(everybert.__file__)"], tmp_path).strip()
     assert Path(where).is_relative_to(tmp_path / "venv"), where
-    assert machines.run([str(python.with_name("everybert")), "--version"], tmp_path).startswith("everybert 0.")
+    assert machines.run([str(python.with_name("everybert")), "--version"], tmp_path).startswith("everybert 1.")
 
 
 # ── torchrun ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -31,6 +31,7 @@ LINES = {
     "neighbours": "word word --model BAD",
     "probe heads": "BAD",
     "tokenizer train": "BAD --out tokenizer",
+    "tokenizer show": "word --tokenizer BAD",
     "corpus build": "BAD --tokenizer MODEL --out corpus",
     "corpus info": "BAD",
     "corpus score": "BAD",

@@ -173,6 +173,7 @@ TABLE: dict[str, tuple[str, Options]] = {
         "probe heads trees.conllu --model @ --least 1",
         {"--relation": "det", "--least": "3", "--sentences": "1", **LOOK},
     ),
+    "tokenizer show": ("tokenizer show 'the film' --tokenizer @", {"--tokenizer": "words", "--json": ""}),
     "tokenizer train": (
         "tokenizer train texts.txt --size 30 --out OUT/tok",
         {

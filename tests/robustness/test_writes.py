@@ -210,8 +210,12 @@ def test_a_folder_that_was_cut_is_never_complete(tmp_path: Path, tokenizer: Toke
                 with pytest.raises(Exception, match="JSON"):
                     verify_folder(cut)
             assert not is_complete(cut), (file.name, share)
-            with pytest.raises(Exception, match=r"could not be read|can be read|bytes where"):
-                load(cut)
+            if file.name == "vocab.txt":  # for slow tokenizers of other libraries; tokenizer.json has the vocabulary
+                with pytest.warns(UserWarning, match="vocab.txt changed"):
+                    assert load(cut).tokenizer.digest == tokenizer.digest
+            else:
+                with pytest.raises(Exception, match=r"could not be read|can be read|bytes where"):
+                    load(cut)
             shutil.rmtree(cut)
 
 
