@@ -17,6 +17,11 @@ SMALL = {"vocab_size": 30, "hidden_size": 8, "layers": 2, "heads": 2, "intermedi
     ("changes", "why"),
     [
         ({"family": "gpt2"}, "not known"),
+        ({"activation": "swish"}, "activation 'swish' is not known; choose one of gelu"),
+        ({"norm": "Pre"}, "norm 'Pre' is not known"),
+        ({"relative": "bucket"}, "relative 'bucket' is not known"),
+        ({"causal": "both"}, "causal 'both' is not known"),
+        ({"inner_layers": 0}, "inner_layers must be a whole number"),
         ({"heads": 3}, "not a multiple"),
         ({"layers": 0}, "at least 1"),
         ({"dropout": 1.0}, r"\[0, 1\)"),

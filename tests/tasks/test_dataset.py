@@ -354,6 +354,12 @@ def test_bad_numbers():
         Regress.from_examples(Regress.read([("x", 1), ("y", 1)]), CONFIG)
 
 
+def test_a_table_of_texts_is_not_read_as_words(tmp_path):
+    (tmp_path / "train.tsv").write_text("text\tlabel\nThe music was splendid.\tpraise\n", encoding="utf-8")
+    with pytest.raises(EverybertError, match="a label per text, for classify; tag reads a word"):
+        Tag.read(tmp_path / "train.tsv")
+
+
 def test_tags_and_words_of_unequal_number(tmp_path):
     with pytest.raises(EverybertError, match="row 2: 2 words but 1 tags"):
         Tag.read([(["a"], ["O"]), (["a", "b"], ["O"])])

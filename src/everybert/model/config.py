@@ -9,7 +9,7 @@ import difflib
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 from everybert.errors import EverybertError
 
@@ -115,9 +115,12 @@ class EncoderConfig:
         def refuse(why: str) -> None:
             raise EverybertError(f"encoder configuration: {why}")
 
-        if self.family not in FAMILIES:
-            refuse(f"family {self.family!r} is not known; choose one of {', '.join(FAMILIES)}")
-        for name in ("vocab_size", "hidden_size", "layers", "heads", "intermediate_size", "max_positions"):
+        choices = {one.name: get_args(one.type) for one in dataclasses.fields(self) if get_origin(one.type) is Literal}
+        for name, known in (choices | {"family": FAMILIES}).items():
+            if (value := getattr(self, name)) not in known:
+                refuse(f"{name} {value!r} is not known; choose one of {', '.join(map(str, known))}")
+        sizes = ("vocab_size", "hidden_size", "layers", "inner_layers", "heads", "intermediate_size", "max_positions")
+        for name in sizes:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 refuse(f"{name} must be a whole number of at least 1, not {value!r}")

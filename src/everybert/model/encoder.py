@@ -28,15 +28,11 @@ Block = Callable[[Tensor], Tensor]
 
 def activate(x: Tensor, kind: str) -> Tensor:
     """The non-linearity of the feed-forward block (three forms of GELU: Hendrycks & Gimpel 2016)."""
-    if kind == "gelu":
-        return F.gelu(x)
-    if kind == "gelu_tanh":
-        return F.gelu(x, approximate="tanh")
     if kind == "gelu_sigmoid":
         return x * torch.sigmoid(1.702 * x)
-    if kind == "silu":
-        return F.silu(x)
-    return F.relu(x)
+    if kind.startswith("gelu"):
+        return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+    return F.silu(x) if kind == "silu" else F.relu(x)
 
 
 def product_gelu(x_TH: Tensor, linear: nn.Linear) -> Tensor:

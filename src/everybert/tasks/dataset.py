@@ -457,6 +457,8 @@ def _read_conll(path: Path, column: str | None) -> Examples:
         sentences = [[list(word.values()) for word in tree] for tree in readers.read_conllu(path)]
     else:
         sentences, column = list(readers.read_conll(path)), column or "-1"
+        if {"text", "label"} <= set(sentences[0][0]):
+            raise EverybertError(f"{path} has a label per text, for classify; tag reads a word and its tag per line")
         width = len(sentences[0][0])
         names = [str(i) for i in (*range(width), *range(-width, 0))]
     if column not in names:
