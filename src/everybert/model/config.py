@@ -30,7 +30,7 @@ class EncoderConfig:
     hidden_size: int = 768
     """H: width of the residual stream."""
     layers: int = 12
-    """L: how many layers are applied (ALBERT applies few sets of weights many times)."""
+    """L: how many layers are applied, times `inner_layers`. ALBERT applies few sets of weights many times."""
     heads: int = 12
     """A: attention heads; the head size D is H / A."""
     intermediate_size: int = 3072
@@ -75,13 +75,13 @@ class EncoderConfig:
     gate_last: bool = False
     """glu: whether W₁ follows W₃ in the matrix that holds both (gte)."""
     layer_groups: int | None = None
-    """ALBERT: number of distinct sets of layer weights; None means every layer has its own."""
+    """ALBERT: groups of layers with weights of their own; None means every layer has its own."""
     inner_layers: int = 1
     """ALBERT: layers of a group; they are applied in turn each time the group is."""
     windows: tuple[int | None, ...] | None = None
     """Sliding window per layer, one-sided: token i sees |i − j| ≤ w. None (whole or per layer): all tokens."""
     causal: Literal[False, True, "reverse"] = False
-    """True: a token attends to itself and those before it, and predicts the next; "reverse": the other way round."""
+    """True: tokens attend to themselves and those before, and predict the next; "reverse": those after, the one before."""
     global_attention: bool = False
     """Longformer: chosen tokens attend to all tokens and all attend to them, with projections of their own."""
     rotary_theta: float = 160_000.0
@@ -93,7 +93,7 @@ class EncoderConfig:
     dropout: float = 0.1
     """On the embeddings and on each block's output, while training."""
     attention_dropout: float = 0.1
-    """On the attention probabilities, while training (on every backend; attention.py says how)."""
+    """On the attention probabilities, while training, on every backend."""
     feed_forward_dropout: float = 0.0
     """Inside the feed-forward block, before its second matrix (ModernBERT's mlp_dropout)."""
     classifier_dropout: float | None = None
