@@ -81,7 +81,7 @@ class EncoderConfig:
     windows: tuple[int | None, ...] | None = None
     """Sliding window per layer, one-sided: token i sees |i − j| ≤ w. None (whole or per layer): all tokens."""
     causal: Literal[False, True, "reverse"] = False
-    """True: tokens attend to themselves and those before, and predict the next; "reverse": those after, the one before."""
+    """True: tokens attend to themselves and those before, and predict the next; "reverse": the same from the right."""
     global_attention: bool = False
     """Longformer: chosen tokens attend to all tokens and all attend to them, with projections of their own."""
     rotary_theta: float = 160_000.0
