@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator
 from html import escape
 from importlib import import_module
@@ -70,7 +71,13 @@ def python() -> str:
             source = Path(str(import_module(f"everybert.{module}").__file__)).read_text("utf-8")
             node = next(n for n in ast.parse(source).body if getattr(n, "name", None) == name)
             out += _class(node, module) if isinstance(node, ast.ClassDef) else _function(node, f"everybert.{module}.")
-    return "\n".join(out).rstrip() + "\n"
+    return "\n".join(map(_wrapped, out)).rstrip() + "\n"
+
+
+def _wrapped(text: str) -> str:
+    """A paragraph on lines of readable length; tables, code and texts that have lines stay."""
+    one = len(text) > 120 and "\n" not in text and not text.startswith(("|", "{", "["))
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) if one else text
 
 
 def _class(node: ast.ClassDef, module: str) -> list[str]:
@@ -158,7 +165,7 @@ def cli() -> str:
         inner = getattr(command, "commands", None)
         for path, one in [(f"{name} {k}", v) for k, v in inner.items()] if inner else [(name, command)]:
             out += _command(path, one)
-    return "\n".join(out).rstrip() + "\n"
+    return "\n".join(map(_wrapped, out)).rstrip() + "\n"
 
 
 def _command(name: str, command: Any) -> list[str]:
@@ -209,7 +216,7 @@ def recipes() -> str:
     ]
     for name in recipe.names():
         out += [f"## {name}", "", "```toml", recipe.text(name).rstrip(), "```", ""]
-    return "\n".join(out).rstrip() + "\n"
+    return "\n".join(map(_wrapped, out)).rstrip() + "\n"
 
 
 def http() -> str:
@@ -242,7 +249,7 @@ def http() -> str:
                 out += ["```json", body, "```", ""]
             if answer := example(about["responses"]["200"].get("content", {})):
                 out += ["returns", "", "```json", answer, "```", ""]
-    return "\n".join(out).rstrip() + "\n"
+    return "\n".join(map(_wrapped, out)).rstrip() + "\n"
 
 
 PAGES = {"cli": cli, "recipes": recipes, "http": http, "python": python}
