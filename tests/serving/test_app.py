@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -284,6 +285,23 @@ def test_the_command_serves_and_ends(folders, workers):
     logged = [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
     (one,) = [line for line in logged if line["path"] == "/embed"]
     assert (one["method"], one["status"], one["client"]) == ("POST", 200, "127.0.0.1") and 0 < one["seconds"] < 60
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no device that is always full")
+def test_an_access_log_that_cannot_be_written_stops_nothing(folders):
+    command = [sys.executable, "-m", "everybert", "serve", "--model", str(folders["words"]), "--port", "0"]
+    with FULL.open("w", encoding="utf-8") as full:
+        process = subprocess.Popen([*command, "--access-log"], stdout=subprocess.PIPE, stderr=full, text=True)
+    timer = threading.Timer(120, process.kill)
+    timer.start()
+    url = process.stdout.readline().split()[3]
+    assert [post(url, "/embed", {"inputs": "a"}).status_code for _ in range(3)] == [200] * 3
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    timer.cancel()
 
 
 def test_a_folder_has_no_revision(folders):

@@ -1,7 +1,7 @@
 """Prometheus metrics of one server process, and its access log."""
 
 import json
-import sys
+import logging
 from collections.abc import MutableMapping
 from datetime import datetime
 from functools import cache
@@ -46,7 +46,7 @@ class Metrics:
         if self.access_log:
             line = {"time": datetime.now().astimezone().isoformat(), "client": (scope.get("client") or ("",))[0]}
             line |= {"method": scope["method"], "path": scope["path"], "status": status, "seconds": round(seconds, 4)}
-            print(json.dumps(line), file=sys.stderr, flush=True)
+            logging.getLogger("everybert.access").warning(json.dumps(line))  # to standard error, which may be full
 
     def text(self) -> bytes:
         """The metrics in the exposition format."""
