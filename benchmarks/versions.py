@@ -109,11 +109,11 @@ def gpu_work(place: Path, device: str, tiny: bool) -> dict[str, Work]:
     folder = base_folder(place, tiny)
     runs = {kind: pretraining(kind, device, tiny) for kind in (["128"] if tiny else ["128", "512"])}
     model = everybert.load(folder, device=device, dtype="bfloat16" if device == "cuda" else None)
-    texts = sentences(40 if tiny else 12000)
-    ids = [[2, *([7] * 126), 3] for _ in range(8 if tiny else 2048)]
+    texts = sentences(40 if tiny else 36000)
+    ids = [[2, *([7] * 126), 3] for _ in range(8 if tiny else 8192)]
     total = len(model.tokenizer.ids_batch(texts)) and sum(map(len, model.tokenizer.ids_batch(texts)))
     draw = random.Random(1)
-    short = [(" ".join(t.split()[:12]), draw.choice("ab")) for t in sentences(64 if tiny else 6400)]
+    short = [(" ".join(t.split()[:12]), draw.choice("ab")) for t in sentences(64 if tiny else 19200)]
 
     def finetune() -> tuple[float, float]:
         tuned = everybert.finetune(
