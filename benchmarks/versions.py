@@ -199,7 +199,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--only", default="", help="only workloads whose name contains this")
+    parser.add_argument(
+        "--only", default="", help="only workloads whose name contains this, or one of these: from,fine"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -208,7 +210,7 @@ def main() -> None:
     passed = ["--device", args.device, *(["--tiny"] if args.tiny else [])]
     old, new = (Checkout(folder, passed) for folder in args.checkouts)
     print("| work | old, units/s | new, units/s | new ÷ old, median | lowest, highest |\n|---|---|---|---|---|")
-    for name in (n for n in new.names if args.only in n):
+    for name in (n for part in args.only.split(",") for n in new.names if part in n):
         speeds: list[tuple[float, float]] = []
         for number in range(-2, args.rounds):
             pair = [(which, which(name)) for which in ((old, new) if number % 2 else (new, old))]
