@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import torch
 from everybert.model import attention as att
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import Encoder
+from everybert.model.graphs import filled
 from everybert.model.ragged import Ragged
 
 
@@ -39,6 +41,29 @@ def test_full_equals_the_formula_and_a_wide_window():
     full = att.attend(qkv, batch, att.FULL)
     torch.testing.assert_close(full, textbook(qkv, batch, None))
     torch.testing.assert_close(att.attend(qkv, batch, att.Pattern(100)), full)
+
+
+@pytest.mark.parametrize("causal", [False, True, "reverse"])
+@pytest.mark.parametrize("kind", ["buckets", "alibi", "disentangled"])
+def test_a_rectangle_equals_groups_by_length(monkeypatch, kind, causal):
+    """With the padding of a batch for recordings: the same states, and gradients without a trace of the padding."""
+    shape = {"vocab_size": 30, "hidden_size": 16, "layers": 2, "heads": 2, "intermediate_size": 8, "dropout": 0.0}
+    more = {"relative_buckets": 8, "relative_distance": 16} if kind != "alibi" else {}
+    config = EncoderConfig(**shape, attention_dropout=0.0, relative=kind, causal=causal, **more)  # type: ignore[arg-type]
+    torch.manual_seed(1)
+    encoder = Encoder(config).double()
+    batch = Ragged.of([list(range(1, n + 1)) for n in (9, 2, 5, 5, 1)])
+    full, size = filled(batch), len(batch.tokens_T)
+    assert full.max_length > 9 and len(full) > 5
+    found = []
+    for function, given in (("grouped", batch), ("rectangle", replace(full, lengths=()))):
+        monkeypatch.setattr(att, "flashable", lambda x, function=function: function == "rectangle")
+        encoder.zero_grad()
+        x_TH = encoder(given)[:size]
+        x_TH.square().sum().backward()
+        found.append([x_TH.detach(), *(p.grad for p in encoder.parameters() if p.grad is not None)])
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other)
 
 
 def test_attention_dropout_acts_and_keeps_the_mean():

@@ -10,7 +10,8 @@ Attention(Q, K, V) = softmax(Q Kᵀ / √D) V, per head and within each sequence
 | sliding window (long sequences)         | blocks of queries, each with the keys in its window: O(n·w)    |
 | global tokens (Longformer)              | as above, with the global keys, and full rows for global queries |
 | `watch` is given                        | the formula written out, one sequence at a time                |
-| scores with a bias (MPNet, jina, DeBERTa) | as on the CPU, with the bias as the mask of SDPA             |
+| scores with a bias (MPNet, jina, DeBERTa) | on CUDA in bf16 or fp16 one rectangle, else as on the CPU;   |
+|                                         | SDPA adds the bias                                             |
 | ONNX export (inference/export.py)        | one rectangle with a mask: all pairs, whatever the pattern     |
 
 Legend: T tokens in the batch, B sequences, A heads, D head size, n tokens of one
@@ -134,7 +135,7 @@ def attend(
     if batch.attend is not None:
         return batch.attend(qkv, pattern, own, bias)
     if bias is not None:
-        return grouped(qkv, batch, p, bias, pattern.causal)
+        return (rectangle if flashable(qkv[0]) else grouped)(qkv, batch, p, bias, pattern.causal)
     if own is None and flashable(qkv[0]):
         return varlen(qkv, batch, pattern, p)
     if own is None and (pattern.window is None or max(batch.lengths) <= pattern.window + 1):
@@ -209,6 +210,19 @@ def grouped(qkv: Heads, batch: Ragged, p: float, bias: Bias | None = None, causa
         triangle = causal is True and added is None
         out.append(sdpa(q, k, v, attn_mask=added, is_causal=triangle, dropout_p=p).transpose(1, 2))
     return batch.from_lengths(out)
+
+
+def rectangle(qkv: Heads, batch: Ragged, p: float, bias: Bias, causal: bool | str = False) -> Tensor:
+    """One SDPA call for all sequences, padded to the longest: few kernels, whose shapes graphs.py can record."""
+    from_BN, real_BN, to_T = batch.rectangle
+    q, k, v = (x.index_select(0, from_BN.flatten()).unflatten(0, from_BN.shape).transpose(1, 2) for x in qkv)
+    seen = real_BN[:, None, None]
+    if causal:
+        at = torch.arange(from_BN.shape[1], device=q.device)
+        seen = seen & Pattern(causal=causal).visible(at, at)
+    # the least number in place of −∞: rows of padding see nothing, and would become NaN
+    added = torch.where(seen, bias(q, k).to(q.dtype), torch.finfo(q.dtype).min)
+    return sdpa(q, k, v, attn_mask=added, dropout_p=p).transpose(1, 2).flatten(0, 1).index_select(0, to_T)
 
 
 def windowed(qkv: Heads, batch: Ragged, pattern: Pattern, own: Heads | None, p: float) -> Tensor:

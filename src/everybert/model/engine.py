@@ -190,6 +190,8 @@ def run_batches(
     cores = torch.get_num_threads() if device.type == "cpu" else 1
     if device.type == "cpu":
         groups = plan(lengths, budget or shared_out(sum(lengths), cores))
+    elif network.config.relative != "none":  # attention pads to the longest of a batch
+        groups = plan(lengths, budget or BUDGET_GPU)
     else:
         groups = in_order(lengths, budget or BUDGET_GPU)
 
@@ -208,7 +210,7 @@ def run_batches(
 
 
 def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Batches for the CPU: sequences sorted by length, longest first; a batch is full once it has `budget` tokens."""
+    """Sequences sorted by length, longest first; a batch is full once it has `budget` tokens."""
     groups: list[list[int]] = []
     total = budget
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -306,7 +308,7 @@ def recordable(encoder: Encoder) -> bool:
     weight = encoder.embeddings.token.weight
     half = weight.dtype in (torch.bfloat16, torch.float16)
     one_kernel = half and encoder.config.head_size % 8 == 0  # else attention groups sequences by length, on the host
-    one_kernel &= not encoder.config.global_attention and encoder.config.relative == "none"
+    one_kernel &= not encoder.config.global_attention
     if not weight.is_cuda or not one_kernel or encoder.training:
         return False
     return all(type(m) is nn.Linear for m in encoder.modules() if isinstance(m, nn.Linear))

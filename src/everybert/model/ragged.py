@@ -5,7 +5,7 @@
     positions_T     0   1 2   3     0   1   2
     offsets_B1    [0, 4, 7]
 
-Legend: T tokens in the batch, B sequences, H hidden.
+Legend: T tokens in the batch, B sequences, H hidden, N the longest length.
 """
 
 from collections.abc import Callable, Sequence
@@ -180,6 +180,14 @@ class Ragged:
         """The inverse of `by_length`."""
         x = torch.cat([part.flatten(0, 1) for part in parts]) if len(parts) > 1 else parts[0].flatten(0, 1)
         return x if self.order is None else x.index_select(0, self.order[1])
+
+    @cached_property
+    def rectangle(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Padded to `max_length`: the token at each place (B, N), whether it is real, and the place of each token."""
+        at_N = torch.arange(self.max_length, device=self.device)
+        real_BN = at_N < self.offsets_B1.diff()[:, None]
+        from_BN = (self.first_B[:, None] + at_N).clamp(max=len(self.tokens_T) - 1)
+        return from_BN, real_BN, self.sequence_T * self.max_length + self.positions_T
 
     def split(self, x: Tensor) -> list[Tensor]:
         """Split a per-token tensor (T, …) into one (n, …) view per sequence."""

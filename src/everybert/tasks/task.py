@@ -252,7 +252,8 @@ def batch(
     ragged = features.batch(at_B.tolist())
     if fill is not None:
         gap = fill - len(ragged.tokens_T) % fill
-        ragged = replace(ragged.padded(gap, gap, pad_id), max_length=max(features.size, fill))
+        ragged = ragged.padded(gap, gap, pad_id)
+        ragged = replace(ragged, max_length=-(-max(ragged.lengths) // fill) * fill)
         for name in features.targets:  # −100 and −1 mark no label and no position
             if name[-1] != "E":
                 targets[name] = _pad(targets[name], gap, -100) if name[-1] == "T" else _pad(targets[name], 1, -1)

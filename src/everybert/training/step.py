@@ -39,9 +39,9 @@ class Compute:
             raise EverybertError("compile needs a CUDA device and bfloat16: without them attention works by lengths")
         self.master = network.to(self.device, torch.float32)
         self.network = self.master if dtype == torch.float32 else copy.deepcopy(self.master).to(dtype)
-        self.compiled = compile and network.config.relative == "none"  # else attention works by lengths, on the host
+        self.compiled = compile and network.config.relative == "none"
         self.loss = torch.compile(loss, dynamic=False) if self.compiled else loss
-        self.recorder = Recorder() if graphs and network.config.relative == "none" else None
+        self.recorder = Recorder() if graphs else None
         pairs = zip(self.master.parameters(), self.network.parameters())
         self.pairs = [(big, small) for big, small in pairs if big is not small and big.requires_grad]
 

@@ -55,8 +55,9 @@ HEAD_ALONE = ("frozen", "fewshot")
 """Modes whose examples train the head alone."""
 PAIRS = 20
 """fewshot: pairs of each text, of either kind."""
-FILL = 256
-"""On CUDA the tokens of a batch are rounded up to a multiple of this, so that recordings see few shapes."""
+FILL = 128
+"""On CUDA the tokens of a batch, and its longest length, are rounded up to a multiple of this, so that recordings see
+few shapes."""
 DTYPES = {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16, "float32": torch.float32, "fp32": torch.float32}
 
 
