@@ -208,11 +208,9 @@ def test_tsv_quotes_are_letters(tmp_path):
     assert list(read_documents(path)) == ['"The start', 'the end"']
 
 
-def test_columns_may_be_named_and_semicolons_separate(tmp_path):
+def test_colas_files_have_no_header_and_semicolons_separate(tmp_path):
     path = write(tmp_path, "a.tsv", "gj04\t1\t\tHi.\n")
-    assert list(read_records(path, columns=["source", "label", "mark", "sentence"])) == [
-        {"source": "gj04", "label": "1", "mark": "", "sentence": "Hi."}
-    ]
+    assert list(read_records(path)) == [{"source": "gj04", "label": "1", "mark": "", "sentence": "Hi."}]
     assert list(read_records(write(tmp_path, "b.csv", "a;b\nx,y;z\n"))) == [{"a": "x,y", "b": "z"}]
 
 
@@ -333,7 +331,7 @@ def test_squad_one_and_two(tmp_path):
         "answers": [{"text": "Bern", "answer_start": 3}],
     }
     assert second["answers"] == []
-    for text, message in (('{"rows": []}', "'data' is missing"), ("[]", "not a SQuAD"), ("{", "not JSON")):
+    for text, message in (('{"rows": []}', "'paragraphs' is missing"), ("[]", "no records"), ("{", "not JSON")):
         with pytest.raises(EverybertError, match=message):
             list(read_squad(write(tmp_path, "a.json", text)))
 

@@ -49,7 +49,6 @@ class ReadReport:
     cut: int = 0  # splits of documents that are too long
     duplicates: int = 0  # documents left out because the same text came before
     bad: list[str] = field(default_factory=list)  # records left out, as "file:line: reason"
-    bad_rows: set[int] = field(default_factory=set)  # their numbers among the records of the file, from 1
 
 
 def expand(paths: Iterable[str | Path] | str | Path) -> list[Path]:
@@ -257,66 +256,67 @@ Rows = Iterator[tuple[int, dict[str, Any] | str]]
 
 
 def read_records(
-    path: str | Path,
-    *,
-    skip_bad: bool | None = None,
-    columns: Sequence[str] | None = None,
-    errors: Errors = "strict",
-    report: ReadReport | None = None,
+    path: str | Path, *, skip_bad: bool | None = None, errors: Errors = "strict", report: ReadReport | None = None
 ) -> Iterator[dict[str, Any]]:
     """The records of a csv, tsv, jsonl, json, parquet, arrow, feather or xlsx file.
 
-    csv and tsv files have a header row unless `columns` names their columns. Quotes have a meaning in csv but not in
-    tsv files (as in GLUE). A bad line is an error, or with `skip_bad` is left out and listed in `report.bad`; None
-    means that the user has no such choice.
+    A bad line is an error, or with `skip_bad` is left out and listed in `report.bad`; None means that the user has no
+    such choice.
     """
     path, report = Path(path), report or ReadReport()
-    row = 0
-    for row, (place, record) in enumerate(_rows(path, columns, errors, report), 1):
+    for place, record in read_rows(path, errors, report):
         if isinstance(record, dict):
             yield record
         elif skip_bad:
             report.bad.append(f"{path}:{place}: {record}")
-            report.bad_rows.add(row)
         else:
             choice = "" if skip_bad is None else ", or leave it out with --skip-bad"
             raise EverybertError(f"{path}:{place}: {record}: fix the line{choice}")
-    if not row:
-        raise EverybertError(f"{path} has no records: check the file")
     if report.bad:
         log.warning("%s: %d bad lines left out, the first at %s", path, len(report.bad), report.bad[0])
 
 
-def _rows(path: Path, columns: Sequence[str] | None, errors: Errors, report: ReadReport) -> Rows:
+def read_rows(path: Path, errors: Errors = "strict", report: ReadReport | None = None) -> Rows:
+    """The records of a file with their places; a bad line has the reason instead of a record."""
+    report = report or ReadReport()
     match kind(path):
         case ".csv" | ".tsv":
-            return _table_rows(path, columns, errors, report)
+            rows = _table_rows(path, errors, report)
         case ".jsonl" | ".ndjson":
-            return _jsonl_rows(path, errors, report)
+            rows = _jsonl_rows(path, errors, report)
         case ".json":
-            return _json_rows(path, errors, report)
+            rows = _json_rows(path, errors, report)
         case ".parquet" | ".arrow" | ".feather":
-            return _arrow_rows(path)
+            rows = _arrow_rows(path)
         case ".xlsx":
-            return _excel_rows(path)
-    raise EverybertError(f"{path}: records are read from {', '.join(RECORD_KINDS)}: rename or convert the file")
+            rows = _excel_rows(path)
+        case _:
+            known = ", ".join(RECORD_KINDS)
+            raise EverybertError(f"{path}: records are read from {known}: rename or convert the file")
+    place = 0
+    for place, record in rows:
+        yield place, record
+    if not place:
+        raise EverybertError(f"{path} has no records: check the file")
 
 
-def _table_rows(path: Path, columns: Sequence[str] | None, errors: Errors, report: ReadReport) -> Rows:
-    """The rows of a csv or tsv file under the names of its header row, or under `columns`."""
-    names = list(columns) if columns else None
+def _table_rows(path: Path, errors: Errors, report: ReadReport) -> Rows:
+    """The rows of a csv or tsv file under the names of its header row. Quotes are letters in tsv files (as in GLUE)."""
+    names: list[str] = []
     numbered = lines(path, errors, report)
     split = ((number, line.split("\t")) for number, line in numbered) if kind(path) == ".tsv" else _csv_rows(numbered)
     for number, row in split:
-        if names is None:
-            if isinstance(row, str):
+        if isinstance(row, str):
+            if not names:
                 raise EverybertError(f"{path}:{number}: the header row cannot be read ({row}): fix the line")
-            if len(set(row)) < len(row):
-                raise EverybertError(f"{path}: the header row names a column twice ({', '.join(row)}): is there one?")
-            names = row
-        elif isinstance(row, str):
             yield number, row
-        elif any(row) or len(row) > 1:
+            continue
+        if not names:
+            cola = len(row) == 4 and row[1] in ("0", "1") and row[2] in ("", "*")  # CoLA's files have no header row
+            names = ["source", "label", "mark", "sentence"] if cola else row
+            if len(set(row)) < len(row) and not cola:
+                raise EverybertError(f"{path}: the header row names a column twice ({', '.join(row)}): is there one?")
+        if row is not names and (any(row) or len(row) > 1):
             same = len(row) == len(names)
             yield number, dict(zip(names, row)) if same else f"{len(row)} columns where the header has {len(names)}"
 
@@ -442,11 +442,7 @@ def read_conll(path: str | Path) -> Iterator[list[list[str]]]:
     Columns are separated by tabs if the line has any, else by white space. Blank lines separate sentences.
     -DOCSTART- lines are left out. Every row of a file has the same number of columns.
     """
-    width = 0
-    for sentence in _sentences(path, "-DOCSTART-"):
-        rows = [(number, line.split("\t") if "\t" in line else line.split()) for number, line in sentence]
-        width = width or max(2, len(rows[0][1]))
-        yield _of_width(rows, width, path, "put a word and its tag on every line")
+    return _sentences(Path(path), "-DOCSTART-", 0, "put a word and its tag on every line")
 
 
 def read_conllu(path: str | Path) -> Iterator[list[dict[str, str]]]:
@@ -454,30 +450,26 @@ def read_conllu(path: str | Path) -> Iterator[list[dict[str, str]]]:
 
     Multiword ranges (3-4) and empty nodes (5.1) are left out: they are no part of the tree.
     """
-    for sentence in _sentences(path, "#"):
-        split = [(number, line.split("\t")) for number, line in sentence]
-        rows = _of_width(split, len(CONLLU_FIELDS), path, "separate the fields of CoNLL-U by tabs")
+    for rows in _sentences(Path(path), "#", len(CONLLU_FIELDS), "separate the fields of CoNLL-U by tabs"):
         yield [dict(zip(CONLLU_FIELDS, row)) for row in rows if row[0].isdigit()]
 
 
-def _of_width(rows: Sequence[tuple[int, list[str]]], width: int, path: str | Path, remedy: str) -> list[list[str]]:
-    for number, row in rows:
-        if len(row) != width:
-            raise EverybertError(f"{path}:{number}: {len(row)} columns, {width} expected: {remedy}")
-    return [row for _, row in rows]
-
-
-def _sentences(path: str | Path, comment: str) -> Iterator[list[tuple[int, str]]]:
-    """Runs of numbered lines that are not blank, without those that start with `comment`."""
-    held: list[tuple[int, str]] = []
+def _sentences(path: Path, comment: str, width: int, remedy: str) -> Iterator[list[list[str]]]:
+    """Runs of lines that are not blank, as rows of `width` columns (0: as many as the first has)."""
+    rows: list[list[str]] = []
     found = False
-    for number, line in chain(lines(Path(path)), [(0, "")]):
+    for number, line in chain(lines(path), [(0, "")]):
+        if line.startswith(comment):
+            continue
         if line.strip():
-            held += [] if line.startswith(comment) else [(number, line)]
-        elif held:
+            rows.append(line.split("\t") if "\t" in line else line.split())
+            width = width or max(2, len(rows[0]))
+            if len(rows[-1]) != width:
+                raise EverybertError(f"{path}:{number}: {len(rows[-1])} columns, {width} expected: {remedy}")
+        elif rows:
             found = True
-            yield held
-            held = []
+            yield rows
+            rows = []
     if not found:
         raise EverybertError(f"{path} has no sentences: they are lines of columns, separated by blank lines")
 
@@ -487,7 +479,11 @@ def read_squad(path: str | Path) -> list[dict[str, Any]]:
 
     `answers` is a list of {"text", "answer_start"}, empty where there is no answer.
     """
-    path = Path(path)
+    return squad_questions(read_records(path), path)
+
+
+def squad_questions(articles: Iterable[dict[str, Any]], where: str | Path) -> list[dict[str, Any]]:
+    """The questions of the articles of a SQuAD file."""
     try:
         found = [
             {
@@ -496,14 +492,12 @@ def read_squad(path: str | Path) -> list[dict[str, Any]]:
                 "context": paragraph["context"],
                 "answers": [{k: a[k] for k in ("text", "answer_start")} for a in question.get("answers") or []],
             }
-            for article in json.loads(_read_text(path, "strict", ReadReport()))["data"]
+            for article in articles
             for paragraph in article["paragraphs"]
             for question in paragraph["qas"]
         ]
-    except json.JSONDecodeError as error:
-        raise EverybertError(f"{path} is not JSON ({error}): fix the file") from None
     except (KeyError, TypeError) as error:
-        raise EverybertError(f"{path} is not a SQuAD file ({error} is missing): it needs data and paragraphs") from None
+        raise EverybertError(f"{where} is not a SQuAD file ({error} is missing): it needs paragraphs") from None
     if not found:
-        raise EverybertError(f"{path} has 0 questions: is it a SQuAD file?")
+        raise EverybertError(f"{where} has 0 questions: is it a SQuAD file?")
     return found
