@@ -72,8 +72,7 @@ class TextTask(Task):
 
     def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Text]) -> Features:
         """Windows of each text or pair."""
-        texts = [t if isinstance(t, str) else (t[0], t[1]) for t in inputs]
-        return text_features(tokenizer, config, texts, self.window)
+        return text_features(tokenizer, config, inputs, self.window)
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """The loss of each example's combined logits, by the form of the targets."""

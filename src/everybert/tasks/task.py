@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from operator import index
-from typing import Any, ClassVar, NamedTuple, Self, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_type_hints
 
 import numpy as np
 import torch
@@ -146,6 +146,11 @@ class Features(Inputs):
         """The same sequences with more targets."""
         return replace(self, targets=self.targets | targets)
 
+    def grouped(self, counts: Sequence[int]) -> "Features":
+        """With one sequence per input: the next `counts[i]` inputs as example i."""
+        cut = np.add.reduceat(self.cut, np.cumsum([0, *counts[:-1]])).tolist()
+        return replace(self, example_S=np.repeat(np.arange(len(counts)), counts), cut=cut, most=1 << 30)
+
     def combine(self, outputs: Sequence[np.ndarray]) -> np.ndarray:
         """(E, C): the weighted mean over the sequences of each example, as `combine` has it in training."""
         total = np.zeros((len(self), *outputs[0].shape), dtype=np.float64)
@@ -177,21 +182,26 @@ def lay(
 def text_features(
     tokenizer: Tokenizer,
     config: EncoderConfig,
-    texts: Sequence[str | tuple[str, str]],
+    texts: Sequence[str | Sequence[str]],
     window: WindowConfig,
-    mark_first: bool = True,
+    marked: Literal["first", "second", "none"] = "first",
 ) -> Features:
-    """Texts and pairs of any length. `mark_first` makes [CLS] global for Longformer."""
+    """Texts and pairs of any length. For Longformer, [CLS] is global, or the tokens of the second text, or none."""
     first = tokenizer.ids_batch([t if isinstance(t, str) else t[0] for t in texts], specials=False)
     second = iter(tokenizer.ids_batch([t[1] for t in texts if not isinstance(t, str)], specials=False))
-    examples, cut = [], []
+    examples: list[list[Encoded]] = []
+    cut = []
     for text, a in zip(texts, first):
         b = None if isinstance(text, str) else next(second)
-        parts, lost = cover_pair(a, b, tokenizer.single_special if b is None else tokenizer.pair_special, window)
+        special = tokenizer.single_special if b is None else tokenizer.pair_special
+        parts, lost = cover_pair(a, b, special, window)
         cut.append(lost)
         total = sum(weight for *_, weight in parts)
-        marks = (0,) if mark_first else ()
-        examples.append([Encoded(*tokenizer.build(x, y), marks, weight / total) for x, y, weight in parts])
+        examples.append([])
+        for x, y, weight in parts:
+            ids, segments = tokenizer.build(x, y)
+            marks = {"first": range(1), "second": range(len(x) + special - 1, len(ids)), "none": ()}[marked]
+            examples[-1].append(Encoded(ids, segments, marks, weight / total))
     return replace(lay(examples, config, window.size, cut), most=MOST_WINDOWS)
 
 
