@@ -13,9 +13,9 @@ import logging
 import re
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -24,7 +24,6 @@ from everybert.errors import EverybertError
 
 Errors = Literal["strict", "replace"]
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "zstandard"}
-RECORD_KINDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather", ".xlsx")
 TEXT_KINDS = (".txt", ".text", ".md", ".raw", ".tok", ".tokens", "")
 TEXT_COLUMNS = ("text", "content", "body", "article", "document", "raw_content", "sentence", "sentence1")
 CONLLU_FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
@@ -48,7 +47,6 @@ class ReadReport:
     replaced: int = 0  # undecodable bytes and NULs replaced by U+FFFD
     cut: int = 0  # splits of documents that are too long
     duplicates: int = 0  # documents left out because the same text came before
-    bad: list[str] = field(default_factory=list)  # records left out, as "file:line: reason"
 
 
 def expand(paths: Iterable[str | Path] | str | Path) -> list[Path]:
@@ -92,9 +90,17 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     if str(path) == "-":
         yield sys.stdin.buffer
         return
+    name = COMPRESSIONS.get(path.suffix.lower())
+    try:
+        library: Any = importlib.import_module(name) if name else None
+    except ImportError as error:
+        raise EverybertError(f"reading this file needs {name}: pip install {name}") from error
     try:
         with path.open("rb") as raw:
-            yield _decompress(raw, COMPRESSIONS.get(path.suffix.lower()))
+            if name == "zstandard":
+                yield io.BufferedReader(library.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
+            else:
+                yield library.open(raw) if library else raw
     except Exception as error:  # each compression has an error type of its own
         damage = isinstance(error, OSError | EOFError) or type(error).__name__ in ("error", "LZMAError", "ZstdError")
         if not damage:
@@ -102,18 +108,6 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         reason = getattr(error, "strerror", None)
         remedy = "check the path and its permissions" if reason else "it may be damaged or cut short"
         raise EverybertError(f"{path} cannot be read ({reason or error}): {remedy}") from error
-
-
-def _decompress(raw: IO[bytes], module: str | None) -> IO[bytes]:
-    if module is None:
-        return raw
-    try:
-        library = importlib.import_module(module)
-    except ImportError as error:
-        raise EverybertError(f"reading this file needs {module}: pip install {module}") from error
-    if module == "zstandard":
-        return io.BufferedReader(library.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
-    return library.open(raw)
 
 
 def decode(data: bytes, path: Path, at: int, errors: Errors, report: ReadReport) -> str:
@@ -207,30 +201,22 @@ def read_documents(
 
 
 def _text_documents(path: Path, separator: re.Pattern[str], errors: Errors, report: ReadReport) -> Iterator[str]:
-    held: list[str] = []  # the current document
-    size, continues = 0, False
-    for block, continues_next in blocks(path, errors, report, LONGEST):
-        # A block starts a line. The line end put before it lets a blank first line end the current document.
-        first, *others = separator.split(block if continues else "\n" + block)
-        first = first if continues else first[1:]
-        continues = continues_next
-        for text in others:
-            yield "".join([*held, first])
-            held, size, first = [], 0, text
-        if held and size + len(first) > LONGEST:
+    held = ""  # the current document
+    for block, _ in blocks(path, errors, report, LONGEST):
+        if len(held) > LONGEST:
             if not report.cut:
                 log.warning("%s: a document of more than %d characters is split", path, LONGEST)
             report.cut += 1
-            yield "".join(held)
-            held, size = [], 0
-        held.append(first)
-        size += len(first)
-    yield "".join(held)
+            yield held
+            held = ""
+        *whole, held = separator.split(held + block)
+        yield from whole
+    yield held
 
 
 def _column(path: Path, column: str | None, errors: Errors, report: ReadReport) -> Iterator[str]:
     """The text column of a file of records."""
-    for number, record in enumerate(read_records(path, errors=errors, report=report), 1):
+    for number, record in enumerate(read_records(path, errors, report), 1):
         column = column or guess_column(record, path)
         if not isinstance(record.get(column, 0), str | None):
             found = type(record[column]).__name__ if column in record else f"missing, it has {', '.join(record)}"
@@ -256,45 +242,21 @@ Rows = Iterator[tuple[int, dict[str, Any] | str]]
 
 
 def read_records(
-    path: str | Path, *, skip_bad: bool | None = None, errors: Errors = "strict", report: ReadReport | None = None
+    path: str | Path, errors: Errors = "strict", report: ReadReport | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The records of a csv, tsv, jsonl, json, parquet, arrow, feather or xlsx file.
-
-    A bad line is an error, or with `skip_bad` is left out and listed in `report.bad`; None means that the user has no
-    such choice.
-    """
-    path, report = Path(path), report or ReadReport()
-    for place, record in read_rows(path, errors, report):
-        if isinstance(record, dict):
-            yield record
-        elif skip_bad:
-            report.bad.append(f"{path}:{place}: {record}")
-        else:
-            choice = "" if skip_bad is None else ", or leave it out with --skip-bad"
-            raise EverybertError(f"{path}:{place}: {record}: fix the line{choice}")
-    if report.bad:
-        log.warning("%s: %d bad lines left out, the first at %s", path, len(report.bad), report.bad[0])
+    """The records of a csv, tsv, jsonl, json, parquet, arrow, feather or xlsx file; a bad line is an error."""
+    for place, record in read_rows(Path(path), errors, report):
+        if isinstance(record, str):
+            raise EverybertError(f"{path}:{place}: {record}: fix the line")
+        yield record
 
 
 def read_rows(path: Path, errors: Errors = "strict", report: ReadReport | None = None) -> Rows:
     """The records of a file with their places; a bad line has the reason instead of a record."""
-    report = report or ReadReport()
-    match kind(path):
-        case ".csv" | ".tsv":
-            rows = _table_rows(path, errors, report)
-        case ".jsonl" | ".ndjson":
-            rows = _jsonl_rows(path, errors, report)
-        case ".json":
-            rows = _json_rows(path, errors, report)
-        case ".parquet" | ".arrow" | ".feather":
-            rows = _arrow_rows(path)
-        case ".xlsx":
-            rows = _excel_rows(path)
-        case _:
-            known = ", ".join(RECORD_KINDS)
-            raise EverybertError(f"{path}: records are read from {known}: rename or convert the file")
+    if kind(path) not in RECORD_KINDS:
+        raise EverybertError(f"{path}: records are read from {', '.join(RECORD_KINDS)}: rename or convert the file")
     place = 0
-    for place, record in rows:
+    for place, record in RECORDS[kind(path)](path, errors, report or ReadReport()):
         yield place, record
     if not place:
         raise EverybertError(f"{path} has no records: check the file")
@@ -370,8 +332,12 @@ def _object(record: Any) -> dict[str, Any] | str:
 
 def _json_rows(path: Path, errors: Errors, report: ReadReport) -> Rows:
     """A list of objects, an object with such a list under "data", or JSON lines in a .json file."""
+    with open_bytes(path) as stream:
+        data = stream.read(WHOLE + 1)
+    if len(data) > WHOLE:
+        raise EverybertError(f"{path} has more than {WHOLE >> 20} MB of JSON: convert it to jsonl, a record per line")
     try:
-        whole = json.loads(_read_text(path, errors, report))
+        whole = json.loads(decode(data, path, 0, errors, report))
     except (ValueError, RecursionError) as error:
         if str(error).startswith("Extra data"):
             yield from _jsonl_rows(path, errors, ReadReport())
@@ -385,15 +351,7 @@ def _json_rows(path: Path, errors: Errors, report: ReadReport) -> Rows:
         yield number, _object(record)
 
 
-def _read_text(path: Path, errors: Errors, report: ReadReport) -> str:
-    with open_bytes(path) as stream:
-        data = stream.read(WHOLE + 1)
-    if len(data) > WHOLE:
-        raise EverybertError(f"{path} has more than {WHOLE >> 20} MB of JSON: convert it to jsonl, a record per line")
-    return decode(data, path, 0, errors, report)
-
-
-def _arrow_rows(path: Path) -> Rows:
+def _arrow_rows(path: Path, *_: Any) -> Rows:
     """The rows of a parquet file, or of an Arrow file (.arrow, .feather) in either of its two formats."""
     name = kind(path).removeprefix(".")
     try:
@@ -416,7 +374,7 @@ def _arrow_rows(path: Path) -> Rows:
             raise EverybertError(f"{path} cannot be read as {name} ({error}): it may be damaged") from error
 
 
-def _excel_rows(path: Path) -> Rows:
+def _excel_rows(path: Path, *_: Any) -> Rows:
     """The rows of a workbook with one sheet, by pandas and openpyxl; cells as text."""
     try:
         from pandas import read_excel
@@ -431,6 +389,17 @@ def _excel_rows(path: Path) -> Rows:
     if len(filled) > 1:
         raise EverybertError(f"{path} has {len(filled)} sheets ({', '.join(sheets)}): save the one to read as csv")
     yield from enumerate((row for sheet in filled for row in sheet.to_dict("records")), 2)
+
+
+RECORDS: dict[str, Callable[[Path, Errors, ReadReport], Rows]] = {
+    **dict.fromkeys((".jsonl", ".ndjson"), _jsonl_rows),
+    ".json": _json_rows,
+    **dict.fromkeys((".csv", ".tsv"), _table_rows),
+    **dict.fromkeys((".parquet", ".arrow", ".feather"), _arrow_rows),
+    ".xlsx": _excel_rows,
+}
+"""How the records of each kind of file are read."""
+RECORD_KINDS = tuple(RECORDS)
 
 
 # ── task files: CoNLL columns, CoNLL-U trees, SQuAD questions ───────────────────────────────────────────────
