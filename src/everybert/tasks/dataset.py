@@ -373,22 +373,21 @@ def read_classes(
     source: Source, columns: Columns = None, skip_bad: bool = False, multi: bool | None = None
 ) -> Examples:
     """Texts or pairs with their label, or all their labels if these are lists, or `multi` is set ("a|b" is split)."""
-    examples = read_labelled(source, columns, skip_bad, NAMES["labels"], lambda value: split_labels(value, multi))
+
+    def target(value: Any) -> str | tuple[str, ...]:
+        listed = isinstance(value, list | tuple | set)
+        if multi and isinstance(value, str):
+            value, listed = [part for part in value.replace(";", "|").split("|") if part.strip()], True
+        names = [label_name(v) or "" for v in (value if listed else [value])]
+        if not all(names):
+            raise RowError("the label is missing" if len(names) == 1 else f"one of the labels is missing ({value!r})")
+        return tuple(names) if multi or (listed and multi is None) else "|".join(names)
+
+    examples = read_labelled(source, columns, skip_bad, NAMES["labels"], target)
     several = [isinstance(names, tuple) for names in examples.targets]
     if any(several) and not all(several):
         raise EverybertError(f"{examples.where}: some labels are lists, others are not; make them all lists")
     return examples
-
-
-def split_labels(value: Any, multi: bool | None = None) -> str | tuple[str, ...]:
-    """A label; or several, of a list, or with `multi` of "a|b" or "a;b"."""
-    listed = isinstance(value, list | tuple | set)
-    if multi and isinstance(value, str):
-        value, listed = [part for part in value.replace(";", "|").split("|") if part.strip()], True
-    names = [label_name(v) for v in (value if listed else [value])]
-    if not all(names):
-        raise RowError("the label is missing" if len(names) == 1 else f"one of the labels is missing ({value!r})")
-    return tuple(map(str, names)) if multi or (listed and multi is None) else "|".join(map(str, names))
 
 
 # ── sentences of tagged words ────────────────────────────────────────────────────────────────────────────────
@@ -491,37 +490,28 @@ def read_questions(source: Source, columns: Columns = None, skip_bad: bool = Fal
     pick, answers = question_reader(table), table.need("answers", NAMES["answers"])
 
     def target(row: Row, given: Question) -> tuple[Gold, ...]:
-        return tuple(_placed(gold, given.context) for gold in _golds(row.get(answers), row.get("answer_start")))
+        return tuple(_golds(row.get(answers), row.get("answer_start"), given.context))
 
     return table.collect(pick, target, skip_bad)
 
 
-def _golds(value: Any, start: Any) -> list[tuple[str, Any]]:
-    """(text, start) of each answer, in any of the usual forms."""
-    if value is None or value == "":
-        return []
-    if isinstance(value, str):
-        return [(value, start)]
+def _golds(value: Any, start: Any, context: str) -> Iterator[Gold]:
+    """The answers in any of the usual forms, each with its place in the context, checked."""
     if isinstance(value, Mapping):  # {"text": [...], "answer_start": [...]}, or one answer
-        texts, starts = value.get("text", []), value.get("answer_start")
-        if isinstance(texts, str):
-            return _golds(texts, starts)
-        return [(str(t), s) for t, s in zip(texts, list(starts) if starts is not None else [None] * len(texts))]
-    return [pair for item in value for pair in _golds(item, None)]
-
-
-def _placed(gold: tuple[str, Any], context: str) -> Gold:
-    """An answer with its place in the context, checked."""
-    text, start = gold
-    if start is None or start == "":
-        start = context.find(text)
-        if start < 0:
-            raise RowError(f"the answer {text!r} is not in the context")
-    start = int(start)
-    there = context[max(start, 0) : max(start, 0) + len(text)]
-    if start < 0 or there != text:
-        raise RowError(f"the answer {text!r} is not at {start}, where the context has {there!r}")
-    return Gold(text, start)
+        value, start = value.get("text", []), value.get("answer_start")
+    if value is None or value == "":
+        return
+    if not isinstance(value, str):
+        for one, at in zip(value, [None] * len(value) if start is None else start):
+            yield from _golds(one, at, context)
+        return
+    at = context.find(value) if start is None or start == "" else int(start)
+    if at < 0 and start in (None, ""):
+        raise RowError(f"the answer {value!r} is not in the context")
+    there = context[max(at, 0) : max(at, 0) + len(value)]
+    if at < 0 or there != value:
+        raise RowError(f"the answer {value!r} is not at {at}, where the context has {there!r}")
+    yield Gold(value, at)
 
 
 # ── prompts with endings; pairs and triplets ─────────────────────────────────────────────────────────────────
