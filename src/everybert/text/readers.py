@@ -135,35 +135,36 @@ def decode(data: bytes, path: Path, at: int, errors: Errors, report: ReadReport)
     return text
 
 
-def blocks(path: Path, errors: Errors, report: ReadReport, limit: int) -> Iterator[tuple[str, bool]]:
-    """The text of a file in blocks of whole lines, and whether the last line continues in the next block.
+def blocks(path: Path, errors: Errors, report: ReadReport, limit: int) -> Iterator[str]:
+    """The text of a file in blocks of whole lines; only a line longer than `limit` bytes is split.
 
-    Only a line longer than `limit` bytes is split. \\r\\n is read as \\n.
+    \\r\\n is read as \\n.
     """
     with open_bytes(path) as stream:
         at, held = 0, b""
         while data := held + stream.read(BLOCK):
             rest = b"" if data.endswith(b"\n") else stream.readline(limit)
             data += rest
-            end, continues = len(data), len(rest) == limit and not rest.endswith(b"\n")
-            if continues:  # split at a space, else between two characters of UTF-8
+            end = len(data)
+            if len(rest) == limit and not rest.endswith(b"\n"):  # at a space, else between two characters of UTF-8
                 starts = (i for i in range(end - 1, 0, -1) if data[i] & 0xC0 != 0x80)
                 end = data.rfind(b" ", end - limit) + 1 or next(starts, end)
-            yield decode(data[:end], path, at, errors, report).replace("\r\n", "\n"), continues
+            yield decode(data[:end], path, at, errors, report).replace("\r\n", "\n")
             at, held = at + end, data[end:]
 
 
 def lines(path: Path, errors: Errors = "strict", report: ReadReport | None = None) -> Iterator[tuple[int, str]]:
     """The lines of a file, numbered from 1, without line ends."""
-    number = 0
-    for text, continues in blocks(path, errors, report or ReadReport(), LINE):
-        if continues:
-            number += text.count("\n") + 1
-            raise EverybertError(f"{path}: line {number} is longer than {LINE >> 20} MB: split it")
-        found = text.split("\n")
-        for line in found if found[-1] else found[:-1]:
+    number, last = 0, ""
+    for text in blocks(path, errors, report or ReadReport(), LINE):
+        if last:  # the block before ended within a line
+            raise EverybertError(f"{path}: line {number + 1} is longer than {LINE >> 20} MB: split it")
+        *found, last = text.split("\n")
+        for line in found:
             number += 1
             yield number, line.rstrip("\r")
+    if last:
+        yield number + 1, last.rstrip("\r")
 
 
 # ── documents ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,7 +203,7 @@ def read_documents(
 
 def _text_documents(path: Path, separator: re.Pattern[str], errors: Errors, report: ReadReport) -> Iterator[str]:
     held = ""  # the current document
-    for block, _ in blocks(path, errors, report, LONGEST):
+    for block in blocks(path, errors, report, LONGEST):
         if len(held) > LONGEST:
             if not report.cut:
                 log.warning("%s: a document of more than %d characters is split", path, LONGEST)
