@@ -323,7 +323,7 @@ def test_bad_classification_rows(rows, message):
 def test_missing_columns(tmp_path):
     with pytest.raises(EverybertError, match="no column for the label"):
         Classify.read(write(tmp_path / "a.csv", "text,other", "x,y"))
-    with pytest.raises(EverybertError, match="which column is the text"):
+    with pytest.raises(EverybertError, match="no column for the text"):
         Classify.read(write(tmp_path / "b.csv", "foo,bar,label", "x,y,1"))
     with pytest.raises(EverybertError, match="no records"):
         Classify.read(write(tmp_path / "c.csv", "text,label"))

@@ -10,7 +10,7 @@ Legend: B sequences (windows), n tokens of one window, m tokens of a context, k 
 import re
 import string
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -181,13 +181,11 @@ class AnswerQuestions(Task):
             found = best_spans(passage, outputs, self.longest, max(BEST, top))
             yield self.answers(found, given[1], top, cut)
 
-    def explained(
-        self, network: Network, tokenizer: Tokenizer, given: str | Sequence[str], encoding: Encoding, label: str | None
-    ) -> tuple[Explained, str]:
+    def explained(self, predict: Callable[..., Any], encoding: Encoding, label: str | None) -> Explained:
         """The log-probability of the best answer's first and last token, ln p(start) + ln p(end)."""
-        if isinstance(given, str):
+        if 1 not in encoding.sequence:
             raise EverybertError("an answer is explained with its context: give the question, and pair=the context")
-        (answers,) = self.predict(network, tokenizer, [given], top=2)
+        answers = next(predict(top=2))
         best = next((answer for answer in answers if answer.text), None)
         if best is None:
             raise EverybertError("the model finds no answer in this text, so there is nothing to explain")
@@ -208,8 +206,8 @@ class AnswerQuestions(Task):
     def as_columns(self, prediction: list[Answer], scores: bool = False) -> dict[str, Any]:
         """The best answer, its place and probability."""
         best = prediction[0]
-        probability = round(best.score, DIGITS)
-        return {"prediction": best.text, "start": best.start, "end": best.end, "probability": probability}
+        where = {"start": best.start, "end": best.end}
+        return {"prediction": best.text, **where, "probability": round(best.score, DIGITS)}
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """exact and f1; if some questions have no answer, also best_exact and best_f1 at their best thresholds."""

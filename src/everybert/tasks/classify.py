@@ -8,7 +8,7 @@ Legend: B sequences, E examples, C labels of the head, L labels of a zero-shot p
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -209,13 +209,10 @@ class Classify(TextTask):
             for p_L, cut in zip(p_EL, cuts):
                 yield prediction(labels, p_L, self.threshold if multi else None, int(cut))
 
-    def explained(
-        self, network: Network, tokenizer: Tokenizer, given: Text, encoding: Encoding, label: str | None
-    ) -> tuple[Explained, str]:
+    def explained(self, predict: Callable[..., Any], encoding: Encoding, label: str | None) -> Explained:
         """The log-odds of a label, ln p / (1 − p); by default of the most probable one."""
         if label is None:
-            (predicted,) = self.predict(network, tokenizer, [given])
-            label = predicted.label
+            label = next(predict()).label
         if label not in self.labels:
             raise EverybertError(f"there is no label {label!r}; the model's labels are {', '.join(self.labels)}")
         at = self.labels.index(label)
@@ -298,9 +295,7 @@ class Regress(TextTask):
         guess = self.example_logits(network, features)[:, 0] * self.scale + self.shift
         return metrics.regression_scores(np.asarray(examples.targets), guess)
 
-    def explained(
-        self, network: Network, tokenizer: Tokenizer, given: Text, encoding: Encoding, label: str | None
-    ) -> tuple[Explained, str]:
+    def explained(self, predict: Callable[..., Any], encoding: Encoding, label: str | None) -> Explained:
         """The output itself."""
         return lambda logits_KC: logits_KC[:, 0], "the number predicted, as the head gives it"
 

@@ -125,10 +125,7 @@ class Table:
             if all(name.lower() in lower for name in names):
                 return [lower[name.lower()] for name in names]
         strings = [name for name in first if isinstance(first[name], str)]
-        if len(strings) == 1:
-            return strings
-        remedy = "name it: --columns text=NAME"
-        raise EverybertError(f"{self.where}: which column is the text? It has {self.names}; {remedy}")
+        return strings if len(strings) == 1 else [self.need("text", ())]
 
     def collect(
         self, pick: Callable[[Row], Any], target: Callable[[Row, Any], Any], skip_bad: bool, read: Iterable[str] = ()
@@ -255,13 +252,10 @@ def _texts(given: Any) -> Iterator[str]:
 def cell(row: Row, column: str) -> str:
     """A cell as text."""
     value = row.get(column)
-    if isinstance(value, str):
-        return value
-    if value is None or value != value:  # NaN
-        raise RowError(f"the column {column!r} has no text")
-    if isinstance(value, int | float):
+    if isinstance(value, str | int | float) and value == value:  # not NaN
         return str(value)
-    raise RowError(f"the column {column!r} holds a {type(value).__name__}, not text")
+    why = "has no text" if value is None or value != value else f"holds a {type(value).__name__}, not text"
+    raise RowError(f"the column {column!r} {why}")
 
 
 def text_reader(table: Table) -> Callable[[Row], str]:
@@ -287,9 +281,7 @@ def question_reader(table: Table) -> Callable[[Row], Question]:
 def choice_reader(table: Table) -> Callable[[Row], tuple[str, list[str]]]:
     """Reads a prompt and its endings: one column with a list, or numbered ones (ending0, ending1 …)."""
     prompt, listed = table.need("text", NAMES["prompts"]), table.find("endings", NAMES["endings"])
-    endings = [listed] if listed else _numbered(table, "ending|choice|option")
-    if not endings:
-        table.need("endings", ())
+    endings = [listed] if listed else _numbered(table, "ending|choice|option") or [table.need("endings", ())]
     return lambda row: (cell(row, prompt), _many(row, endings))
 
 

@@ -31,8 +31,8 @@ DIGITS = 5
 """Of a probability in a table: the other sequences of a batch change the seventh."""
 MOST_WINDOWS = 16
 """Windows of one example that a training step reads, spread evenly; prediction reads all."""
-Explained = Callable[[Tensor], Tensor]
-"""(K, C) or (K, n, C) logits of K points → (K): the value that attribution explains."""
+Explained = tuple[Callable[[Tensor], Tensor], str]
+"""What attribution explains: a value (K) of K points' logits (K, C) or (K, n, C), and its name."""
 
 
 # ── sequences ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -263,15 +263,11 @@ def batch(
     if fill is not None:
         gap = fill - len(ragged.tokens_T) % fill
         ragged = replace(ragged.padded(gap, gap, pad_id), max_length=max(features.size, fill))
-        for name in features.targets:  # −100 and −1 mark no label and no position
-            if name[-1] != "E":
-                targets[name] = _pad(targets[name], gap, -100) if name[-1] == "T" else _pad(targets[name], 1, -1)
+        for name in (name for name in features.targets if name[-1] != "E"):
+            count, none = (gap, -100) if name[-1] == "T" else (1, -1)  # no label, no position
+            targets[name] = np.concatenate((targets[name], np.full_like(targets[name][:1], none).repeat(count, 0)))
     tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in targets.items()}
     return replace(ragged, targets=TaskTargets(counts=tuple(counts.tolist()), share=torch.tensor(share), **tensors))
-
-
-def _pad(x: np.ndarray, count: int, value: int) -> np.ndarray:
-    return np.concatenate((x, np.full((count, *x.shape[1:]), value, dtype=x.dtype)))
 
 
 def targets_of(batch: Ragged) -> TaskTargets:
@@ -466,10 +462,8 @@ class Task(ABC):
         """A prediction as columns of a table; `scores` adds the probability of every label."""
         return {"prediction": round(prediction, DIGITS) if isinstance(prediction, float) else prediction}
 
-    def explained(
-        self, network: Network, tokenizer: Tokenizer, given: Any, encoding: Encoding, label: str | None
-    ) -> tuple[Explained, str]:
-        """What attribution explains in the prediction for one input: a function of the head's logits, and its name."""
+    def explained(self, predict: Callable[..., Any], encoding: Encoding, label: str | None) -> Explained:
+        """What attribution explains in the prediction for one input; `predict` gives the prediction."""
         raise EverybertError(f"attribution explains classify, regress, rank and answer, not {self.name}")
 
     @classmethod
