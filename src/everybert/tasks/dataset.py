@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -140,7 +141,8 @@ class Table:
                 if isinstance(row, str):
                     raise RowError(row)
                 given = pick(row)
-                if not all(text.strip() for text in _texts(given)):
+                parts = [given] if isinstance(given, str) else given
+                if not all(t.strip() for part in parts for t in ([part] if isinstance(part, str) else part)):
                     raise RowError("one of its texts is empty")
                 found = target(row, given)
             except (ValueError, TypeError, LookupError) as error:  # a RowError is a ValueError
@@ -237,15 +239,6 @@ def _named(value: Any, feature: Any) -> Any:
     return value if names is None or not isinstance(value, int) else names[value] if value >= 0 else None
 
 
-def _texts(given: Any) -> Iterator[str]:
-    """The texts of an input."""
-    if isinstance(given, str):
-        yield given
-    else:
-        for part in given:
-            yield from _texts(part)
-
-
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -322,13 +315,11 @@ def as_texts(given: Any, pairs: bool = True) -> list[Any]:
 def _text_columns(first: Row, pairs: bool) -> list[str]:
     """The only column of a table, or the first if they have no names, or those with the usual names of texts."""
     names = list(first) if isinstance(first, Mapping) else []  # a table of an unknown kind has no rows
-    try:
+    with suppress(EverybertError):
         if len(names) > 1 and any(isinstance(name, str) for name in names):
             names = Table([dict(first)], "the table").texts()
         if 1 <= len(names) <= 1 + pairs:
             return names
-    except EverybertError:
-        pass
     has = f" with {', '.join(map(str, first))[:80]}" if isinstance(first, Mapping) else ""
     raise EverybertError(f"a table{has} is no list of texts; give a list, or the column of texts")
 

@@ -81,10 +81,12 @@ class Tag(Task):
         counts = Counter(t for tags in examples.targets for t in tags)
         if labels is None:
             dataset.check_labels(counts, counts.total(), examples.where)
-        order = tuple(labels) if labels is not None else tuple(_order(counts, wording.find_scheme(counts)))
-        dataset.label_ids(sorted(counts), order, examples.where)
+            scheme, kinds = wording.find_scheme(counts), sorted({t[2:] for t in counts if t != "O"})
+            by_kind = ["O", *(f"{p}-{k}" for k in kinds for p in ("BI" if scheme == "BIO" else "BIES"))]
+            labels = dataset.order_labels(counts) if scheme == "plain" else by_kind
+        dataset.label_ids(sorted(counts), labels, examples.where)
         splitter = wording.learn_splitter(examples.inputs)
-        return {"labels": order, "scheme": wording.find_scheme(order), "splitter": splitter}
+        return {"labels": tuple(labels), "scheme": wording.find_scheme(labels), "splitter": splitter}
 
     def known_metrics(self) -> tuple[str, ...]:
         """Plain labels have no entities to score."""
@@ -204,14 +206,6 @@ class Tag(Task):
         number = {label: i for i, label in enumerate(self.labels)}
         flat = [np.array([number[t] for tags in side for t in tags]) for side in (examples.targets, guess)]
         return metrics.classification_scores(flat[0], flat[1], len(self.labels))
-
-
-def _order(counts: Counter[str], scheme: str) -> list[str]:
-    """O first, then the tags of each entity together."""
-    if scheme == "plain":
-        return dataset.order_labels(counts)
-    kinds = sorted({t[2:] for t in counts if t != "O"})
-    return ["O", *(f"{p}-{k}" for k in kinds for p in ("BI" if scheme == "BIO" else "BIES"))]
 
 
 def _joined(words: Sequence[str]) -> tuple[str, list[Word]]:

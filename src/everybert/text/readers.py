@@ -216,24 +216,18 @@ def _text_documents(path: Path, separator: re.Pattern[str], errors: Errors, repo
 
 
 def _column(path: Path, column: str | None, errors: Errors, report: ReadReport) -> Iterator[str]:
-    """The text column of a file of records."""
+    """A column of a file of records; None is the first with a usual name, else the only column of strings."""
     for number, record in enumerate(read_records(path, errors, report), 1):
-        column = column or guess_column(record, path)
+        if column is None:
+            strings = [name for name, value in record.items() if isinstance(value, str)]
+            names = [name for name in TEXT_COLUMNS if name in strings][:1] or strings
+            if len(names) != 1:
+                raise EverybertError(f"{path}: which column is the text? It has {', '.join(record)}: pass --column")
+            column = names[0]
         if not isinstance(record.get(column, 0), str | None):
             found = type(record[column]).__name__ if column in record else f"missing, it has {', '.join(record)}"
             raise EverybertError(f"{path}, record {number}: column {column!r} is no text ({found}): pass --column")
         yield record[column] or ""
-
-
-def guess_column(record: dict[str, Any], path: Path) -> str:
-    """The column that most likely holds the text: one with a usual name, else the only column of strings."""
-    strings = [name for name, value in record.items() if isinstance(value, str)]
-    for name in TEXT_COLUMNS:
-        if name in strings:
-            return name
-    if len(strings) == 1:
-        return strings[0]
-    raise EverybertError(f"{path}: which column is the text? It has {', '.join(record)}: pass --column")
 
 
 # ── records ─────────────────────────────────────────────────────────────────────────────────────────────────
