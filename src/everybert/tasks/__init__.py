@@ -13,8 +13,7 @@ from everybert.tasks.rank import Rank
 from everybert.tasks.tag import Tag
 from everybert.tasks.task import Task
 
-KINDS: tuple[type[Task], ...] = (Classify, Regress, Tag, AnswerQuestions, Choose, Embed, Rank)
-TASKS = {task.name: task for task in KINDS}
+TASKS: dict[str, type[Task]] = {t.name: t for t in (Classify, Regress, Tag, AnswerQuestions, Choose, Embed, Rank)}
 
 
 def task_class(name: str) -> type[Task]:

@@ -30,8 +30,6 @@ from everybert.text.windows import Window
 
 BEST = 20
 """Spans of a context among which probabilities are shared out."""
-Threshold = tuple[float, float]
-"""A no-answer threshold, and its mean score."""
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -233,7 +231,7 @@ class AnswerQuestions(Task):
         """Of each question: the gap, the best span's text, and the true answers."""
         outputs = self.run(network, features)
         found = [best_spans(passage, outputs, self.longest, BEST) for passage in features.back]
-        texts = [q.context[slice(*c.spans[0])] if len(c.spans) else "" for c, q in zip(found, examples.inputs)]
+        texts = [text[slice(*c.spans[0])] if len(c.spans) else "" for c, (_, text) in zip(found, examples.inputs)]
         return [c.gap for c in found], texts, [[g.text for g in gold] for gold in examples.targets]
 
 
@@ -250,12 +248,10 @@ def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, bes
     for sequence, lead, w in passage.places:
         start_n, end_n = logits[sequence][:, 0], logits[sequence][:, 1]
         null = min(null, float(start_n[0] + end_n[0]))
-        if w.own_stop == w.own_start:
-            continue
         own = np.arange(w.own_start - w.start, w.own_stop - w.start)
         own = own[first_m[w.start + own]]
         here = np.where(last_m[w.start : w.stop], end_n[lead : lead + w.stop - w.start], -np.inf)
-        ends = np.append(here, np.full(longest - 1, -np.inf))
+        ends = np.append(here, np.full(longest, -np.inf))
         total = np.lib.stride_tricks.sliding_window_view(ends, longest)[own] + start_n[lead + own][:, None]
         flat = total.ravel()
         top = np.argpartition(-flat, best)[:best] if len(flat) > best else np.arange(len(flat))
@@ -263,8 +259,6 @@ def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, bes
         first = w.start + own[top // longest]
         spans.append(np.stack((passage.offsets[first, 0], passage.offsets[first + top % longest, 1]), axis=1))
         scores.append(flat[top])
-    if not spans:
-        return Candidates(np.zeros((0, 2), dtype=np.int64), np.zeros(0), null)
     all_spans, all_scores = np.concatenate(spans), np.concatenate(scores)
     order = np.argsort(-all_scores, kind="stable")[:best]
     return Candidates(all_spans[order], all_scores[order], null)
@@ -299,8 +293,10 @@ def best_over(guess: str, golds: Sequence[str], no_answer: bool = False) -> tupl
     return exact, exact if no_answer and golds == [""] else f1
 
 
-def thresholds(gaps: Sequence[float], guesses: Sequence[str], golds: Sequence[Sequence[str]]) -> list[Threshold]:
-    """SQuAD 2.0's sweep: the thresholds of the best exact match and of the best F1, and these scores.
+def thresholds(
+    gaps: Sequence[float], guesses: Sequence[str], golds: Sequence[Sequence[str]]
+) -> list[tuple[float, float]]:
+    """SQuAD 2.0's sweep: (threshold, mean score) of the best exact match and of the best F1.
 
     A question is answered if its gap is at most the threshold. If it is best never to answer, the threshold is below
     every gap (the script returns 0, as its gaps are probabilities).

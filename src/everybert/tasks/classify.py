@@ -240,7 +240,7 @@ class Classify(TextTask):
             return metrics.multilabel_scores(gold, p_EC >= self.threshold)
         guess = p_EC.argmax(1)
         ece = metrics.calibration_error(p_EC.max(1), guess == gold)
-        return {**metrics.classification_scores(gold, guess, len(self.labels)), "ece": ece}
+        return {**metrics.classification_scores(gold, guess, range(len(self.labels))), "ece": ece}
 
     def confusion(self, network: Network, features: Features) -> np.ndarray | None:
         """(C, C) counts, row the true label; None for multi-label."""

@@ -31,13 +31,6 @@ NAMES: dict[str, Any] = json.loads(Path(__file__).with_name("columns.json").read
 """The usual names of columns, by what they hold; the first that a source has is taken."""
 
 
-class Question(NamedTuple):
-    """A question about a context."""
-
-    question: str
-    context: str
-
-
 class Gold(NamedTuple):
     """A true answer and where it begins in the context."""
 
@@ -265,10 +258,10 @@ def pair_reader(table: Table, taken: Iterable[str] = ()) -> Callable[[Row], str 
     return lambda row: tuple(cell(row, name) for name in texts)
 
 
-def question_reader(table: Table) -> Callable[[Row], Question]:
+def question_reader(table: Table) -> Callable[[Row], tuple[str, str]]:
     """Reads a question and its context."""
     question, context = table.need("question", NAMES["questions"]), table.need("context", NAMES["contexts"])
-    return lambda row: Question(cell(row, question), cell(row, context))
+    return lambda row: (cell(row, question), cell(row, context))
 
 
 def choice_reader(table: Table) -> Callable[[Row], tuple[str, list[str]]]:
@@ -472,8 +465,8 @@ def read_questions(source: Source, columns: Columns = None, skip_bad: bool = Fal
         table = replace(table, rows=readers.squad_questions(table.rows, table.where), places=())
     pick, answers = question_reader(table), table.need("answers", NAMES["answers"])
 
-    def target(row: Row, given: Question) -> tuple[Gold, ...]:
-        return tuple(_golds(row.get(answers), row.get("answer_start"), given.context))
+    def target(row: Row, given: tuple[str, str]) -> tuple[Gold, ...]:
+        return tuple(_golds(row.get(answers), row.get("answer_start"), given[1]))
 
     return table.collect(pick, target, skip_bad)
 

@@ -203,9 +203,8 @@ class Tag(Task):
             guess.append(tags + [self.labels[0]] * (len(gold) - len(tags)))
         if self.scheme != "plain":
             return entity_scores(examples.targets, guess)
-        number = {label: i for i, label in enumerate(self.labels)}
-        flat = [np.array([number[t] for tags in side for t in tags]) for side in (examples.targets, guess)]
-        return metrics.classification_scores(flat[0], flat[1], len(self.labels))
+        flat = [[tag for tags in side for tag in tags] for side in (examples.targets, guess)]
+        return metrics.classification_scores(flat[0], flat[1], self.labels)
 
 
 def _joined(words: Sequence[str]) -> tuple[str, list[Word]]:
