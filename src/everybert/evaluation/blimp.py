@@ -19,8 +19,6 @@ GOOD = ("sentence_good", "good", "good_sentence", "acceptable")
 BAD = ("sentence_bad", "bad", "bad_sentence", "unacceptable")
 CHUNK = 1024
 """Texts whose masked copies are held at once."""
-
-
 Paradigms = dict[tuple[str, str], list[tuple[str, str]]]
 """(good, bad) sentences by phenomenon and paradigm."""
 

@@ -31,7 +31,7 @@ from everybert.files import (
 )
 from everybert.store.hub import resolve
 from everybert.tasks import TASKS
-from everybert.tasks.dataset import RowError, Table
+from everybert.tasks.dataset import Table
 from everybert.text.readers import TEXT_KINDS, expand, kind, lines, read_rows
 
 WRITTEN = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -174,12 +174,12 @@ def read_inputs(
                     raise EverybertError(f"{path}: embed {' or '.join(both)}? Name the column with --text-column")
             try:
                 if isinstance(row, str):
-                    raise RowError(row)
+                    raise EverybertError(row)
                 if even and list(row) != names:
-                    raise RowError(f"it has the columns {', '.join(row)}, not {', '.join(names)}")
+                    raise EverybertError(f"it has the columns {', '.join(row)}, not {', '.join(names)}")
                 yield row, pick(row)
                 found += 1
-            except RowError as error:
+            except EverybertError as error:
                 if not how.skip_bad:
                     raise EverybertError(f"{path}:{number}: {error}; --skip-bad leaves it out") from None
                 bad.append(f"{path}:{number}: {error}")

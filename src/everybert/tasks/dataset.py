@@ -60,10 +60,6 @@ class Examples:
         return replace(self, inputs=[self.inputs[i] for i in which], targets=[self.targets[i] for i in which])
 
 
-class RowError(EverybertError):
-    """Why a row cannot be used."""
-
-
 # ── rows of any source ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -87,16 +83,12 @@ class Table:
             raise EverybertError(f"{self.where} has no usable row; {self.places[0]}: {self.rows[0]}")
         return records[0]
 
-    @property
-    def names(self) -> str:
-        """The names of the columns, for messages."""
-        return ", ".join(map(str, self.first))
-
     def find(self, role: str, names: Sequence[str]) -> str | None:
         """The column for a role: the one the user chose (which must exist), else the first of the usual names."""
         if chosen := (self.columns or {}).get(role):
             if chosen not in self.first:
-                raise EverybertError(f"{self.where} has no column {chosen!r} for the {role}; it has {self.names}")
+                has = ", ".join(map(str, self.first))
+                raise EverybertError(f"{self.where} has no column {chosen!r} for the {role}; it has {has}")
             return chosen
         lower = {str(name).strip().lower(): name for name in self.first}
         return next((lower[name.lower()] for name in names if name.lower() in lower), None)
@@ -105,8 +97,8 @@ class Table:
         """The column for a role, which must exist."""
         column = self.find(role, names)
         if column is None:
-            remedy = f"name it: --columns {role}=NAME"
-            raise EverybertError(f"{self.where} has no column for the {role} (it has {self.names}); {remedy}")
+            has, remedy = ", ".join(map(str, self.first)), f"name it: --columns {role}=NAME"
+            raise EverybertError(f"{self.where} has no column for the {role} (it has {has}); {remedy}")
         return column
 
     def texts(self, taken: Iterable[str] = ()) -> list[str]:
@@ -132,14 +124,15 @@ class Table:
         for place, row in zip(self.places or (f"{self.where}, row {i}" for i in count(1)), self.rows):
             try:
                 if isinstance(row, str):
-                    raise RowError(row)
+                    raise EverybertError(row)
                 given = pick(row)
                 parts = [given] if isinstance(given, str) else given
                 if not all(t.strip() for part in parts for t in ([part] if isinstance(part, str) else part)):
-                    raise RowError("one of its texts is empty")
+                    raise EverybertError("one of its texts is empty")
                 found = target(row, given)
-            except (ValueError, TypeError, LookupError) as error:  # a RowError is a ValueError
-                why = error if isinstance(error, RowError) else f"it cannot be read ({type(error).__name__}: {error})"
+            except (ValueError, TypeError, LookupError) as error:  # an EverybertError is a ValueError
+                told = isinstance(error, EverybertError)
+                why = error if told else f"it cannot be read ({type(error).__name__}: {error})"
                 if not skip_bad:
                     raise EverybertError(f"{place}: {why}; fix the row, or skip such rows with --skip-bad") from None
                 bad.append(f"{place}: {why}")
@@ -241,7 +234,7 @@ def cell(row: Row, column: str) -> str:
     if isinstance(value, str | int | float) and value == value:  # not NaN
         return str(value)
     why = "has no text" if value is None or value != value else f"holds a {type(value).__name__}, not text"
-    raise RowError(f"the column {column!r} {why}")
+    raise EverybertError(f"the column {column!r} {why}")
 
 
 def text_reader(table: Table) -> Callable[[Row], str]:
@@ -281,7 +274,7 @@ def _many(row: Row, columns: Sequence[str]) -> list[str]:
     """The texts of several columns; a cell may hold a list of them."""
     cells = [text for c in columns for text in (row[c] if isinstance(row.get(c), list | tuple) else [cell(row, c)])]
     if not all(isinstance(text, str) for text in cells):
-        raise RowError(f"the column {columns[0]!r} is not a list of texts")
+        raise EverybertError(f"the column {columns[0]!r} is not a list of texts")
     return cells
 
 
@@ -337,7 +330,7 @@ def finite(value: Any) -> float:
             return number
     except (TypeError, ValueError):
         pass
-    raise RowError(f"the target {value!r} is not a finite number")
+    raise EverybertError(f"the target {value!r} is not a finite number")
 
 
 def read_numbers(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
@@ -356,7 +349,7 @@ def read_classes(
             value, listed = [part for part in value.replace(";", "|").split("|") if part.strip()], True
         names = [label_name(v) or "" for v in (value if listed else [value])]
         if not all(names):
-            raise RowError("the label is missing" if len(names) == 1 else f"one of the labels is missing ({value!r})")
+            raise EverybertError(f"the label is missing ({value!r})")
         return tuple(names) if multi or (listed and multi is None) else "|".join(names)
 
     examples = read_labelled(source, columns, skip_bad, NAMES["labels"], target)
@@ -401,13 +394,13 @@ def _tagged(source: Source, columns: Columns, skip_bad: bool) -> Examples:
     def words(row: Row) -> list[str]:
         found = _list(row.get(text))
         if not found or not all(isinstance(w, str) for w in found):
-            raise RowError("the words are missing")
+            raise EverybertError("the words are missing")
         return found
 
     def tags(row: Row, given: list[str]) -> list[str]:
         found = [label_name(tag) for tag in _list(row.get(label))]
         if len(given) != len(found) or not all(found):
-            raise RowError(f"{len(given)} words but {sum(map(bool, found))} tags")
+            raise EverybertError(f"{len(given)} words but {sum(map(bool, found))} tags")
         return [str(tag) for tag in found]
 
     return table.collect(words, tags, skip_bad, [label] if table.places else [])
@@ -439,12 +432,9 @@ def _marked(text: str, spans: Iterable[Any]) -> list[str]:
         start, end, label = (span[k] for k in ("start", "end", "label")) if isinstance(span, Mapping) else span[:3]
         inside = [k for k, w in enumerate(words) if w.end > int(start) and w.start < int(end)]
         if not inside or not 0 <= int(start) < int(end) <= len(text):
-            raise RowError(f"the span {start}–{end} ({label}) lies outside the text, or contains no word")
+            raise EverybertError(f"the span {start}–{end} ({label}) lies outside the text, or contains no word")
         entities.append(Entity(str(label), inside[0], inside[-1] + 1))
-    try:
-        return write_tags(sorted(entities, key=lambda e: e.start), len(words))
-    except EverybertError as error:
-        raise RowError(str(error)) from None
+    return write_tags(sorted(entities, key=lambda e: e.start), len(words))
 
 
 def _list(value: Any) -> list[Any]:
@@ -483,10 +473,10 @@ def _golds(value: Any, start: Any, context: str) -> Iterator[Gold]:
         return
     at = context.find(value) if start is None or start == "" else int(start)
     if at < 0 and start in (None, ""):
-        raise RowError(f"the answer {value!r} is not in the context")
+        raise EverybertError(f"the answer {value!r} is not in the context")
     there = context[max(at, 0) : max(at, 0) + len(value)]
     if at < 0 or there != value:
-        raise RowError(f"the answer {value!r} is not at {at}, where the context has {there!r}")
+        raise EverybertError(f"the answer {value!r} is not at {at}, where the context has {there!r}")
     yield Gold(value, at)
 
 
@@ -500,10 +490,10 @@ def read_choices(source: Source, columns: Columns = None, skip_bad: bool = False
 
     def target(row: Row, given: tuple[str, list[str]]) -> int:
         if len(given[1]) < 2:
-            raise RowError("fewer than two endings")
-        right = label_name(row.get(label)) or ""
-        if not right.isdigit() or int(right) >= len(given[1]):
-            raise RowError(f"the label {row.get(label)!r} is not the number of an ending (0 … {len(given[1]) - 1})")
+            raise EverybertError("fewer than two endings")
+        right, last = label_name(row.get(label)) or "", len(given[1]) - 1
+        if not right.isdigit() or int(right) > last:
+            raise EverybertError(f"the label {row.get(label)!r} is not the number of an ending (0 … {last})")
         return int(right)
 
     return table.collect(pick, target, skip_bad, [label])
@@ -560,7 +550,7 @@ def order_labels(names: Iterable[str]) -> list[str]:
     distinct = set(names)
     try:
         return sorted(distinct, key=finite)
-    except RowError:
+    except EverybertError:
         return sorted(distinct)
 
 
