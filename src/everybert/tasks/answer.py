@@ -30,7 +30,6 @@ from everybert.text.windows import Window
 
 BEST = 20
 """Spans of a context among which probabilities are shared out."""
-PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclass(frozen=True)
@@ -159,25 +158,18 @@ class AnswerQuestions(Task):
 
     # Prediction.
 
-    def answers(self, found: Candidates, context: str, top: int, cut: int = 0) -> list[Answer]:
-        """The best spans with their probabilities; no answer comes first if it wins, else after the best."""
-        logits = np.append(found.scores, found.null) if self.no_answer else found.scores
-        if not len(logits):
-            return [Answer("", 0, 0, 1.0, cut)]
-        p = metrics.softmax(logits)
-        spans = [Answer(context[a:b], int(a), int(b), float(q), cut) for (a, b), q in zip(found.spans, p)]
-        if self.no_answer:
-            at = 0 if found.gap > self.threshold else 1 + sum(s.score > p[-1] for s in spans[1:])
-            spans.insert(at, Answer("", 0, 0, float(p[-1]), cut))
-        return spans[:top]
-
     def decode(
         self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Sequence[str]], top: int = 1
     ) -> Iterator[list[Answer]]:
-        """The `top` best answers to each (question, context)."""
+        """The `top` best answers to each (question, context); no answer comes first if it wins, else after the best."""
         for given, passage, cut in zip(inputs, features.back, features.cut):
             found = best_spans(passage, outputs, self.longest, max(BEST, top))
-            yield self.answers(found, given[1], top, cut)
+            p = metrics.softmax(np.append(found.scores, found.null) if self.no_answer else found.scores)
+            answers = [Answer(given[1][a:b], int(a), int(b), float(q), cut) for (a, b), q in zip(found.spans, p)]
+            if self.no_answer:
+                at = 0 if found.gap > self.threshold else 1 + sum(answer.score > p[-1] for answer in answers[1:])
+                answers.insert(at, Answer("", 0, 0, float(p[-1]), cut))
+            yield answers[:top] or [Answer("", 0, 0, 1.0, cut)]
 
     def explained(self, predict: Callable[..., Any], encoding: Encoding, label: str | None) -> Explained:
         """The log-probability of the best answer's first and last token, ln p(start) + ln p(end)."""
@@ -269,7 +261,7 @@ def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, bes
 
 def normalise(text: str) -> str:
     """Lower case, without ASCII punctuation, without the words a, an, the, with single spaces."""
-    text = text.lower().translate(PUNCTUATION)
+    text = text.lower().translate(str.maketrans("", "", string.punctuation))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 

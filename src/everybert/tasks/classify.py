@@ -136,10 +136,6 @@ class Classify(TextTask):
         """Matthews' correlation is of one label per text."""
         return ("f1", "accuracy", "f1_macro", "f1_micro") if self.multi else self.metrics
 
-    def read_options(self) -> dict[str, Any]:
-        """Whether labels are split."""
-        return {"multi": self.multi}
-
     @property
     def problem_type(self) -> str:
         """As `transformers` calls it."""

@@ -108,10 +108,6 @@ class Tag(Task):
         """JSON values for the model folder; the labels are in config.json too."""
         return super().state() | {"decode": self.decoding, "words": self.splitter.state()}
 
-    def read_options(self) -> dict[str, Any]:
-        """The scheme, if the labels are of one that is written."""
-        return {"scheme": self.scheme} if self.scheme in ("BIO", "BIOES") else {}
-
     # Words to sequences.
 
     def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Words]) -> Features:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
+from inspect import signature
 from operator import index
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_type_hints
 
@@ -378,7 +379,7 @@ class Task(ABC):
 
     def read_options(self) -> dict[str, Any]:
         """Options of `read` under which further data is read as the training data was."""
-        return {}
+        return {name: getattr(self, name) for name in signature(self.read).parameters if name in self.saved}
 
     @property
     def outputs(self) -> int | None:

@@ -81,8 +81,13 @@ class Splitter:
         return found
 
     def _part(self, text: str, a: int, b: int) -> tuple[int, int]:
-        """What to split off text[a:b], which has no white space; (a, b) if it is one word."""
-        if b - a == 1 or self._stands(text, a, b):
+        """What to split off text[a:b], which has no white space; (a, b) if it is one word.
+
+        One word: seen whole in training, an abbreviation (U.S.), an address, or without marks to split off.
+        """
+        word = text[a:b] if b - a <= 2048 else ""
+        seen = word.lower() in self.whole or word.lower() in self.endings
+        if b - a == 1 or seen or ABBREVIATION.fullmatch(word) or ADDRESS.fullmatch(word):
             return a, b
         if is_mark(text[a]):  # a word kept whole (":)"), else the run of this mark
             sizes = range(min(self._longest, b - a), 1, -1)
@@ -102,15 +107,6 @@ class Splitter:
                 if not (text[i] in self.digits and text[i - 1].isdigit() and text[i + 1].isdigit()):
                     return i, RUN.match(text, i, b).end()  # type: ignore[union-attr]
         return a, b
-
-    def _stands(self, text: str, a: int, b: int) -> bool:
-        """Whether a stretch with marks is one word: seen whole in training, an abbreviation (U.S.), or an address."""
-        if b - a > 2048:
-            return False
-        word = text[a:b]
-        low = word.lower()
-        seen = low in self.whole or low in self.endings
-        return seen or bool(ABBREVIATION.fullmatch(word) or ADDRESS.fullmatch(word))
 
     def state(self) -> dict:
         """JSON values for the model folder."""
