@@ -151,11 +151,7 @@ def suggested(model: str | Path, task: str) -> dict[str, Any]:
 
 
 def glue(
-    folder: str | Path,
-    model: str | Path,
-    out: str | Path = "glue",
-    tasks: Sequence[str] | None = None,
-    **settings: Any,
+    folder: str | Path, model: str | Path, out: str | Path = "glue", tasks: Sequence[str] | None = None, **settings: Any
 ) -> tuple[list[GlueResult], list[str]]:
     """Run the tasks present, or those named; returns the results and why tasks were left out. Run again to resume."""
     found = find_tasks(folder)

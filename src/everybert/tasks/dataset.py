@@ -452,7 +452,7 @@ def read_questions(source: Source, columns: Columns = None, skip_bad: bool = Fal
     roles = ("question", "context", "answers")
     table = read_table(source, columns, roles, roles)
     if "paragraphs" in table.first:
-        table = replace(table, rows=readers.squad_questions(table.rows, table.where), places=())
+        table = replace(table, rows=readers.read_squad(table.where, table.rows), places=())
     pick, answers = question_reader(table), table.need("answers", NAMES["answers"])
 
     def target(row: Row, given: tuple[str, str]) -> tuple[Gold, ...]:

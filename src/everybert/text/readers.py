@@ -13,7 +13,7 @@ import logging
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -438,16 +438,11 @@ def _sentences(path: Path, comment: str, width: int, remedy: str) -> Iterator[li
         raise EverybertError(f"{path} has no sentences: they are lines of columns, separated by blank lines")
 
 
-def read_squad(path: str | Path) -> list[dict[str, Any]]:
-    """The questions of a SQuAD 1.1 or 2.0 file: id, question, context, answers.
+def read_squad(path: str | Path, articles: Iterable[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """The questions of a SQuAD 1.1 or 2.0 file, or of its `articles`: id, question, context, answers.
 
     `answers` is a list of {"text", "answer_start"}, empty where there is no answer.
     """
-    return squad_questions(read_records(path), path)
-
-
-def squad_questions(articles: Iterable[dict[str, Any]], where: str | Path) -> list[dict[str, Any]]:
-    """The questions of the articles of a SQuAD file."""
     try:
         found = [
             {
@@ -456,12 +451,12 @@ def squad_questions(articles: Iterable[dict[str, Any]], where: str | Path) -> li
                 "context": paragraph["context"],
                 "answers": [{k: a[k] for k in ("text", "answer_start")} for a in question.get("answers") or []],
             }
-            for article in articles
+            for article in (read_records(path) if articles is None else articles)
             for paragraph in article["paragraphs"]
             for question in paragraph["qas"]
         ]
     except (KeyError, TypeError) as error:
-        raise EverybertError(f"{where} is not a SQuAD file ({error} is missing): it needs paragraphs") from None
+        raise EverybertError(f"{path} is not a SQuAD file ({error} is missing): it needs paragraphs") from None
     if not found:
-        raise EverybertError(f"{where} has 0 questions: is it a SQuAD file?")
+        raise EverybertError(f"{path} has 0 questions: is it a SQuAD file?")
     return found
