@@ -51,13 +51,13 @@ def load_task(
         does = "predicts a number" if own == "regress" else "predicts labels"
         raise EverybertError(f"this model {does}; use {own}, not {name}")
     state: dict[str, Any] = dict(saved) if saved.get("task") == name else {}
-    if task.labelled:
+    if "labels" in task.saved:
         state.setdefault("labels", list(labels or [f"LABEL_{i}" for i in range(int(outputs))]))
         # One output is the logit of one label, which a text has or has not.
         state.setdefault("multi", problem_type == "multi_label_classification" or outputs == 1)
     try:
         made = task.from_state(state, network.config)
-        if task.labelled and not len(made.labels) == len(set(made.labels)) == outputs:
+        if "labels" in task.saved and not len(made.labels) == len(set(made.labels)) == outputs:
             raise ValueError(f"{len(set(made.labels))} different labels, but the head has {outputs} outputs")
     except (KeyError, TypeError, ValueError) as error:
         wrong = f"the folder's settings of {name} cannot be used ({error}); fix everybert.json or config.json"

@@ -201,9 +201,8 @@ class AnswerQuestions(Task):
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """exact and f1; if some questions have no answer, also best_exact and best_f1 at their best thresholds."""
-        gaps, guesses, golds = self._best(network, features, examples)
-        silent = [self.no_answer and gap > self.threshold for gap in gaps]
-        given = ["" if none else guess for none, guess in zip(silent, guesses)]
+        gaps, guesses, golds = zip(*self._best(network, features, examples))
+        given = ["" if self.no_answer and gap > self.threshold else guess for gap, guess in zip(gaps, guesses)]
         pairs = np.array([best_over(guess, gold, self.no_answer) for guess, gold in zip(given, golds)])
         scores = dict(zip(("exact", "f1"), pairs.mean(0).tolist()))
         if self.no_answer:
@@ -215,16 +214,14 @@ class AnswerQuestions(Task):
         """With the no-answer threshold of the best F1."""
         if not self.no_answer:
             return self
-        return replace(self, threshold=thresholds(*self._best(network, features, examples))[1][0])
+        return replace(self, threshold=thresholds(*zip(*self._best(network, features, examples)))[1][0])
 
-    def _best(
-        self, network: Network, features: Features, examples: Examples
-    ) -> tuple[list[float], list[str], list[list[str]]]:
+    def _best(self, network: Network, features: Features, examples: Examples) -> list[tuple[float, str, list[str]]]:
         """Of each question: the gap, the best span's text, and the true answers."""
         outputs = self.run(network, features)
         found = [best_spans(passage, outputs, self.longest, BEST) for passage in features.back]
         texts = [text[slice(*c.spans[0])] if len(c.spans) else "" for c, (_, text) in zip(found, examples.inputs)]
-        return [c.gap for c in found], texts, [[g.text for g in gold] for gold in examples.targets]
+        return [(c.gap, text, [g.text for g in gold]) for c, text, gold in zip(found, texts, examples.targets)]
 
 
 def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, best: int) -> Candidates:

@@ -102,7 +102,6 @@ class Classify(TextTask):
 
     name = "classify"
     metrics = ("accuracy", "f1", "f1_macro", "f1_micro", "matthews")
-    labelled = True
     saved = ("labels", "multi", "temperature", "threshold")
 
     read = staticmethod(dataset.read_classes)

@@ -69,7 +69,6 @@ class Tag(Task):
     head = "tag"
     metrics = ("f1", "precision", "recall", "accuracy", "f1_macro")
     saved = ("labels", "scheme")
-    labelled = True
     chunk = 256
 
     read = staticmethod(dataset.read_tagged)
@@ -173,10 +172,8 @@ class Tag(Task):
             log.warning("%d tokens beyond the window were cut off and not tagged", cut)
         for text in features.back:
             tags, p_n = self.tags(outputs, text)
-            if self.scheme == "plain":
-                found = [Entity(tag, i, i + 1) for i, tag in enumerate(tags) if tag != "O"]
-            else:
-                found = wording.entities(tags)
+            plain = [Entity(tag, i, i + 1) for i, tag in enumerate(tags) if tag != "O"]
+            found = plain if self.scheme == "plain" else wording.entities(tags)
             spans = []
             for label, first, stop in found:
                 start, end = text.words[first].start, text.words[stop - 1].end
@@ -273,12 +270,10 @@ def entity_scores(gold: Sequence[Sequence[str]], guess: Sequence[Sequence[str]])
         guessed.update(e.label for e in b)
         hits.update(e.label for e in a & b)
     right = [x == y for sides in zip(gold, guess) for x, y in zip(*sides, strict=True)]
-    precision, recall, f1 = metrics.ratios(hits.total(), guessed.total(), true.total())
+    overall = map(float, metrics.ratios(hits.total(), guessed.total(), true.total()))
     each = {k: float(metrics.ratios(hits[k], guessed[k], true[k])[2]) for k in sorted(true | guessed)}
     return {
-        "precision": float(precision),
-        "recall": float(recall),
-        "f1": float(f1),
+        **dict(zip(("precision", "recall", "f1"), overall)),
         "f1_macro": float(np.mean(list(each.values()))) if each else 0.0,
         "accuracy": float(np.mean(right)),
         **{f"f1/{k}": value for k, value in each.items()},

@@ -313,10 +313,8 @@ class Task(ABC):
     """What an exported graph calls the outputs of the head: all together, or each by its own name."""
     window_size: ClassVar[int | None] = None
     """The default window; None is the model's."""
-    labelled: ClassVar[bool] = False
-    """Whether the head has one output per label."""
     saved: ClassVar[tuple[str, ...]] = ()
-    """The further fields that a model folder keeps."""
+    """The further fields that a model folder keeps; with labels, the head has one output per label."""
     chunk: ClassVar[int] = 1024
     """Inputs that are tokenized and predicted at a time: memory stays flat however many there are."""
     grouped: ClassVar[bool] = False
@@ -455,8 +453,7 @@ class Task(ABC):
     ) -> Iterator[Any]:
         """One prediction per input, in order; one chunk is tokenized while the one before is computed."""
         chunks = [inputs[i : i + self.chunk] for i in range(0, len(inputs), self.chunk)]
-        made = ahead(lambda chunk: (chunk, self.encode(tokenizer, network.config, chunk)), chunks)
-        for chunk, features in made:
+        for chunk, features in ahead(lambda chunk: (chunk, self.encode(tokenizer, network.config, chunk)), chunks):
             yield from self.decode(self.run(network, features, budget), features, chunk, **options)
 
     def as_columns(self, prediction: Any, scores: bool = False) -> dict[str, Any]:

@@ -314,11 +314,9 @@ def _jsonl_rows(path: Path, errors: Errors, report: ReadReport) -> Rows:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            yield number, _object(json.loads(line))
         except (ValueError, RecursionError) as error:
             yield number, f"not JSON ({error})"
-            continue
-        yield number, _object(record)
 
 
 def _object(record: Any) -> dict[str, Any] | str:
@@ -342,8 +340,7 @@ def _json_rows(path: Path, errors: Errors, report: ReadReport) -> Rows:
         whole = whole.get("data", [whole])
     if not isinstance(whole, list):
         raise EverybertError(f"{path}: a {type(whole).__name__}, not a list of objects: convert the file")
-    for number, record in enumerate(whole, 1):
-        yield number, _object(record)
+    yield from enumerate(map(_object, whole), 1)
 
 
 def _arrow_rows(path: Path, *_: Any) -> Rows:
