@@ -49,7 +49,7 @@ def write_submissions(glue: Path, out: Path) -> list[Path]:
 
 def predictions(model: Model, task: GlueTask, file: Path, order: Sequence[str] | None = None) -> list[str]:
     """A test file's predictions as GLUE writes them: labels by its names, STS-B within 0 … 5."""
-    table = read_table(file, None, False, ("text", "label"))
+    table = read_table(file, None, ("text", "label"), ())
     pick = task_class(task.task).input_reader(table)
     found = model.predict(task.task, [pick(row) for row in table.rows])
     if task.task == "regress":

@@ -206,10 +206,10 @@ def test_text_files_have_a_text_per_line_and_pairs_are_guessed(folder, model, tm
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_a_row_without_text_is_named_or_left_out(folder, tmp_path, suffix):
     source = write(tmp_path / f"in{suffix}", [*TEXTS[:6], None, *TEXTS[:3], None])
-    with pytest.raises(EverybertError, match=r"row 7: the column 'text' has no text; .*--skip-bad"):
+    with pytest.raises(EverybertError, match=r":7: the column 'text' has no text; .*--skip-bad"):
         label(folder, source, tmp_path / "out.csv")
     done = label(folder, source, tmp_path / "some.csv", skip_bad=True)
-    assert done.rows == 9 and [line.split(", ")[1][:6] for line in done.bad] == ["row 7:", "row 11"]
+    assert done.rows == 9 and [line.split(": ")[0].rpartition(":")[2] for line in done.bad] == ["7", "11"]
     assert [row["id"] for row in read(tmp_path / "some.csv")] == [*"012345", *"789"]
 
 
@@ -237,7 +237,7 @@ def test_mistakes_are_one_line(folder, files, tmp_path, monkeypatch):
     wrong("is the input too", source=source, out="in.csv")
     wrong("no tag head|no head for tag", source=source, out="o.csv", task="tag", columns={"text": "body"})
     (tmp_path / "two.jsonl").write_text('{"text": "a"}\n{"text": "b", "more": 1}\n')
-    wrong("row 2: it has the columns text, more, not text", source=tmp_path / "two.jsonl", out="o.csv")
+    wrong("two.jsonl:2: it has the columns text, more, not text", source=tmp_path / "two.jsonl", out="o.csv")
     (tmp_path / "none.txt").touch()
     wrong("has no row", source=tmp_path / "none.txt", out="o.csv")
     for name, why in (("book.xlsx", r"book\.xlsx.*xlsx"), ("book.ods", r"book\.ods: records are read from")):

@@ -1,5 +1,7 @@
 """Question answering: training positions, windows of any number, and the best span of all."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tiny_bert as tiny
@@ -123,16 +125,18 @@ def test_contexts_of_any_length(bert):
     assert list(task.predict(loaded.network, tokenizer, [("where ?", "")])) == [[answer.Answer("", 0, 0, 1.0)]]
 
 
-def test_no_answer_stands_where_the_threshold_puts_it():
+def test_no_answer_stands_where_the_threshold_puts_it(monkeypatch):
     found = answer.Candidates(np.array([[0, 4], [5, 9]]), np.array([3.0, 1.0]), null=2.0)
-    context = "john mary"
+    monkeypatch.setattr(answer, "best_spans", lambda *_: found)
+    asked = ([], SimpleNamespace(back=[None], cut=[0]), [("who ?", "john mary")])
     for threshold, first in [(-2.0, ""), (-0.5, "john")]:
         task = AnswerQuestions(window=WindowConfig(64, 16), no_answer=True, threshold=threshold)
-        answers = task.answers(found, context, 3)
+        (answers,) = task.decode(*asked, top=3)
         assert answers[0].text == first
         assert {a.text for a in answers} == {"john", "mary", ""}
         assert sum(a.score for a in answers) == pytest.approx(1)
-    assert [a.text for a in AnswerQuestions(window=WindowConfig(64, 16)).answers(found, context, 3)] == ["john", "mary"]
+    (answers,) = AnswerQuestions(window=WindowConfig(64, 16)).decode(*asked, top=3)
+    assert [a.text for a in answers] == ["john", "mary"]
 
 
 def test_long_questions_leave_room_and_say_so(bert):

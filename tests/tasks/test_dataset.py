@@ -323,7 +323,7 @@ def test_bad_classification_rows(rows, message):
 def test_missing_columns(tmp_path):
     with pytest.raises(EverybertError, match="no column for the label"):
         Classify.read(write(tmp_path / "a.csv", "text,other", "x,y"))
-    with pytest.raises(EverybertError, match="which column is the text"):
+    with pytest.raises(EverybertError, match="no column for the text"):
         Classify.read(write(tmp_path / "b.csv", "foo,bar,label", "x,y,1"))
     with pytest.raises(EverybertError, match="no records"):
         Classify.read(write(tmp_path / "c.csv", "text,label"))
@@ -340,8 +340,10 @@ def test_a_broken_line_is_named_or_skipped(tmp_path):
     examples = Classify.read(path, skip_bad=True)
     assert examples.inputs == ["x", "z"]
     assert len(examples.bad) == 1 and any("1 bad rows" in n and ":2" in n for n in examples.notes)
+    with pytest.raises(EverybertError, match=r"no usable row; .*b\.jsonl:1: not JSON"):
+        Classify.read(write(tmp_path / "b.jsonl", "a text", "another"))
     write(path, '{"text": "x", "label": 1}', '{"text": "y"', '{"text": " ", "label": 0}')
-    assert "row 3: one of its texts is empty" in Classify.read(path, skip_bad=True).bad[1], "the number in the file"
+    assert "a.jsonl:3: one of its texts is empty" in Classify.read(path, skip_bad=True).bad[1], "the line in the file"
 
 
 def test_bad_numbers():

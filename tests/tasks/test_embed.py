@@ -90,3 +90,10 @@ def test_the_folder_opens_in_sentence_transformers(bert, tmp_path, pooling, norm
     ours = np.stack(list(task.predict(loaded.network, tokenizer, texts)))
     theirs = SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_no_negative_is_left_out_however_many_there_are(bert):
+    loaded, tokenizer = bert
+    examples = Embed.read([("good cat", "a cat", *(f"bad dog {i}" for i in range(28))), ("john", "mary")])
+    features = Embed.from_examples(examples, loaded.config).features(tokenizer, loaded.config, examples)
+    assert batch(features, np.arange(2)).targets.counts == (2, 30)

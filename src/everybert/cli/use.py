@@ -12,7 +12,7 @@ from everybert.cli.common import Count, Long, Name, OptionalCount, Use, read_tex
 from everybert.cli.options import Fields, Output, command
 from everybert.errors import EverybertError
 from everybert.files import atomic_file
-from everybert.text.readers import RECORD_KINDS, ReadReport, expand, kind
+from everybert.text.readers import RECORD_KINDS, expand, kind
 from everybert.training.logs import progress_bar
 
 app = typer.Typer()
@@ -114,7 +114,7 @@ def embed(
     if files:
         from everybert.inference.files import FileOptions, read_inputs
 
-        given = [text for _, text in read_inputs("embed", files, FileOptions(**rows.reading()), ReadReport())]
+        given = [text for _, text in read_inputs("embed", files, FileOptions(**rows.reading()), [])]
     else:
         given = read_texts(texts, file)
     model = use.load()

@@ -19,8 +19,6 @@ GOOD = ("sentence_good", "good", "good_sentence", "acceptable")
 BAD = ("sentence_bad", "bad", "bad_sentence", "unacceptable")
 CHUNK = 1024
 """Texts whose masked copies are held at once."""
-
-
 Paradigms = dict[tuple[str, str], list[tuple[str, str]]]
 """(good, bad) sentences by phenomenon and paradigm."""
 
@@ -52,11 +50,7 @@ def read_pairs(paths: Iterable[str | Path], limit: int | None = None) -> Paradig
     return found
 
 
-def blimp(
-    model: Model,
-    paradigms: Paradigms,
-    progress: Callable[[int], None] = lambda sentences: None,
-) -> Outcome:
+def blimp(model: Model, paradigms: Paradigms, progress: Callable[[int], None] = lambda sentences: None) -> Outcome:
     """Score all pairs: overall (the mean of the paradigms), by phenomenon, by paradigm.
 
     A tie counts as wrong. `progress` is called with the number of sentences done.

@@ -173,7 +173,7 @@ def check_leaks(view: View, train: Examples, dev: Examples) -> list[Finding]:
     findings = finding(severity, "leakage", message, "remove them from one of the two", found)
     if view.contexts:
         contexts = {key[-1] for key in seen}
-        shared = sorted({q.context for q in dev.inputs if plain(q.context) in contexts})
+        shared = sorted({context for _, context in dev.inputs if plain(context) in contexts})
         message = f"{len(shared)} contexts are in train and dev"
         findings += finding("warning", "leakage", message, "split by context, not by question", shared)
     return findings
@@ -233,7 +233,6 @@ VIEWS = {
         least=4,  # "Why ?" may well occur twice
     ),
     "answer": View(
-        sequences=lambda given: [(given.question, given.context)],
         target=lambda golds: str(sorted({plain(gold.text) for gold in golds})),
         contexts=True,
     ),

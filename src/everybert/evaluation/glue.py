@@ -64,9 +64,8 @@ def find_tasks(folder: str | Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise EverybertError(f"{folder} is not a folder; give the one that holds GLUE's tasks (SST-2, CoLA …)")
     known = {_plain(name): name for name in TASKS} | {"stsbenchmark": "STS-B", "cola11": "CoLA", "qnliv2": "QNLI"}
-    found = {known[_plain(p.name)]: p for p in sorted(folder.iterdir()) if p.is_dir() and _plain(p.name) in known}
-    if not found and _plain(folder.name) in known:
-        found = {known[_plain(folder.name)]: folder}
+    folders = [folder, *(p for p in sorted(folder.iterdir()) if p.is_dir())]
+    found = {known[_plain(p.name)]: p for p in folders if _plain(p.name) in known}
     if not found:
         raise EverybertError(f"{folder} holds none of GLUE's tasks, as folders named {', '.join(TASKS)}")
     return {name: found[name] for name in TASKS if name in found}
@@ -152,11 +151,7 @@ def suggested(model: str | Path, task: str) -> dict[str, Any]:
 
 
 def glue(
-    folder: str | Path,
-    model: str | Path,
-    out: str | Path = "glue",
-    tasks: Sequence[str] | None = None,
-    **settings: Any,
+    folder: str | Path, model: str | Path, out: str | Path = "glue", tasks: Sequence[str] | None = None, **settings: Any
 ) -> tuple[list[GlueResult], list[str]]:
     """Run the tasks present, or those named; returns the results and why tasks were left out. Run again to resume."""
     found = find_tasks(folder)

@@ -198,11 +198,11 @@ def table(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 def write_table(cells: Sequence[Cell], out: Path) -> None:
     """Write sweep.csv, and sweep.png if matplotlib is installed."""
-    rows: list[dict[str, Any]] = []
-    for cell in (cell for cell in cells if cell.scores):
-        rows.append({**cell.settings, "runs": len(cell.scores)})
+    done = [cell for cell in cells if cell.scores]
+    rows: list[dict[str, Any]] = [{**cell.settings, "runs": len(cell.scores)} for cell in done]
+    for row, cell in zip(rows, done):
         for name, value in cell.intervals().items():
-            rows[-1] |= {name: value.mean, f"{name} ±": value.half}
+            row |= {name: value.mean, f"{name} ±": value.half}
     if not rows:
         return
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -210,7 +210,7 @@ def write_table(cells: Sequence[Cell], out: Path) -> None:
         writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    plot([cell for cell in cells if cell.scores], out / "sweep.png")
+    plot(done, out / "sweep.png")
 
 
 def plot(cells: Sequence[Cell], path: Path) -> None:

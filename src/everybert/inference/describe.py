@@ -128,7 +128,7 @@ def new_parameters(model: str, task: str | None = None, labels: int = 2) -> list
     adapter = sum(value.numel() for name, value in network.named_parameters() if ".lora." in name)
     total, rows = sum(parameters(config).values()), []
     for name, kind in chosen.items():
-        size = labels if kind.labelled else None
+        size = labels if "labels" in kind.saved else None
         head = head_parameters(config, size or 1)[kind.head] if kind.head else 0
         row = {"task": name, "labels": size, "new": head, "share": head / total}
         rows.append(row | {f"lora_rank_{lora.rank}": head + adapter})

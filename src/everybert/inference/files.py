@@ -31,8 +31,8 @@ from everybert.files import (
 )
 from everybert.store.hub import resolve
 from everybert.tasks import TASKS
-from everybert.tasks.dataset import RowError, Table
-from everybert.text.readers import TEXT_KINDS, ReadReport, expand, kind, lines, read_records
+from everybert.tasks.dataset import Table
+from everybert.text.readers import TEXT_KINDS, expand, kind, lines, read_rows
 
 WRITTEN = (".csv", ".tsv", ".jsonl", ".ndjson")
 LIST = "_everybert.json"
@@ -119,8 +119,8 @@ def predict_files(
         "options": settings | dict(how.options),
     }
     building = out.with_name(out.name + ".building")
-    report = ReadReport()
-    rows = read_inputs(task, sources, how, report, even=out.suffix not in (".jsonl", ".ndjson"))
+    bad: list[str] = []
+    rows = read_inputs(task, sources, how, bad, even=out.suffix not in (".jsonl", ".ndjson"))
     rows = chain([next(rows)], rows)  # an error in the first row comes before anything is written
     _start(building, plan, how.fresh)
     predictor = Predictor(task, folder, building, out.suffix.lower(), sources[0], how)
@@ -131,10 +131,10 @@ def predict_files(
                 done, before = done + count, before + count * there
                 progress(done)
     except KeyboardInterrupt:
-        return Scored(done, before, tuple(report.bad), stopped=True)
+        return Scored(done, before, tuple(bad), stopped=True)
     with disk_errors(out, "finished parts are kept; run again to resume"):
         _finish(out, building, plan | {"rows": done})
-    return Scored(done, before, tuple(report.bad))
+    return Scored(done, before, tuple(bad))
 
 
 def _run(predictor: "Predictor", parts: Iterable[Part]) -> Generator[tuple[int, bool]]:
@@ -156,31 +156,33 @@ def _run(predictor: "Predictor", parts: Iterable[Part]) -> Generator[tuple[int, 
 
 
 def read_inputs(
-    task: str, sources: Sequence[Path], how: FileOptions, report: ReadReport, even: bool = False
+    task: str, sources: Sequence[Path], how: FileOptions, bad: list[str], even: bool = False
 ) -> Iterator[tuple[Row, Any]]:
     """Every row with the input that the task reads from it. With `even`, all must have the columns of the first."""
     names: list[str] = []
     found = 0
     for path in sources:
         if kind(path) in TEXT_KINDS:  # one text per line
-            rows: Iterator[Row] = ({"text": line} for _, line in lines(path, report=report))
+            rows: Iterator[tuple[int, Row | str]] = ((number, {"text": line}) for number, line in lines(path))
         else:
-            rows = read_records(path, skip_bad=how.skip_bad, report=report)
-        for number, row in enumerate(rows, 1):
-            if not names:
+            rows = read_rows(path)
+        for number, row in rows:
+            if not names and not isinstance(row, str):
                 table = Table([row], str(path), how.columns)
                 names, pick = list(row), TASKS[task].input_reader(table)
                 if task == "embed" and len(both := table.texts()) == 2:
                     raise EverybertError(f"{path}: embed {' or '.join(both)}? Name the column with --text-column")
             try:
+                if isinstance(row, str):
+                    raise EverybertError(row)
                 if even and list(row) != names:
-                    raise RowError(f"it has the columns {', '.join(row)}, not {', '.join(names)}")
+                    raise EverybertError(f"it has the columns {', '.join(row)}, not {', '.join(names)}")
                 yield row, pick(row)
                 found += 1
-            except RowError as error:
+            except EverybertError as error:
                 if not how.skip_bad:
-                    raise EverybertError(f"{path}, row {number}: {error}; --skip-bad leaves it out") from None
-                report.bad.append(f"{path}, row {number}: {error}")
+                    raise EverybertError(f"{path}:{number}: {error}; --skip-bad leaves it out") from None
+                bad.append(f"{path}:{number}: {error}")
     if not found:
         raise EverybertError(f"{sources[0]} has no row that can be read: check the file")
 

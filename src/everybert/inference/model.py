@@ -550,7 +550,8 @@ class Model:
         given = text if pair is None else (text, pair)
         with self.using(adapter or self.adapter_for(task or "classify", pair is not None)):
             settled, encoding = self.task(task or self.main_task() or "classify"), self.one_window(text, pair)
-            target, named = settled.explained(self.network, self.tokenizer, given, encoding, label)
+            predict = partial(settled.predict, self.network, self.tokenizer, [given])
+            target, named = settled.explained(predict, encoding, label)
             marked = self._global_tokens(encoding, settled)
             scores, *ends = attribute(self.network, self.tokenizer, encoding, str(settled.head), target, marked)
         return Attribution(text, pair, encoding.tokens, encoding.offsets, encoding.sequence, scores, named, *ends)

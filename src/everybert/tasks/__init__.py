@@ -13,8 +13,7 @@ from everybert.tasks.rank import Rank
 from everybert.tasks.tag import Tag
 from everybert.tasks.task import Task
 
-KINDS: tuple[type[Task], ...] = (Classify, Regress, Tag, AnswerQuestions, Choose, Embed, Rank)
-TASKS = {task.name: task for task in KINDS}
+TASKS: dict[str, type[Task]] = {t.name: t for t in (Classify, Regress, Tag, AnswerQuestions, Choose, Embed, Rank)}
 
 
 def task_class(name: str) -> type[Task]:
@@ -52,16 +51,14 @@ def load_task(
         does = "predicts a number" if own == "regress" else "predicts labels"
         raise EverybertError(f"this model {does}; use {own}, not {name}")
     state: dict[str, Any] = dict(saved) if saved.get("task") == name else {}
-    if task.labelled:
+    if "labels" in task.saved:
         state.setdefault("labels", list(labels or [f"LABEL_{i}" for i in range(int(outputs))]))
         # One output is the logit of one label, which a text has or has not.
         state.setdefault("multi", problem_type == "multi_label_classification" or outputs == 1)
     try:
         made = task.from_state(state, network.config)
-        if task.labelled and not len(made.labels) == len(set(made.labels)) == outputs:
+        if "labels" in task.saved and not len(made.labels) == len(set(made.labels)) == outputs:
             raise ValueError(f"{len(set(made.labels))} different labels, but the head has {outputs} outputs")
-    except EverybertError:
-        raise
     except (KeyError, TypeError, ValueError) as error:
         wrong = f"the folder's settings of {name} cannot be used ({error}); fix everybert.json or config.json"
         raise EverybertError(wrong) from None

@@ -10,7 +10,7 @@ Legend: B sequences (windows), n tokens of one window, m tokens of a context, k 
 import re
 import string
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -30,9 +30,6 @@ from everybert.text.windows import Window
 
 BEST = 20
 """Spans of a context among which probabilities are shared out."""
-Threshold = tuple[float, float]
-"""A no-answer threshold, and its mean score."""
-PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclass(frozen=True)
@@ -161,33 +158,24 @@ class AnswerQuestions(Task):
 
     # Prediction.
 
-    def answers(self, found: Candidates, context: str, top: int, cut: int = 0) -> list[Answer]:
-        """The best spans with their probabilities; no answer comes first if it wins, else after the best."""
-        logits = np.append(found.scores, found.null) if self.no_answer else found.scores
-        if not len(logits):
-            return [Answer("", 0, 0, 1.0, cut)]
-        p = metrics.softmax(logits)
-        spans = [Answer(context[a:b], int(a), int(b), float(q), cut) for (a, b), q in zip(found.spans, p)]
-        if self.no_answer:
-            at = 0 if found.gap > self.threshold else 1 + sum(s.score > p[-1] for s in spans[1:])
-            spans.insert(at, Answer("", 0, 0, float(p[-1]), cut))
-        return spans[:top]
-
     def decode(
         self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Sequence[str]], top: int = 1
     ) -> Iterator[list[Answer]]:
-        """The `top` best answers to each (question, context)."""
+        """The `top` best answers to each (question, context); no answer comes first if it wins, else after the best."""
         for given, passage, cut in zip(inputs, features.back, features.cut):
             found = best_spans(passage, outputs, self.longest, max(BEST, top))
-            yield self.answers(found, given[1], top, cut)
+            p = metrics.softmax(np.append(found.scores, found.null) if self.no_answer else found.scores)
+            answers = [Answer(given[1][a:b], int(a), int(b), float(q), cut) for (a, b), q in zip(found.spans, p)]
+            if self.no_answer:
+                at = 0 if found.gap > self.threshold else 1 + sum(answer.score > p[-1] for answer in answers[1:])
+                answers.insert(at, Answer("", 0, 0, float(p[-1]), cut))
+            yield answers[:top] or [Answer("", 0, 0, 1.0, cut)]
 
-    def explained(
-        self, network: Network, tokenizer: Tokenizer, given: str | Sequence[str], encoding: Encoding, label: str | None
-    ) -> tuple[Explained, str]:
+    def explained(self, predict: Callable[..., Any], encoding: Encoding, label: str | None) -> Explained:
         """The log-probability of the best answer's first and last token, ln p(start) + ln p(end)."""
-        if isinstance(given, str):
+        if 1 not in encoding.sequence:
             raise EverybertError("an answer is explained with its context: give the question, and pair=the context")
-        (answers,) = self.predict(network, tokenizer, [given], top=2)
+        answers = next(predict(top=2))
         best = next((answer for answer in answers if answer.text), None)
         if best is None:
             raise EverybertError("the model finds no answer in this text, so there is nothing to explain")
@@ -208,14 +196,13 @@ class AnswerQuestions(Task):
     def as_columns(self, prediction: list[Answer], scores: bool = False) -> dict[str, Any]:
         """The best answer, its place and probability."""
         best = prediction[0]
-        probability = round(best.score, DIGITS)
-        return {"prediction": best.text, "start": best.start, "end": best.end, "probability": probability}
+        where = {"start": best.start, "end": best.end}
+        return {"prediction": best.text, **where, "probability": round(best.score, DIGITS)}
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """exact and f1; if some questions have no answer, also best_exact and best_f1 at their best thresholds."""
-        gaps, guesses, golds = self._best(network, features, examples)
-        silent = [self.no_answer and gap > self.threshold for gap in gaps]
-        given = ["" if none else guess for none, guess in zip(silent, guesses)]
+        gaps, guesses, golds = zip(*self._best(network, features, examples))
+        given = ["" if self.no_answer and gap > self.threshold else guess for gap, guess in zip(gaps, guesses)]
         pairs = np.array([best_over(guess, gold, self.no_answer) for guess, gold in zip(given, golds)])
         scores = dict(zip(("exact", "f1"), pairs.mean(0).tolist()))
         if self.no_answer:
@@ -227,16 +214,14 @@ class AnswerQuestions(Task):
         """With the no-answer threshold of the best F1."""
         if not self.no_answer:
             return self
-        return replace(self, threshold=thresholds(*self._best(network, features, examples))[1][0])
+        return replace(self, threshold=thresholds(*zip(*self._best(network, features, examples)))[1][0])
 
-    def _best(
-        self, network: Network, features: Features, examples: Examples
-    ) -> tuple[list[float], list[str], list[list[str]]]:
+    def _best(self, network: Network, features: Features, examples: Examples) -> list[tuple[float, str, list[str]]]:
         """Of each question: the gap, the best span's text, and the true answers."""
         outputs = self.run(network, features)
         found = [best_spans(passage, outputs, self.longest, BEST) for passage in features.back]
-        texts = [q.context[slice(*c.spans[0])] if len(c.spans) else "" for c, q in zip(found, examples.inputs)]
-        return [c.gap for c in found], texts, [[g.text for g in gold] for gold in examples.targets]
+        texts = [text[slice(*c.spans[0])] if len(c.spans) else "" for c, (_, text) in zip(found, examples.inputs)]
+        return [(c.gap, text, [g.text for g in gold]) for c, text, gold in zip(found, texts, examples.targets)]
 
 
 def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, best: int) -> Candidates:
@@ -252,12 +237,10 @@ def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, bes
     for sequence, lead, w in passage.places:
         start_n, end_n = logits[sequence][:, 0], logits[sequence][:, 1]
         null = min(null, float(start_n[0] + end_n[0]))
-        if w.own_stop == w.own_start:
-            continue
         own = np.arange(w.own_start - w.start, w.own_stop - w.start)
         own = own[first_m[w.start + own]]
         here = np.where(last_m[w.start : w.stop], end_n[lead : lead + w.stop - w.start], -np.inf)
-        ends = np.append(here, np.full(longest - 1, -np.inf))
+        ends = np.append(here, np.full(longest, -np.inf))
         total = np.lib.stride_tricks.sliding_window_view(ends, longest)[own] + start_n[lead + own][:, None]
         flat = total.ravel()
         top = np.argpartition(-flat, best)[:best] if len(flat) > best else np.arange(len(flat))
@@ -265,8 +248,6 @@ def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, bes
         first = w.start + own[top // longest]
         spans.append(np.stack((passage.offsets[first, 0], passage.offsets[first + top % longest, 1]), axis=1))
         scores.append(flat[top])
-    if not spans:
-        return Candidates(np.zeros((0, 2), dtype=np.int64), np.zeros(0), null)
     all_spans, all_scores = np.concatenate(spans), np.concatenate(scores)
     order = np.argsort(-all_scores, kind="stable")[:best]
     return Candidates(all_spans[order], all_scores[order], null)
@@ -277,7 +258,7 @@ def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, bes
 
 def normalise(text: str) -> str:
     """Lower case, without ASCII punctuation, without the words a, an, the, with single spaces."""
-    text = text.lower().translate(PUNCTUATION)
+    text = text.lower().translate(str.maketrans("", "", string.punctuation))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
@@ -301,8 +282,10 @@ def best_over(guess: str, golds: Sequence[str], no_answer: bool = False) -> tupl
     return exact, exact if no_answer and golds == [""] else f1
 
 
-def thresholds(gaps: Sequence[float], guesses: Sequence[str], golds: Sequence[Sequence[str]]) -> list[Threshold]:
-    """SQuAD 2.0's sweep: the thresholds of the best exact match and of the best F1, and these scores.
+def thresholds(
+    gaps: Sequence[float], guesses: Sequence[str], golds: Sequence[Sequence[str]]
+) -> list[tuple[float, float]]:
+    """SQuAD 2.0's sweep: (threshold, mean score) of the best exact match and of the best F1.
 
     A question is answered if its gap is at most the threshold. If it is best never to answer, the threshold is below
     every gap (the script returns 0, as its gaps are probabilities).

@@ -17,7 +17,7 @@ from everybert.model.losses import choice_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import DIGITS, Encoded, Features, Task, cover_pair, lay, targets_of
+from everybert.tasks.task import DIGITS, Features, Task, targets_of, text_features
 from everybert.text.tokenizer import Tokenizer
 
 Prompt = tuple[str, Sequence[str]]
@@ -55,19 +55,9 @@ class Choose(Task):
         """One sequence per ending. Longformer's global tokens are those of the ending."""
         if any(isinstance(endings, str) or len(endings) < 1 for _, endings in inputs):
             raise EverybertError("choose needs a list of one ending or more for each prompt")
-        window = replace(self.window, long="cut")
-        prompts = tokenizer.ids_batch([prompt for prompt, _ in inputs], specials=False)
-        endings = iter(tokenizer.ids_batch([e for _, es in inputs for e in es], specials=False))
-        examples, cut = [], [0] * len(inputs)
-        for i, ((_, options), a) in enumerate(zip(inputs, prompts)):
-            sequences = []
-            for b in (next(endings) for _ in options):
-                [(part_a, part_b, _)], lost = cover_pair(a, b, tokenizer.pair_special, window)
-                cut[i] += lost
-                ids, segments = tokenizer.build(part_a, part_b)
-                sequences.append(Encoded(ids, segments, range(len(part_a) + tokenizer.pair_special - 1, len(ids))))
-            examples.append(sequences)
-        return lay(examples, config, window.size, cut)
+        pairs = [(prompt, ending) for prompt, endings in inputs for ending in endings]
+        each = text_features(tokenizer, config, pairs, replace(self.window, long="cut"), "second")
+        return each.grouped([len(endings) for _, endings in inputs])
 
     def gold(self, examples: Examples) -> np.ndarray:
         """(E) the number of the right ending."""

@@ -8,7 +8,7 @@ Legend: B sequences, E examples, C labels of the head, L labels of a zero-shot p
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -72,8 +72,7 @@ class TextTask(Task):
 
     def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Text]) -> Features:
         """Windows of each text or pair."""
-        texts = [t if isinstance(t, str) else (t[0], t[1]) for t in inputs]
-        return text_features(tokenizer, config, texts, self.window)
+        return text_features(tokenizer, config, inputs, self.window)
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """The loss of each example's combined logits, by the form of the targets."""
@@ -103,7 +102,6 @@ class Classify(TextTask):
 
     name = "classify"
     metrics = ("accuracy", "f1", "f1_macro", "f1_micro", "matthews")
-    labelled = True
     saved = ("labels", "multi", "temperature", "threshold")
 
     read = staticmethod(dataset.read_classes)
@@ -136,10 +134,6 @@ class Classify(TextTask):
     def known_metrics(self) -> tuple[str, ...]:
         """Matthews' correlation is of one label per text."""
         return ("f1", "accuracy", "f1_macro", "f1_micro") if self.multi else self.metrics
-
-    def read_options(self) -> dict[str, Any]:
-        """Whether labels are split."""
-        return {"multi": self.multi}
 
     @property
     def problem_type(self) -> str:
@@ -210,13 +204,10 @@ class Classify(TextTask):
             for p_L, cut in zip(p_EL, cuts):
                 yield prediction(labels, p_L, self.threshold if multi else None, int(cut))
 
-    def explained(
-        self, network: Network, tokenizer: Tokenizer, given: Text, encoding: Encoding, label: str | None
-    ) -> tuple[Explained, str]:
+    def explained(self, predict: Callable[..., Any], encoding: Encoding, label: str | None) -> Explained:
         """The log-odds of a label, ln p / (1 − p); by default of the most probable one."""
         if label is None:
-            (predicted,) = self.predict(network, tokenizer, [given])
-            label = predicted.label
+            label = next(predict()).label
         if label not in self.labels:
             raise EverybertError(f"there is no label {label!r}; the model's labels are {', '.join(self.labels)}")
         at = self.labels.index(label)
@@ -244,7 +235,7 @@ class Classify(TextTask):
             return metrics.multilabel_scores(gold, p_EC >= self.threshold)
         guess = p_EC.argmax(1)
         ece = metrics.calibration_error(p_EC.max(1), guess == gold)
-        return {**metrics.classification_scores(gold, guess, len(self.labels)), "ece": ece}
+        return {**metrics.classification_scores(gold, guess, range(len(self.labels))), "ece": ece}
 
     def confusion(self, network: Network, features: Features) -> np.ndarray | None:
         """(C, C) counts, row the true label; None for multi-label."""
@@ -299,9 +290,7 @@ class Regress(TextTask):
         guess = self.example_logits(network, features)[:, 0] * self.scale + self.shift
         return metrics.regression_scores(np.asarray(examples.targets), guess)
 
-    def explained(
-        self, network: Network, tokenizer: Tokenizer, given: Text, encoding: Encoding, label: str | None
-    ) -> tuple[Explained, str]:
+    def explained(self, predict: Callable[..., Any], encoding: Encoding, label: str | None) -> Explained:
         """The output itself."""
         return lambda logits_KC: logits_KC[:, 0], "the number predicted, as the head gives it"
 

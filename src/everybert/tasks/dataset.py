@@ -9,8 +9,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,13 +29,6 @@ Columns = Mapping[str, str] | None
 
 NAMES: dict[str, Any] = json.loads(Path(__file__).with_name("columns.json").read_text(encoding="utf-8"))
 """The usual names of columns, by what they hold; the first that a source has is taken."""
-
-
-class Question(NamedTuple):
-    """A question about a context."""
-
-    question: str
-    context: str
 
 
 class Gold(NamedTuple):
@@ -65,10 +60,6 @@ class Examples:
         return replace(self, inputs=[self.inputs[i] for i in which], targets=[self.targets[i] for i in which])
 
 
-class RowError(EverybertError):
-    """Why a row cannot be used."""
-
-
 # ── rows of any source ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -76,51 +67,51 @@ class RowError(EverybertError):
 class Table:
     """The rows of a source, and what is known about its columns."""
 
-    rows: list[dict[str, Any]]
+    rows: list[Any]
+    """Records; or, for a line of a file that could not be read, the reason."""
     where: str
     """The source, for messages."""
     columns: Columns = None
-    bad: Sequence[str] = ()
-    """Rows that could not be read, as "where: why"."""
-    bad_rows: Set[int] = frozenset()
-    """Their numbers, from 1."""
+    places: Sequence[str] = ()
+    """The place of each row, for messages; by default its number."""
 
-    @property
-    def names(self) -> str:
-        """The names of the columns, for messages."""
-        return ", ".join(map(str, self.rows[0]))
+    @cached_property
+    def first(self) -> Row:
+        """The first record, which has all columns."""
+        records = [row for row in self.rows if isinstance(row, Mapping)]
+        if not records:
+            raise EverybertError(f"{self.where} has no usable row; {self.places[0]}: {self.rows[0]}")
+        return records[0]
 
     def find(self, role: str, names: Sequence[str]) -> str | None:
         """The column for a role: the one the user chose (which must exist), else the first of the usual names."""
         if chosen := (self.columns or {}).get(role):
-            if chosen not in self.rows[0]:
-                raise EverybertError(f"{self.where} has no column {chosen!r} for the {role}; it has {self.names}")
+            if chosen not in self.first:
+                has = ", ".join(map(str, self.first))
+                raise EverybertError(f"{self.where} has no column {chosen!r} for the {role}; it has {has}")
             return chosen
-        lower = {str(name).strip().lower(): name for name in self.rows[0]}
+        lower = {str(name).strip().lower(): name for name in self.first}
         return next((lower[name.lower()] for name in names if name.lower() in lower), None)
 
     def need(self, role: str, names: Sequence[str]) -> str:
         """The column for a role, which must exist."""
         column = self.find(role, names)
         if column is None:
-            remedy = f"name it: --columns {role}=NAME"
-            raise EverybertError(f"{self.where} has no column for the {role} (it has {self.names}); {remedy}")
+            has, remedy = ", ".join(map(str, self.first)), f"name it: --columns {role}=NAME"
+            raise EverybertError(f"{self.where} has no column for the {role} (it has {has}); {remedy}")
         return column
 
     def texts(self, taken: Iterable[str] = ()) -> list[str]:
         """The column of texts, or the two of pairs, among those that are not `taken`."""
         if self.columns and ("text" in self.columns or "pair" in self.columns):
             return [name for name in (self.find("text", NAMES["texts"]), self.find("pair", ())) if name is not None]
-        first = {name: value for name, value in self.rows[0].items() if name not in taken}
+        first = {name: value for name, value in self.first.items() if name not in taken}
         lower = {str(name).strip().lower(): name for name in first}
         for names in (*NAMES["pairs"], *((name,) for name in NAMES["texts"])):
             if all(name.lower() in lower for name in names):
                 return [lower[name.lower()] for name in names]
         strings = [name for name in first if isinstance(first[name], str)]
-        if len(strings) == 1:
-            return strings
-        remedy = "name it: --columns text=NAME"
-        raise EverybertError(f"{self.where}: which column is the text? It has {self.names}; {remedy}")
+        return strings if len(strings) == 1 else [self.need("text", ())]
 
     def collect(
         self, pick: Callable[[Row], Any], target: Callable[[Row, Any], Any], skip_bad: bool, read: Iterable[str] = ()
@@ -129,17 +120,19 @@ class Table:
 
         A note names the columns `read` that the user did not choose.
         """
-        inputs, targets, bad = [], [], list(self.bad)
-        numbers = (number for number in count(1) if number not in self.bad_rows)
-        for row, number in zip(self.rows, numbers):
-            place = f"{self.where}, row {number}"
+        inputs, targets, bad = [], [], []
+        for place, row in zip(self.places or (f"{self.where}, row {i}" for i in count(1)), self.rows):
             try:
+                if isinstance(row, str):
+                    raise EverybertError(row)
                 given = pick(row)
-                if not all(text.strip() for text in _texts(given)):
-                    raise RowError("one of its texts is empty")
+                parts = [given] if isinstance(given, str) else given
+                if not all(t.strip() for part in parts for t in ([part] if isinstance(part, str) else part)):
+                    raise EverybertError("one of its texts is empty")
                 found = target(row, given)
-            except (ValueError, TypeError, LookupError) as error:  # a RowError is a ValueError
-                why = error if isinstance(error, RowError) else f"it cannot be read ({type(error).__name__}: {error})"
+            except (ValueError, TypeError, LookupError) as error:  # an EverybertError is a ValueError
+                told = isinstance(error, EverybertError)
+                why = error if told else f"it cannot be read ({type(error).__name__}: {error})"
                 if not skip_bad:
                     raise EverybertError(f"{place}: {why}; fix the row, or skip such rows with --skip-bad") from None
                 bad.append(f"{place}: {why}")
@@ -155,35 +148,32 @@ class Table:
         return Examples(inputs, targets, self.where, tuple(notes), tuple(bad))
 
 
-def check_roles(columns: Columns, roles: Sequence[str]) -> None:
-    """Refuse columns for what the task does not read."""
-    if unknown := set(columns or {}) - set(roles):
-        raise EverybertError(f"--columns {sorted(unknown)[0]}=…: this task reads {', '.join(roles)}")
-
-
 def read_table(
-    source: Source, columns: Columns, skip_bad: bool, fields: Sequence[str], roles: Sequence[str] = ()
+    source: Source,
+    columns: Columns,
+    fields: Sequence[str],
+    roles: Sequence[str],
+    read: Callable[[Path], Iterable[tuple[int, Any]]] = readers.read_rows,
 ) -> Table:
     """The records of any source. `fields` names the entries of tuples; shorter tuples lack those before the last.
 
-    `roles` are those that the task reads; columns for others are refused.
+    `roles` are those that the task reads; columns for others are refused. `read` gives the rows of files.
     """
-    check_roles(columns, roles)
-    report, where = readers.ReadReport(), "the data"
-    rows: list[Any]
+    if unknown := set(columns or {}) - set(roles):
+        raise EverybertError(f"--columns {sorted(unknown)[0]}=…: this task reads {', '.join(roles)}")
     if isinstance(source, str | Path):
-        where = str(source)
-        rows = list(readers.read_records(source, skip_bad=skip_bad, columns=_cola(Path(source)), report=report))
-    else:
-        rows = held_rows(source)
+        numbered = list(read(Path(source)))
+        return Table([row for _, row in numbered], str(source), columns, [f"{source}:{n}" for n, _ in numbered])
+    rows = held_rows(source)
     if not rows:
-        raise EverybertError(f"{where} has 0 rows; there is nothing to learn from")
+        raise EverybertError("the data has 0 rows; there is nothing to learn from")
     for i, row in enumerate(rows):
         if isinstance(row, tuple | list) and 1 < len(row) <= len(fields):
             rows[i] = dict(zip([*fields[: len(row) - 1], fields[-1]], row))
         elif not isinstance(row, Mapping):
-            raise EverybertError(f"{where}, row {i + 1}: expected a tuple ({', '.join(fields)}), not {str(row)[:60]!r}")
-    return Table(rows, where, columns, report.bad, report.bad_rows)
+            wrong = f"expected a tuple ({', '.join(fields)}), not {str(row)[:60]!r}"
+            raise EverybertError(f"the data, row {i + 1}: {wrong}")
+    return Table(rows, "the data", columns)
 
 
 def held_rows(source: Any) -> list[Any]:
@@ -202,9 +192,11 @@ def held_rows(source: Any) -> list[Any]:
         return [dict(zip(source, row)) for row in zip(*columns)]
     if isinstance(features := getattr(source, "features", None), Mapping):
         return [{name: _named(value, features.get(name)) for name, value in row.items()} for row in source]
-    for method, arguments in (("to_dicts", ()), ("to_pylist", ()), ("to_dict", ("records",))):  # polars, Arrow, pandas
-        if _is_table(source) and hasattr(source, method):
-            return list(getattr(source, method)(*arguments))
+    for method in ("to_dicts", "to_pylist", "to_list", "tolist"):  # of polars, Arrow, numpy and columns of pandas
+        if hasattr(source, method):
+            return list(getattr(source, method)())
+    if _is_table(source) and hasattr(source, "to_dict"):  # pandas
+        return list(source.to_dict("records"))
     if hasattr(source, "__iter__"):
         return list(source)
     if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
@@ -233,37 +225,16 @@ def _named(value: Any, feature: Any) -> Any:
     return value if names is None or not isinstance(value, int) else names[value] if value >= 0 else None
 
 
-def _cola(path: Path) -> list[str] | None:
-    """The columns of CoLA's files, which have no header row; None for other files."""
-    if kind(path) != ".tsv" or not path.is_file():
-        return None
-    head = [line.split("\t") for _, line in islice(readers.lines(path), 20)]
-    cola = head and all(len(row) == 4 and row[1] in ("0", "1") and row[2] in ("", "*") for row in head)
-    return ["source", "label", "mark", "sentence"] if cola else None
-
-
-def _texts(given: Any) -> Iterator[str]:
-    """The texts of an input."""
-    if isinstance(given, str):
-        yield given
-    else:
-        for part in given:
-            yield from _texts(part)
-
-
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def cell(row: Row, column: str) -> str:
     """A cell as text."""
     value = row.get(column)
-    if isinstance(value, str):
-        return value
-    if value is None or value != value:  # NaN
-        raise RowError(f"the column {column!r} has no text")
-    if isinstance(value, int | float):
+    if isinstance(value, str | int | float) and value == value:  # not NaN
         return str(value)
-    raise RowError(f"the column {column!r} holds a {type(value).__name__}, not text")
+    why = "has no text" if value is None or value != value else f"holds a {type(value).__name__}, not text"
+    raise EverybertError(f"the column {column!r} {why}")
 
 
 def text_reader(table: Table) -> Callable[[Row], str]:
@@ -280,24 +251,22 @@ def pair_reader(table: Table, taken: Iterable[str] = ()) -> Callable[[Row], str 
     return lambda row: tuple(cell(row, name) for name in texts)
 
 
-def question_reader(table: Table) -> Callable[[Row], Question]:
+def question_reader(table: Table) -> Callable[[Row], tuple[str, str]]:
     """Reads a question and its context."""
     question, context = table.need("question", NAMES["questions"]), table.need("context", NAMES["contexts"])
-    return lambda row: Question(cell(row, question), cell(row, context))
+    return lambda row: (cell(row, question), cell(row, context))
 
 
 def choice_reader(table: Table) -> Callable[[Row], tuple[str, list[str]]]:
     """Reads a prompt and its endings: one column with a list, or numbered ones (ending0, ending1 …)."""
     prompt, listed = table.need("text", NAMES["prompts"]), table.find("endings", NAMES["endings"])
-    endings = [listed] if listed else _numbered(table, "ending|choice|option")
-    if not endings:
-        table.need("endings", ())
+    endings = [listed] if listed else _numbered(table, "ending|choice|option") or [table.need("endings", ())]
     return lambda row: (cell(row, prompt), _many(row, endings))
 
 
 def _numbered(table: Table, stems: str) -> list[str]:
     """Columns such as ending0, ending1 …, in the order of their numbers."""
-    found = [name for name in table.rows[0] if re.fullmatch(rf"({stems})_?\d+", str(name))]
+    found = [name for name in table.first if re.fullmatch(rf"({stems})_?\d+", str(name))]
     return sorted(found, key=lambda name: int(re.sub(r"\D", "", name)))
 
 
@@ -305,7 +274,7 @@ def _many(row: Row, columns: Sequence[str]) -> list[str]:
     """The texts of several columns; a cell may hold a list of them."""
     cells = [text for c in columns for text in (row[c] if isinstance(row.get(c), list | tuple) else [cell(row, c)])]
     if not all(isinstance(text, str) for text in cells):
-        raise RowError(f"the column {columns[0]!r} is not a list of texts")
+        raise EverybertError(f"the column {columns[0]!r} is not a list of texts")
     return cells
 
 
@@ -313,16 +282,14 @@ def as_texts(given: Any, pairs: bool = True) -> list[Any]:
     """One text or pair, or many: a list, an array, a Series, or a table's one column of texts (two for pairs)."""
     if isinstance(given, str) or (pairs and isinstance(given, tuple) and len(given) == 2):
         given = [given]
-    if isinstance(given, Mapping) or _is_table(given):
-        rows = held_rows(given)
-        columns = _text_columns(rows[0], pairs) if rows else []
-        given = [row[columns[0]] if len(columns) == 1 else tuple(row[name] for name in columns) for row in rows]
-    elif isinstance(given, Set) or not (isinstance(given, Iterable) or hasattr(given, "__getitem__")):
+    if isinstance(given, Set) or not (isinstance(given, Iterable) or hasattr(given, "__getitem__")):
         raise EverybertError(f"a {type(given).__name__} is no list of texts; give a list, or the column of texts")
-    methods = ("tolist", "to_list", "to_pylist")  # of arrays and columns: numpy and pandas, polars, Arrow
-    listed = next((getattr(given, name)() for name in methods if hasattr(given, name)), None)
+    rows = held_rows(given)
+    if rows and (isinstance(given, Mapping) or _is_table(given)):
+        columns = _text_columns(rows[0], pairs)
+        rows = [row[columns[0]] if len(columns) == 1 else [row[name] for name in columns] for row in rows]
     out = []
-    for i, row in enumerate(held_rows(given) if listed is None else listed):
+    for i, row in enumerate(rows):
         parts = [row] if isinstance(row, str) else list(row) if isinstance(row, list | tuple) else []
         if not 1 <= len(parts) <= 1 + pairs or not all(isinstance(part, str) for part in parts):
             wanted = "strings, or pairs of strings" if pairs else "strings"
@@ -334,13 +301,11 @@ def as_texts(given: Any, pairs: bool = True) -> list[Any]:
 def _text_columns(first: Row, pairs: bool) -> list[str]:
     """The only column of a table, or the first if they have no names, or those with the usual names of texts."""
     names = list(first) if isinstance(first, Mapping) else []  # a table of an unknown kind has no rows
-    try:
+    with suppress(EverybertError):
         if len(names) > 1 and any(isinstance(name, str) for name in names):
             names = Table([dict(first)], "the table").texts()
         if 1 <= len(names) <= 1 + pairs:
             return names
-    except EverybertError:
-        pass
     has = f" with {', '.join(map(str, first))[:80]}" if isinstance(first, Mapping) else ""
     raise EverybertError(f"a table{has} is no list of texts; give a list, or the column of texts")
 
@@ -352,26 +317,20 @@ def read_labelled(
     source: Source, columns: Columns, skip_bad: bool, names: Sequence[str], target: Callable[[Any], Any]
 ) -> Examples:
     """Texts or pairs, and `target` of the cell in the label column, whose usual names are `names`."""
-    table = read_table(source, columns, skip_bad, ("text", "text_pair", "label"), ("text", "pair", "label"))
+    table = read_table(source, columns, ("text", "text_pair", "label"), ("text", "pair", "label"))
     label = table.need("label", names)
     read = [*table.texts([label]), label]
     return table.collect(pair_reader(table, [label]), lambda row, given: target(row.get(label)), skip_bad, read)
 
 
-def number_of(value: Any) -> float | None:
-    """A finite number, or None."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
-
-
 def finite(value: Any) -> float:
     """A finite number, or why the row cannot be used."""
-    if (number := number_of(value)) is None:
-        raise RowError(f"the target {value!r} is not a finite number")
-    return number
+    try:
+        if math.isfinite(number := float(value)):
+            return number
+    except (TypeError, ValueError):
+        pass
+    raise EverybertError(f"the target {value!r} is not a finite number")
 
 
 def read_numbers(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
@@ -383,30 +342,32 @@ def read_classes(
     source: Source, columns: Columns = None, skip_bad: bool = False, multi: bool | None = None
 ) -> Examples:
     """Texts or pairs with their label, or all their labels if these are lists, or `multi` is set ("a|b" is split)."""
-    examples = read_labelled(source, columns, skip_bad, NAMES["labels"], lambda value: split_labels(value, multi))
+
+    def target(value: Any) -> str | tuple[str, ...]:
+        listed = isinstance(value, list | tuple | set)
+        if multi and isinstance(value, str):
+            value, listed = [part for part in value.replace(";", "|").split("|") if part.strip()], True
+        names = [label_name(v) or "" for v in (value if listed else [value])]
+        if not all(names):
+            raise EverybertError(f"the label is missing ({value!r})")
+        return tuple(names) if multi or (listed and multi is None) else "|".join(names)
+
+    examples = read_labelled(source, columns, skip_bad, NAMES["labels"], target)
     several = [isinstance(names, tuple) for names in examples.targets]
     if any(several) and not all(several):
         raise EverybertError(f"{examples.where}: some labels are lists, others are not; make them all lists")
     return examples
 
 
-def split_labels(value: Any, multi: bool | None = None) -> str | tuple[str, ...]:
-    """A label; or several, of a list, or with `multi` of "a|b" or "a;b"."""
-    listed = isinstance(value, list | tuple | set)
-    if multi and isinstance(value, str):
-        value = [part for part in value.replace(";", "|").split("|") if part.strip()]
-    names = [label_name(v) for v in (value if isinstance(value, list | tuple | set) else [value])]
-    if not all(names):
-        raise RowError("the label is missing" if len(names) == 1 else f"one of the labels is missing ({value!r})")
-    return tuple(map(str, names)) if multi or (listed and multi is None) else "|".join(map(str, names))
-
-
 # ── sentences of tagged words ────────────────────────────────────────────────────────────────────────────────
 
 
 def read_tagged(source: Source, columns: Columns = None, skip_bad: bool = False, scheme: str | None = None) -> Examples:
-    """Sentences of words with a tag each; entity tags become well-formed BIO or BIOES (by default as they were)."""
-    examples = read_raw_tags(source, columns, skip_bad)
+    """Sentences of words with a tag each: CoNLL, CoNLL-U (`label` names the column), records, or marked texts.
+
+    Entity tags become well-formed BIO or BIOES (by default as they were).
+    """
+    examples = _tagged(source, columns, skip_bad)
     where, tags = examples.where, examples.targets
     found = find_scheme(t for sentence in tags for t in sentence)
     if found == "plain":
@@ -415,21 +376,16 @@ def read_tagged(source: Source, columns: Columns = None, skip_bad: bool = False,
         return examples
     target = scheme or found
     fresh = [convert_tags(t, target) for t in tags]
-    changed = sum(a != list(b) for a, b in zip(fresh, tags))
+    changed = sum(a != b for a, b in zip(fresh, tags))
     note = f"{where}: the tags of {changed} sentences were not well-formed {target} (IOB1?); they are converted"
     return replace(examples, targets=fresh, notes=(*examples.notes, *([note] if changed else [])))
 
 
-def read_raw_tags(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
-    """Sentences with their tags as written: CoNLL, CoNLL-U (`label` names the column), records, or marked texts."""
-    roles = ("text", "label", "spans")
-    path = Path(source) if isinstance(source, str | Path) else None
-    if path and (kind(path) not in readers.RECORD_KINDS or kind(path) == ".tsv"):
-        check_roles(columns, roles)
-        return _read_conll(path, (columns or {}).get("label"))
-    table = read_table(source, columns, skip_bad, ("words", "tags"), roles)
+def _tagged(source: Source, columns: Columns, skip_bad: bool) -> Examples:
+    """Sentences with their tags as written."""
+    table = read_table(source, columns, ("words", "tags"), ("text", "label", "spans"), _tagged_rows)
     spans = table.find("spans", NAMES["spans"])
-    if spans is not None and isinstance(table.rows[0].get("text"), str):
+    if spans is not None and isinstance(table.first.get("text"), str):
         pick = lambda row: [word.text for word in Splitter().split(cell(row, "text"))]  # noqa: E731
         marked = lambda row, given: _marked(cell(row, "text"), row.get(spans) or [])  # noqa: E731
         return table.collect(pick, marked, skip_bad, ("text", spans))
@@ -438,34 +394,32 @@ def read_raw_tags(source: Source, columns: Columns = None, skip_bad: bool = Fals
     def words(row: Row) -> list[str]:
         found = _list(row.get(text))
         if not found or not all(isinstance(w, str) for w in found):
-            raise RowError("the words are missing")
+            raise EverybertError("the words are missing")
         return found
 
     def tags(row: Row, given: list[str]) -> list[str]:
         found = [label_name(tag) for tag in _list(row.get(label))]
         if len(given) != len(found) or not all(found):
-            raise RowError(f"{len(given)} words but {sum(map(bool, found))} tags")
+            raise EverybertError(f"{len(given)} words but {sum(map(bool, found))} tags")
         return [str(tag) for tag in found]
 
-    return table.collect(words, tags, skip_bad)
+    return table.collect(words, tags, skip_bad, [label] if table.places else [])
 
 
-def _read_conll(path: Path, column: str | None) -> Examples:
-    """The words and tags of a CoNLL file, whose columns have numbers, or of a CoNLL-U file, whose have names."""
-    if kind(path) == ".conllu":
-        names, column = list(readers.CONLLU_FIELDS), column or "upos"
-        sentences = [[list(word.values()) for word in tree] for tree in readers.read_conllu(path)]
+def _tagged_rows(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Records; or the sentences of a CoNLL file, whose columns have numbers, or of a CoNLL-U file, whose have names."""
+    if kind(path) in readers.RECORD_KINDS and kind(path) != ".tsv":
+        yield from readers.read_rows(path)
+    elif kind(path) == ".conllu":
+        for number, tree in enumerate(readers.read_conllu(path), 1):
+            yield f"sentence {number}", {name: [word[name] for word in tree] for name in readers.CONLLU_FIELDS}
     else:
-        sentences, column = list(readers.read_conll(path)), column or "-1"
-        if {"text", "label"} <= set(sentences[0][0]):
-            raise EverybertError(f"{path} has a label per text, for classify; tag reads a word and its tag per line")
-        width = len(sentences[0][0])
-        names = [str(i) for i in (*range(width), *range(-width, 0))]
-    if column not in names:
-        raise EverybertError(f"{path} has no column {column!r} for the label; it has {', '.join(names)}")
-    word, tag = names.index("form") if "form" in names else 0, names.index(column) % len(sentences[0][0])
-    words, tags = ([[row[i] for row in sentence] for sentence in sentences] for i in (word, tag))
-    return Examples(words, tags, str(path), (f"{path}: labels read from the column {column}",))
+        for number, rows in enumerate(readers.read_conll(path), 1):
+            if number == 1 and {"text", "label"} <= set(rows[0]):
+                wrong = f"{path} has a label per text, for classify"
+                raise EverybertError(f"{wrong}; tag reads a word and its tag per line")
+            width = len(rows[0])
+            yield f"sentence {number}", {str(i): [row[i] for row in rows] for i in (*range(width), *range(-width, 0))}
 
 
 def _marked(text: str, spans: Iterable[Any]) -> list[str]:
@@ -478,12 +432,9 @@ def _marked(text: str, spans: Iterable[Any]) -> list[str]:
         start, end, label = (span[k] for k in ("start", "end", "label")) if isinstance(span, Mapping) else span[:3]
         inside = [k for k, w in enumerate(words) if w.end > int(start) and w.start < int(end)]
         if not inside or not 0 <= int(start) < int(end) <= len(text):
-            raise RowError(f"the span {start}–{end} ({label}) lies outside the text, or contains no word")
+            raise EverybertError(f"the span {start}–{end} ({label}) lies outside the text, or contains no word")
         entities.append(Entity(str(label), inside[0], inside[-1] + 1))
-    try:
-        return write_tags(sorted(entities, key=lambda e: e.start), len(words))
-    except EverybertError as error:
-        raise RowError(str(error)) from None
+    return write_tags(sorted(entities, key=lambda e: e.start), len(words))
 
 
 def _list(value: Any) -> list[Any]:
@@ -499,43 +450,34 @@ def _list(value: Any) -> list[Any]:
 def read_questions(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
     """SQuAD 1.1 or 2.0 JSON; or records with question, context and answers, as SQuAD or `datasets` write them."""
     roles = ("question", "context", "answers")
-    table = read_table(source, columns, skip_bad, roles, roles)
-    if "paragraphs" in table.rows[0]:
-        table = replace(table, rows=readers.read_squad(source))
+    table = read_table(source, columns, roles, roles)
+    if "paragraphs" in table.first:
+        table = replace(table, rows=readers.read_squad(table.where, table.rows), places=())
     pick, answers = question_reader(table), table.need("answers", NAMES["answers"])
 
-    def target(row: Row, given: Question) -> tuple[Gold, ...]:
-        return tuple(_placed(gold, given.context) for gold in _golds(row.get(answers), row.get("answer_start")))
+    def target(row: Row, given: tuple[str, str]) -> tuple[Gold, ...]:
+        return tuple(_golds(row.get(answers), row.get("answer_start"), given[1]))
 
     return table.collect(pick, target, skip_bad)
 
 
-def _golds(value: Any, start: Any) -> list[tuple[str, Any]]:
-    """(text, start) of each answer, in any of the usual forms."""
-    if value is None or value == "":
-        return []
-    if isinstance(value, str):
-        return [(value, start)]
+def _golds(value: Any, start: Any, context: str) -> Iterator[Gold]:
+    """The answers in any of the usual forms, each with its place in the context, checked."""
     if isinstance(value, Mapping):  # {"text": [...], "answer_start": [...]}, or one answer
-        texts, starts = value.get("text", []), value.get("answer_start")
-        if isinstance(texts, str):
-            return _golds(texts, starts)
-        return [(str(t), s) for t, s in zip(texts, list(starts) if starts is not None else [None] * len(texts))]
-    return [pair for item in value for pair in _golds(item, None)]
-
-
-def _placed(gold: tuple[str, Any], context: str) -> Gold:
-    """An answer with its place in the context, checked."""
-    text, start = gold
-    if start is None or start == "":
-        start = context.find(text)
-        if start < 0:
-            raise RowError(f"the answer {text!r} is not in the context")
-    start = int(start)
-    there = context[max(start, 0) : max(start, 0) + len(text)]
-    if start < 0 or there != text:
-        raise RowError(f"the answer {text!r} is not at {start}, where the context has {there!r}")
-    return Gold(text, start)
+        value, start = value.get("text", []), value.get("answer_start")
+    if value is None or value == "":
+        return
+    if not isinstance(value, str):
+        for one, at in zip(value, [None] * len(value) if start is None else start):
+            yield from _golds(one, at, context)
+        return
+    at = context.find(value) if start is None or start == "" else int(start)
+    if at < 0 and start in (None, ""):
+        raise EverybertError(f"the answer {value!r} is not in the context")
+    there = context[max(at, 0) : max(at, 0) + len(value)]
+    if at < 0 or there != value:
+        raise EverybertError(f"the answer {value!r} is not at {at}, where the context has {there!r}")
+    yield Gold(value, at)
 
 
 # ── prompts with endings; pairs and triplets ─────────────────────────────────────────────────────────────────
@@ -543,15 +485,15 @@ def _placed(gold: tuple[str, Any], context: str) -> Gold:
 
 def read_choices(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
     """SWAG's own columns (startphrase, ending0 …, label), or a prompt, a list of endings, and the right number."""
-    table = read_table(source, columns, skip_bad, ("prompt", "endings", "label"), ("text", "endings", "label"))
+    table = read_table(source, columns, ("prompt", "endings", "label"), ("text", "endings", "label"))
     pick, label = choice_reader(table), table.need("label", NAMES["choices"])
 
     def target(row: Row, given: tuple[str, list[str]]) -> int:
         if len(given[1]) < 2:
-            raise RowError("fewer than two endings")
-        right = label_name(row.get(label)) or ""
-        if not right.isdigit() or int(right) >= len(given[1]):
-            raise RowError(f"the label {row.get(label)!r} is not the number of an ending (0 … {len(given[1]) - 1})")
+            raise EverybertError("fewer than two endings")
+        right, last = label_name(row.get(label)) or "", len(given[1]) - 1
+        if not right.isdigit() or int(right) > last:
+            raise EverybertError(f"the label {row.get(label)!r} is not the number of an ending (0 … {last})")
         return int(right)
 
     return table.collect(pick, target, skip_bad, [label])
@@ -563,14 +505,14 @@ def read_pairs(source: Source, columns: Columns = None, skip_bad: bool = False) 
     Negatives are one column with a text or a list of texts, or numbered ones (negative_1, negative_2 …).
     """
     if isinstance(source, list) and source and isinstance(source[0], tuple | list):
-        scored = not isinstance(source[0][-1], str)
-        source = [dict(zip(("anchor", "positive", "score"), row)) if scored else _listed(row) for row in source]
-    table = read_table(source, columns, skip_bad, ("anchor", "positive"), ("text", "pair", "negative", "label"))
+        known = ("anchor", "positive", "score")[: 2 + (not isinstance(source[0][-1], str))]
+        source = [dict(zip(known, row)) | {"negatives": list(row[len(known) :])} for row in source]
+    table = read_table(source, columns, ("anchor", "positive"), ("text", "pair", "negative", "label"))
     names = [table.need("text", NAMES["anchors"]), table.need("pair", NAMES["positives"])]
     negative = table.find("negative", NAMES["negatives"])
     negatives = [negative] if negative else _numbered(table, "negative")
     score = table.find("label", NAMES["scores"][:4])
-    score = score or ("label" if not negatives and "label" in table.rows[0] else None)
+    score = score or ("label" if not negatives and "label" in table.first else None)
     negatives = [] if score else negatives
 
     def pick(row: Row) -> tuple[str, ...]:
@@ -578,11 +520,6 @@ def read_pairs(source: Source, columns: Columns = None, skip_bad: bool = False) 
 
     read = [*names, *negatives, *([score] if score else [])]
     return table.collect(pick, lambda row, given: finite(row.get(score)) if score else None, skip_bad, read)
-
-
-def _listed(row: Sequence[str]) -> dict[str, Any]:
-    """A tuple (anchor, positive, negatives …) by the names of its entries."""
-    return dict(zip(("anchor", "positive"), row)) | ({"negatives": list(row[2:])} if len(row) > 2 else {})
 
 
 def read_ranked(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
@@ -611,8 +548,10 @@ def label_name(value: Any) -> str | None:
 def order_labels(names: Iterable[str]) -> list[str]:
     """The label order: by value if all are numbers, else alphabetical. It is saved in the model folder."""
     distinct = set(names)
-    numeric = all(number_of(name) is not None for name in distinct)
-    return sorted(distinct, key=float) if numeric else sorted(distinct)
+    try:
+        return sorted(distinct, key=finite)
+    except EverybertError:
+        return sorted(distinct)
 
 
 def check_labels(counts: Counter[str], rows: int, where: str) -> None:
@@ -621,8 +560,7 @@ def check_labels(counts: Counter[str], rows: int, where: str) -> None:
         only = next(iter(counts))
         raise EverybertError(f"{where}: every row has the label {only!r}; two labels or more are needed")
     if rows >= 20 and len(counts) > max(20, rows // 2):
-        numeric = all(number_of(name) is not None for name in counts)
-        remedy = "use the task regress for numbers" if numeric else "are text and label columns swapped?"
+        remedy = "are text and label columns swapped? For numbers use the task regress"
         raise EverybertError(f"{where}: {len(counts)} different labels in {rows} rows; {remedy}")
 
 

@@ -67,17 +67,14 @@ class Embed(Task):
 
     def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[str]) -> Features:
         """Windows of each text."""
-        return text_features(tokenizer, config, inputs, self.window, mark_first=False)
+        return text_features(tokenizer, config, inputs, self.window, "none")
 
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
         """The two or three texts of an example, one sequence each, truncated at the window; label_E are scores."""
-        cutting = replace(self, window=replace(self.window, long="cut"))
-        each = cutting.encode(tokenizer, config, [text for texts in examples.inputs for text in texts])
-        number_S = np.repeat(np.arange(len(examples)), [len(texts) for texts in examples.inputs])
-        features = replace(each, example_S=number_S)
-        if not self.scored:
-            return features
-        return features.with_targets(label_E=np.asarray(examples.targets, dtype=np.float32))
+        texts = [text for texts in examples.inputs for text in texts]
+        each = text_features(tokenizer, config, texts, replace(self.window, long="cut"), "none")
+        scores = {"label_E": np.asarray(examples.targets, dtype=np.float32)} if self.scored else {}
+        return each.grouped([len(texts) for texts in examples.inputs]).with_targets(**scores)
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """In-batch negatives, or CoSENT for scored pairs."""

@@ -19,7 +19,7 @@ Numbers = Sequence[float] | np.ndarray
 # ── labels ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def classification_scores(gold_N: np.ndarray, guess_N: np.ndarray, labels: int) -> dict[str, float]:
+def classification_scores(gold_N: Sequence[Any], guess_N: Sequence[Any], labels: Sequence[Any]) -> dict[str, float]:
     """accuracy, f1 (of the second label if there are two, as for MRPC; else macro), f1_macro, f1_micro, matthews."""
     from sklearn import metrics
 
@@ -27,9 +27,9 @@ def classification_scores(gold_N: np.ndarray, guess_N: np.ndarray, labels: int) 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a single label on both sides: its correlation is 0 by definition
         macro = float(metrics.f1_score(gold_N, guess_N, average="macro", zero_division=0))
-        second = float(metrics.f1_score(gold_N, guess_N, labels=[1], average="macro", zero_division=0))
+        second = float(metrics.f1_score(gold_N, guess_N, labels=labels[-1:], average="macro", zero_division=0))
         matthews = float(metrics.matthews_corrcoef(gold_N, guess_N))
-    f1 = {"f1": second if labels == 2 else macro, "f1_macro": macro}
+    f1 = {"f1": second if len(labels) == 2 else macro, "f1_macro": macro}
     return {"accuracy": accuracy, **f1, "f1_micro": accuracy, "matthews": matthews}
 
 

@@ -4,11 +4,13 @@ Trained by the binary cross-entropy of relevance = label / (highest label) over 
 query. An example is a pair (query, text); the pairs of a query are held out together.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from everybert.errors import EverybertError
 from everybert.model.heads import Network
@@ -18,13 +20,8 @@ from everybert.tasks.dataset import Examples
 from everybert.tasks.task import Features
 
 OLDER_KEY = "sbert_ce_default_activation_function"
-ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "Sigmoid": metrics.sigmoid,
-    "Identity": np.asarray,
-    "Tanh": np.tanh,
-    "ReLU": lambda x: np.maximum(x, 0.0),
-}
-"""The activations of torch.nn that a folder of sentence-transformers may name; all of them keep the order."""
+ACTIVATIONS = {name: getattr(nn, name)() for name in ("Sigmoid", "Identity", "Tanh", "ReLU")}
+"""The activations that a folder of sentence-transformers may name; all of them keep the order."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ def relevance(logits: np.ndarray, raw_config: Mapping[str, Any] | None = None) -
     if found is None:
         known = ", ".join(f"torch.nn.{known}" for known in ACTIVATIONS)
         raise EverybertError(f"the folder's activation is {name}; everybert ranks with {known}: change config.json")
-    return found(np.asarray(logits, dtype=float))
+    return found(torch.from_numpy(np.asarray(logits, dtype=float))).numpy()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,6 @@ class Tag(Task):
     head = "tag"
     metrics = ("f1", "precision", "recall", "accuracy", "f1_macro")
     saved = ("labels", "scheme")
-    labelled = True
     chunk = 256
 
     read = staticmethod(dataset.read_tagged)
@@ -81,10 +80,12 @@ class Tag(Task):
         counts = Counter(t for tags in examples.targets for t in tags)
         if labels is None:
             dataset.check_labels(counts, counts.total(), examples.where)
-        order = tuple(labels) if labels is not None else tuple(_order(counts, wording.find_scheme(counts)))
-        dataset.label_ids(sorted(counts), order, examples.where)
+            scheme, kinds = wording.find_scheme(counts), sorted({t[2:] for t in counts if t != "O"})
+            by_kind = ["O", *(f"{p}-{k}" for k in kinds for p in ("BI" if scheme == "BIO" else "BIES"))]
+            labels = dataset.order_labels(counts) if scheme == "plain" else by_kind
+        dataset.label_ids(sorted(counts), labels, examples.where)
         splitter = wording.learn_splitter(examples.inputs)
-        return {"labels": order, "scheme": wording.find_scheme(order), "splitter": splitter}
+        return {"labels": tuple(labels), "scheme": wording.find_scheme(labels), "splitter": splitter}
 
     def known_metrics(self) -> tuple[str, ...]:
         """Plain labels have no entities to score."""
@@ -105,10 +106,6 @@ class Tag(Task):
     def state(self) -> dict[str, Any]:
         """JSON values for the model folder; the labels are in config.json too."""
         return super().state() | {"decode": self.decoding, "words": self.splitter.state()}
-
-    def read_options(self) -> dict[str, Any]:
-        """The scheme, if the labels are of one that is written."""
-        return {"scheme": self.scheme} if self.scheme in ("BIO", "BIOES") else {}
 
     # Words to sequences.
 
@@ -175,10 +172,8 @@ class Tag(Task):
             log.warning("%d tokens beyond the window were cut off and not tagged", cut)
         for text in features.back:
             tags, p_n = self.tags(outputs, text)
-            if self.scheme == "plain":
-                found = [Entity(tag, i, i + 1) for i, tag in enumerate(tags) if tag != "O"]
-            else:
-                found = wording.entities(tags)
+            plain = [Entity(tag, i, i + 1) for i, tag in enumerate(tags) if tag != "O"]
+            found = plain if self.scheme == "plain" else wording.entities(tags)
             spans = []
             for label, first, stop in found:
                 start, end = text.words[first].start, text.words[stop - 1].end
@@ -201,17 +196,8 @@ class Tag(Task):
             guess.append(tags + [self.labels[0]] * (len(gold) - len(tags)))
         if self.scheme != "plain":
             return entity_scores(examples.targets, guess)
-        number = {label: i for i, label in enumerate(self.labels)}
-        flat = [np.array([number[t] for tags in side for t in tags]) for side in (examples.targets, guess)]
-        return metrics.classification_scores(flat[0], flat[1], len(self.labels))
-
-
-def _order(counts: Counter[str], scheme: str) -> list[str]:
-    """O first, then the tags of each entity together."""
-    if scheme == "plain":
-        return dataset.order_labels(counts)
-    kinds = sorted({t[2:] for t in counts if t != "O"})
-    return ["O", *(f"{p}-{k}" for k in kinds for p in ("BI" if scheme == "BIO" else "BIES"))]
+        flat = [[tag for tags in side for tag in tags] for side in (examples.targets, guess)]
+        return metrics.classification_scores(flat[0], flat[1], self.labels)
 
 
 def _joined(words: Sequence[str]) -> tuple[str, list[Word]]:
@@ -284,12 +270,10 @@ def entity_scores(gold: Sequence[Sequence[str]], guess: Sequence[Sequence[str]])
         guessed.update(e.label for e in b)
         hits.update(e.label for e in a & b)
     right = [x == y for sides in zip(gold, guess) for x, y in zip(*sides, strict=True)]
-    precision, recall, f1 = metrics.ratios(hits.total(), guessed.total(), true.total())
+    overall = map(float, metrics.ratios(hits.total(), guessed.total(), true.total()))
     each = {k: float(metrics.ratios(hits[k], guessed[k], true[k])[2]) for k in sorted(true | guessed)}
     return {
-        "precision": float(precision),
-        "recall": float(recall),
-        "f1": float(f1),
+        **dict(zip(("precision", "recall", "f1"), overall)),
         "f1_macro": float(np.mean(list(each.values()))) if each else 0.0,
         "accuracy": float(np.mean(right)),
         **{f"f1/{k}": value for k, value in each.items()},

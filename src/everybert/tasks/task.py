@@ -10,8 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
+from inspect import signature
 from operator import index
-from typing import Any, ClassVar, NamedTuple, Self, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_type_hints
 
 import numpy as np
 import torch
@@ -31,8 +32,8 @@ DIGITS = 5
 """Of a probability in a table: the other sequences of a batch change the seventh."""
 MOST_WINDOWS = 16
 """Windows of one example that a training step reads, spread evenly; prediction reads all."""
-Explained = Callable[[Tensor], Tensor]
-"""(K, C) or (K, n, C) logits of K points → (K): the value that attribution explains."""
+Explained = tuple[Callable[[Tensor], Tensor], str]
+"""What attribution explains: a value (K) of K points' logits (K, C) or (K, n, C), and its name."""
 
 
 # ── sequences ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -146,6 +147,11 @@ class Features(Inputs):
         """The same sequences with more targets."""
         return replace(self, targets=self.targets | targets)
 
+    def grouped(self, counts: Sequence[int]) -> "Features":
+        """With one sequence per input: the next `counts[i]` inputs as example i."""
+        cut = np.add.reduceat(self.cut, np.cumsum([0, *counts[:-1]])).tolist()
+        return replace(self, example_S=np.repeat(np.arange(len(counts)), counts), cut=cut, most=1 << 30)
+
     def combine(self, outputs: Sequence[np.ndarray]) -> np.ndarray:
         """(E, C): the weighted mean over the sequences of each example, as `combine` has it in training."""
         total = np.zeros((len(self), *outputs[0].shape), dtype=np.float64)
@@ -177,21 +183,26 @@ def lay(
 def text_features(
     tokenizer: Tokenizer,
     config: EncoderConfig,
-    texts: Sequence[str | tuple[str, str]],
+    texts: Sequence[str | Sequence[str]],
     window: WindowConfig,
-    mark_first: bool = True,
+    marked: Literal["first", "second", "none"] = "first",
 ) -> Features:
-    """Texts and pairs of any length. `mark_first` makes [CLS] global for Longformer."""
+    """Texts and pairs of any length. For Longformer, [CLS] is global, or the tokens of the second text, or none."""
     first = tokenizer.ids_batch([t if isinstance(t, str) else t[0] for t in texts], specials=False)
     second = iter(tokenizer.ids_batch([t[1] for t in texts if not isinstance(t, str)], specials=False))
-    examples, cut = [], []
+    examples: list[list[Encoded]] = []
+    cut = []
     for text, a in zip(texts, first):
         b = None if isinstance(text, str) else next(second)
-        parts, lost = cover_pair(a, b, tokenizer.single_special if b is None else tokenizer.pair_special, window)
+        special = tokenizer.single_special if b is None else tokenizer.pair_special
+        parts, lost = cover_pair(a, b, special, window)
         cut.append(lost)
         total = sum(weight for *_, weight in parts)
-        marks = (0,) if mark_first else ()
-        examples.append([Encoded(*tokenizer.build(x, y), marks, weight / total) for x, y, weight in parts])
+        examples.append([])
+        for x, y, weight in parts:
+            ids, segments = tokenizer.build(x, y)
+            marks = {"first": range(1), "second": range(len(x) + special - 1, len(ids)), "none": ()}[marked]
+            examples[-1].append(Encoded(ids, segments, marks, weight / total))
     return replace(lay(examples, config, window.size, cut), most=MOST_WINDOWS)
 
 
@@ -254,15 +265,11 @@ def batch(
         gap = fill - len(ragged.tokens_T) % fill
         ragged = ragged.padded(gap, gap, pad_id)
         ragged = replace(ragged, max_length=-(-max(ragged.lengths) // fill) * fill)
-        for name in features.targets:  # −100 and −1 mark no label and no position
-            if name[-1] != "E":
-                targets[name] = _pad(targets[name], gap, -100) if name[-1] == "T" else _pad(targets[name], 1, -1)
+        for name in (name for name in features.targets if name[-1] != "E"):
+            count, none = (gap, -100) if name[-1] == "T" else (1, -1)  # no label, no position
+            targets[name] = np.concatenate((targets[name], np.full_like(targets[name][:1], none).repeat(count, 0)))
     tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in targets.items()}
     return replace(ragged, targets=TaskTargets(counts=tuple(counts.tolist()), share=torch.tensor(share), **tensors))
-
-
-def _pad(x: np.ndarray, count: int, value: int) -> np.ndarray:
-    return np.concatenate((x, np.full((count, *x.shape[1:]), value, dtype=x.dtype)))
 
 
 def targets_of(batch: Ragged) -> TaskTargets:
@@ -307,10 +314,8 @@ class Task(ABC):
     """What an exported graph calls the outputs of the head: all together, or each by its own name."""
     window_size: ClassVar[int | None] = None
     """The default window; None is the model's."""
-    labelled: ClassVar[bool] = False
-    """Whether the head has one output per label."""
     saved: ClassVar[tuple[str, ...]] = ()
-    """The further fields that a model folder keeps."""
+    """The further fields that a model folder keeps; with labels, the head has one output per label."""
     chunk: ClassVar[int] = 1024
     """Inputs that are tokenized and predicted at a time: memory stays flat however many there are."""
     grouped: ClassVar[bool] = False
@@ -373,7 +378,7 @@ class Task(ABC):
 
     def read_options(self) -> dict[str, Any]:
         """Options of `read` under which further data is read as the training data was."""
-        return {}
+        return {name: getattr(self, name) for name in signature(self.read).parameters if name in self.saved}
 
     @property
     def outputs(self) -> int | None:
@@ -449,18 +454,15 @@ class Task(ABC):
     ) -> Iterator[Any]:
         """One prediction per input, in order; one chunk is tokenized while the one before is computed."""
         chunks = [inputs[i : i + self.chunk] for i in range(0, len(inputs), self.chunk)]
-        made = ahead(lambda chunk: (chunk, self.encode(tokenizer, network.config, chunk)), chunks)
-        for chunk, features in made:
+        for chunk, features in ahead(lambda chunk: (chunk, self.encode(tokenizer, network.config, chunk)), chunks):
             yield from self.decode(self.run(network, features, budget), features, chunk, **options)
 
     def as_columns(self, prediction: Any, scores: bool = False) -> dict[str, Any]:
         """A prediction as columns of a table; `scores` adds the probability of every label."""
         return {"prediction": round(prediction, DIGITS) if isinstance(prediction, float) else prediction}
 
-    def explained(
-        self, network: Network, tokenizer: Tokenizer, given: Any, encoding: Encoding, label: str | None
-    ) -> tuple[Explained, str]:
-        """What attribution explains in the prediction for one input: a function of the head's logits, and its name."""
+    def explained(self, predict: Callable[..., Any], encoding: Encoding, label: str | None) -> Explained:
+        """What attribution explains in the prediction for one input; `predict` gives the prediction."""
         raise EverybertError(f"attribution explains classify, regress, rank and answer, not {self.name}")
 
     @classmethod

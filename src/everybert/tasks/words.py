@@ -23,6 +23,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from everybert.errors import EverybertError
@@ -30,6 +31,8 @@ from everybert.errors import EverybertError
 KEPT = 4096
 """The most words that are stored as "seen whole"."""
 APOSTROPHES = "'’"
+RUN = re.compile(r"(.)\1*", re.DOTALL)
+"""A run of one character."""
 IDEOGRAPH = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff])")
 ABBREVIATION = re.compile(r"(?:[^\W\d_]\.){2,}")
 ADDRESS = re.compile(r"(?:https?://|www\.)\S*\w/?|[\w.+-]+@[\w-]+(?:\.\w+)+")
@@ -56,44 +59,43 @@ class Splitter:
     whole: frozenset[str] = frozenset()
     """Words that the rules would split but that stay whole, lower case."""
 
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self.whole), default=0)
+
     def split(self, text: str) -> list[Word]:
         """The words of a text with their places."""
-        cuts: list[tuple[int, int]] = []
+        found: list[Word] = []
         for stretch in re.finditer(r"\S+", text):
             start = stretch.start()
             for part in IDEOGRAPH.split(stretch.group()):
-                cuts += self._cut(text, start, start + len(part)) if part else []
+                work = [(start, start + len(part))] if part else []  # still to be cut, the leftmost last
                 start += len(part)
-        return [Word(text[a:b], a, b) for a, b in cuts]
-
-    def _cut(self, text: str, left: int, right: int) -> list[tuple[int, int]]:
-        """The words of a stretch without white space: marks are split off at both ends, then inside."""
-        longest = max(map(len, self.whole), default=0)
-        found: list[tuple[int, int]] = []
-        work = [(left, right)]  # still to be cut, the leftmost last
-        while work:
-            a, b = work.pop()
-            if b - a == 1 or self._stands(text, a, b):
-                found.append((a, b))
-            elif is_mark(text[a]):  # a word kept whole (":)"), else the run of this mark
-                sizes = range(min(longest, b - a), 1, -1)
-                size = next((n for n in sizes if text[a : a + n].lower() in self.whole), 0)
-                cut = a + size if size else _run(text, a, b)
-                found.append((a, cut))
-                if cut < b:
-                    work.append((cut, b))
-            else:
-                start, stop = self._inner(text, a, b)
-                work += [(x, y) for x, y in ((stop, b), (start, stop), (a, start)) if (a, b) != (x, y) and x < y]
-                if (start, stop) == (a, b):
-                    found.append((a, b))
+                while work:
+                    a, b = work.pop()
+                    first, stop = self._part(text, a, b)
+                    if (first, stop) == (a, b):
+                        found.append(Word(text[a:b], a, b))
+                    else:
+                        work += [(x, y) for x, y in ((stop, b), (first, stop), (a, first)) if x < y]
         return found
 
-    def _inner(self, text: str, a: int, b: int) -> tuple[int, int]:
-        """The first part to split off text[a:b], which does not begin with a mark; (a, b) if it is one word."""
+    def _part(self, text: str, a: int, b: int) -> tuple[int, int]:
+        """What to split off text[a:b], which has no white space; (a, b) if it is one word.
+
+        One word: seen whole in training, an abbreviation (U.S.), an address, or without marks to split off.
+        """
+        word = text[a:b] if b - a <= 2048 else ""
+        seen = word.lower() in self.whole or word.lower() in self.endings
+        if b - a == 1 or seen or ABBREVIATION.fullmatch(word) or ADDRESS.fullmatch(word):
+            return a, b
+        if is_mark(text[a]):  # a word kept whole (":)"), else the run of this mark
+            sizes = range(min(self._longest, b - a), 1, -1)
+            size = next((n for n in sizes if text[a : a + n].lower() in self.whole), 0)
+            return a, a + size if size else RUN.match(text, a, b).end()  # type: ignore[union-attr]
         if is_mark(text[b - 1]):
-            mark, start = text[b - 1], b - 1
-            while text[start - 1] == mark:
+            start = b - 1
+            while text[start - 1] == text[b - 1]:
                 start -= 1
             return start, b
         for ending in self.endings:
@@ -103,17 +105,8 @@ class Splitter:
         for i in range(a + 1, b - 1):
             if is_mark(text[i]) and text[i] not in self.inside:
                 if not (text[i] in self.digits and text[i - 1].isdigit() and text[i + 1].isdigit()):
-                    return i, _run(text, i, b)
+                    return i, RUN.match(text, i, b).end()  # type: ignore[union-attr]
         return a, b
-
-    def _stands(self, text: str, a: int, b: int) -> bool:
-        """Whether a stretch with marks is one word: seen whole in training, an abbreviation (U.S.), or an address."""
-        if b - a > 2048:
-            return False
-        word = text[a:b]
-        low = word.lower()
-        seen = low in self.whole or low in self.endings
-        return seen or bool(ABBREVIATION.fullmatch(word) or ADDRESS.fullmatch(word))
 
     def state(self) -> dict:
         """JSON values for the model folder."""
@@ -131,14 +124,6 @@ def is_mark(character: str) -> bool:
     return unicodedata.category(character)[0] in "PS"
 
 
-def _run(text: str, a: int, b: int) -> int:
-    """The end of the run of equal characters at a."""
-    end = a + 1
-    while end < b and text[end] == text[a]:
-        end += 1
-    return end
-
-
 def learn_splitter(sentences: Iterable[Sequence[str]]) -> Splitter:
     """The splitter that splits raw text into words like these.
 
@@ -146,8 +131,8 @@ def learn_splitter(sentences: Iterable[Sequence[str]]) -> Splitter:
     (counted separately between digits). Words that begin with an apostrophe, and "n't", are endings. Words seen at
     least twice, and more often than split, are kept whole.
     """
-    inside, alone, endings, whole = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
-    digits, alone_digits, joined = Counter[str](), Counter[str](), Counter[str]()
+    inside, alone = Counter[tuple[str, bool]](), Counter[tuple[str, bool]]()  # (mark, whether between digits)
+    endings, whole, joined = Counter[str](), Counter[str](), Counter[str]()
     for sentence in sentences:
         for i, word in enumerate(sentence):
             low = word.lower()
@@ -156,24 +141,20 @@ def learn_splitter(sentences: Iterable[Sequence[str]]) -> Splitter:
             if i and not word.isalnum():
                 joined[sentence[i - 1].lower() + low] += 1
             marks = [j for j in range(1, len(word) - 1) if is_mark(word[j])]
-            numeric = {word[j] for j in marks if word[j - 1].isdigit() and word[j + 1].isdigit()}
-            digits.update(numeric)
-            inside.update({word[j] for j in marks} - numeric)
+            inside.update({(word[j], word[j - 1].isdigit() and word[j + 1].isdigit()) for j in marks})
             if len(set(word)) == 1 and is_mark(word[0]):
                 before, after = sentence[i - 1][-1:] if i else "", "".join(sentence[i + 1 : i + 2])[:1]
-                if before.isdigit() and after.isdigit():
-                    alone_digits[word[0]] += 1
-                elif before.isalnum() and after.isalnum():
-                    alone[word[0]] += 1
+                if before.isalnum() and after.isalnum():
+                    alone[word[0], before.isdigit() and after.isdigit()] += 1
             elif (word[0] in APOSTROPHES and word[1:].isalpha()) or re.fullmatch(f"n[{APOSTROPHES}]t", low):
                 endings[low] += 1
             elif marks or is_mark(word[0]) or is_mark(word[-1]):
                 whole[low] += 1
-    plain = Splitter(
-        inside="".join(sorted(c for c in inside if inside[c] > alone[c])),
-        digits="".join(sorted(c for c in digits if digits[c] > alone_digits[c])),
-        endings=tuple(sorted(endings, key=lambda e: (-len(e), e))),
-    )
+
+    def kept(digits: bool) -> str:
+        return "".join(sorted(c for c, d in inside if d == digits and inside[c, d] > alone[c, d]))
+
+    plain = Splitter(kept(False), kept(True), tuple(sorted(endings, key=lambda e: (-len(e), e))))
     odd = [w for w, times in whole.most_common() if times > max(1, joined[w]) and len(plain.split(w)) > 1]
     return replace(plain, whole=frozenset(odd[:KEPT]))
 

@@ -13,9 +13,9 @@ import logging
 import re
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -24,12 +24,11 @@ from everybert.errors import EverybertError
 
 Errors = Literal["strict", "replace"]
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "zstandard"}
-RECORD_KINDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather", ".xlsx")
 TEXT_KINDS = (".txt", ".text", ".md", ".raw", ".tok", ".tokens", "")
 TEXT_COLUMNS = ("text", "content", "body", "article", "document", "raw_content", "sentence", "sentence1")
 CONLLU_FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 BLOCK = 1 << 22  # bytes read at a time
-LONGEST = 1 << 22  # characters of a document in a text file; a longer one is split, and counted as such
+LONGEST = 1 << 22  # characters of a document in a text file from which it is split, and counted as such
 LINE = 1 << 26  # bytes of a line in other files; a longer one is an error
 SPAN = 1 << 20  # lines of a quoted field in a csv file
 WHOLE = 1 << 29  # bytes of a JSON document
@@ -48,8 +47,6 @@ class ReadReport:
     replaced: int = 0  # undecodable bytes and NULs replaced by U+FFFD
     cut: int = 0  # splits of documents that are too long
     duplicates: int = 0  # documents left out because the same text came before
-    bad: list[str] = field(default_factory=list)  # records left out, as "file:line: reason"
-    bad_rows: set[int] = field(default_factory=set)  # their numbers among the records of the file, from 1
 
 
 def expand(paths: Iterable[str | Path] | str | Path) -> list[Path]:
@@ -93,9 +90,17 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     if str(path) == "-":
         yield sys.stdin.buffer
         return
+    name = COMPRESSIONS.get(path.suffix.lower())
+    try:
+        library: Any = importlib.import_module(name) if name else None
+    except ImportError as error:
+        raise EverybertError(f"reading this file needs {name}: pip install {name}") from error
     try:
         with path.open("rb") as raw:
-            yield _decompress(raw, COMPRESSIONS.get(path.suffix.lower()))
+            if name == "zstandard":
+                yield io.BufferedReader(library.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
+            else:
+                yield library.open(raw) if library else raw
     except Exception as error:  # each compression has an error type of its own
         damage = isinstance(error, OSError | EOFError) or type(error).__name__ in ("error", "LZMAError", "ZstdError")
         if not damage:
@@ -103,18 +108,6 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         reason = getattr(error, "strerror", None)
         remedy = "check the path and its permissions" if reason else "it may be damaged or cut short"
         raise EverybertError(f"{path} cannot be read ({reason or error}): {remedy}") from error
-
-
-def _decompress(raw: IO[bytes], module: str | None) -> IO[bytes]:
-    if module is None:
-        return raw
-    try:
-        library = importlib.import_module(module)
-    except ImportError as error:
-        raise EverybertError(f"reading this file needs {module}: pip install {module}") from error
-    if module == "zstandard":
-        return io.BufferedReader(library.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
-    return library.open(raw)
 
 
 def decode(data: bytes, path: Path, at: int, errors: Errors, report: ReadReport) -> str:
@@ -142,35 +135,36 @@ def decode(data: bytes, path: Path, at: int, errors: Errors, report: ReadReport)
     return text
 
 
-def blocks(path: Path, errors: Errors, report: ReadReport, limit: int) -> Iterator[tuple[str, bool]]:
-    """The text of a file in blocks of whole lines, and whether the last line continues in the next block.
+def blocks(path: Path, errors: Errors, report: ReadReport, limit: int) -> Iterator[str]:
+    """The text of a file in blocks of whole lines; only a line longer than `limit` bytes is split.
 
-    Only a line longer than `limit` bytes is split. \\r\\n is read as \\n.
+    \\r\\n is read as \\n.
     """
     with open_bytes(path) as stream:
         at, held = 0, b""
         while data := held + stream.read(BLOCK):
             rest = b"" if data.endswith(b"\n") else stream.readline(limit)
             data += rest
-            end, continues = len(data), len(rest) == limit and not rest.endswith(b"\n")
-            if continues:  # split at a space, else between two characters of UTF-8
+            end = len(data)
+            if len(rest) == limit and not rest.endswith(b"\n"):  # at a space, else between two characters of UTF-8
                 starts = (i for i in range(end - 1, 0, -1) if data[i] & 0xC0 != 0x80)
                 end = data.rfind(b" ", end - limit) + 1 or next(starts, end)
-            yield decode(data[:end], path, at, errors, report).replace("\r\n", "\n"), continues
+            yield decode(data[:end], path, at, errors, report).replace("\r\n", "\n")
             at, held = at + end, data[end:]
 
 
 def lines(path: Path, errors: Errors = "strict", report: ReadReport | None = None) -> Iterator[tuple[int, str]]:
     """The lines of a file, numbered from 1, without line ends."""
-    number = 0
-    for text, continues in blocks(path, errors, report or ReadReport(), LINE):
-        if continues:
-            number += text.count("\n") + 1
-            raise EverybertError(f"{path}: line {number} is longer than {LINE >> 20} MB: split it")
-        found = text.split("\n")
-        for line in found if found[-1] else found[:-1]:
+    number, last = 0, ""
+    for text in blocks(path, errors, report or ReadReport(), LINE):
+        if last:  # the block before ended within a line
+            raise EverybertError(f"{path}: line {number + 1} is longer than {LINE >> 20} MB: split it")
+        *found, last = text.split("\n")
+        for line in found:
             number += 1
             yield number, line.rstrip("\r")
+    if last:
+        yield number + 1, last.rstrip("\r")
 
 
 # ── documents ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -208,46 +202,32 @@ def read_documents(
 
 
 def _text_documents(path: Path, separator: re.Pattern[str], errors: Errors, report: ReadReport) -> Iterator[str]:
-    held: list[str] = []  # the current document
-    size, continues = 0, False
-    for block, continues_next in blocks(path, errors, report, LONGEST):
-        # A block starts a line. The line end put before it lets a blank first line end the current document.
-        first, *others = separator.split(block if continues else "\n" + block)
-        first = first if continues else first[1:]
-        continues = continues_next
-        for text in others:
-            yield "".join([*held, first])
-            held, size, first = [], 0, text
-        if held and size + len(first) > LONGEST:
+    held = ""  # the current document
+    for block in blocks(path, errors, report, LONGEST):
+        if len(held) > LONGEST:
             if not report.cut:
                 log.warning("%s: a document of more than %d characters is split", path, LONGEST)
             report.cut += 1
-            yield "".join(held)
-            held, size = [], 0
-        held.append(first)
-        size += len(first)
-    yield "".join(held)
+            yield held
+            held = ""
+        *whole, held = separator.split(held + block)
+        yield from whole
+    yield held
 
 
 def _column(path: Path, column: str | None, errors: Errors, report: ReadReport) -> Iterator[str]:
-    """The text column of a file of records."""
-    for number, record in enumerate(read_records(path, errors=errors, report=report), 1):
-        column = column or guess_column(record, path)
+    """A column of a file of records; None is the first with a usual name, else the only column of strings."""
+    for number, record in enumerate(read_records(path, errors, report), 1):
+        if column is None:
+            strings = [name for name, value in record.items() if isinstance(value, str)]
+            names = [name for name in TEXT_COLUMNS if name in strings][:1] or strings
+            if len(names) != 1:
+                raise EverybertError(f"{path}: which column is the text? It has {', '.join(record)}: pass --column")
+            column = names[0]
         if not isinstance(record.get(column, 0), str | None):
             found = type(record[column]).__name__ if column in record else f"missing, it has {', '.join(record)}"
             raise EverybertError(f"{path}, record {number}: column {column!r} is no text ({found}): pass --column")
         yield record[column] or ""
-
-
-def guess_column(record: dict[str, Any], path: Path) -> str:
-    """The column that most likely holds the text: one with a usual name, else the only column of strings."""
-    strings = [name for name, value in record.items() if isinstance(value, str)]
-    for name in TEXT_COLUMNS:
-        if name in strings:
-            return name
-    if len(strings) == 1:
-        return strings[0]
-    raise EverybertError(f"{path}: which column is the text? It has {', '.join(record)}: pass --column")
 
 
 # ── records ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -257,66 +237,43 @@ Rows = Iterator[tuple[int, dict[str, Any] | str]]
 
 
 def read_records(
-    path: str | Path,
-    *,
-    skip_bad: bool | None = None,
-    columns: Sequence[str] | None = None,
-    errors: Errors = "strict",
-    report: ReadReport | None = None,
+    path: str | Path, errors: Errors = "strict", report: ReadReport | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The records of a csv, tsv, jsonl, json, parquet, arrow, feather or xlsx file.
+    """The records of a csv, tsv, jsonl, json, parquet, arrow, feather or xlsx file; a bad line is an error."""
+    for place, record in read_rows(Path(path), errors, report):
+        if isinstance(record, str):
+            raise EverybertError(f"{path}:{place}: {record}: fix the line")
+        yield record
 
-    csv and tsv files have a header row unless `columns` names their columns. Quotes have a meaning in csv but not in
-    tsv files (as in GLUE). A bad line is an error, or with `skip_bad` is left out and listed in `report.bad`; None
-    means that the user has no such choice.
-    """
-    path, report = Path(path), report or ReadReport()
-    row = 0
-    for row, (place, record) in enumerate(_rows(path, columns, errors, report), 1):
-        if isinstance(record, dict):
-            yield record
-        elif skip_bad:
-            report.bad.append(f"{path}:{place}: {record}")
-            report.bad_rows.add(row)
-        else:
-            choice = "" if skip_bad is None else ", or leave it out with --skip-bad"
-            raise EverybertError(f"{path}:{place}: {record}: fix the line{choice}")
-    if not row:
+
+def read_rows(path: Path, errors: Errors = "strict", report: ReadReport | None = None) -> Rows:
+    """The records of a file with their places; a bad line has the reason instead of a record."""
+    if kind(path) not in RECORD_KINDS:
+        raise EverybertError(f"{path}: records are read from {', '.join(RECORD_KINDS)}: rename or convert the file")
+    place = 0
+    for place, record in RECORDS[kind(path)](path, errors, report or ReadReport()):
+        yield place, record
+    if not place:
         raise EverybertError(f"{path} has no records: check the file")
-    if report.bad:
-        log.warning("%s: %d bad lines left out, the first at %s", path, len(report.bad), report.bad[0])
 
 
-def _rows(path: Path, columns: Sequence[str] | None, errors: Errors, report: ReadReport) -> Rows:
-    match kind(path):
-        case ".csv" | ".tsv":
-            return _table_rows(path, columns, errors, report)
-        case ".jsonl" | ".ndjson":
-            return _jsonl_rows(path, errors, report)
-        case ".json":
-            return _json_rows(path, errors, report)
-        case ".parquet" | ".arrow" | ".feather":
-            return _arrow_rows(path)
-        case ".xlsx":
-            return _excel_rows(path)
-    raise EverybertError(f"{path}: records are read from {', '.join(RECORD_KINDS)}: rename or convert the file")
-
-
-def _table_rows(path: Path, columns: Sequence[str] | None, errors: Errors, report: ReadReport) -> Rows:
-    """The rows of a csv or tsv file under the names of its header row, or under `columns`."""
-    names = list(columns) if columns else None
+def _table_rows(path: Path, errors: Errors, report: ReadReport) -> Rows:
+    """The rows of a csv or tsv file under the names of its header row. Quotes are letters in tsv files (as in GLUE)."""
+    names: list[str] = []
     numbered = lines(path, errors, report)
     split = ((number, line.split("\t")) for number, line in numbered) if kind(path) == ".tsv" else _csv_rows(numbered)
     for number, row in split:
-        if names is None:
-            if isinstance(row, str):
+        if isinstance(row, str):
+            if not names:
                 raise EverybertError(f"{path}:{number}: the header row cannot be read ({row}): fix the line")
-            if len(set(row)) < len(row):
-                raise EverybertError(f"{path}: the header row names a column twice ({', '.join(row)}): is there one?")
-            names = row
-        elif isinstance(row, str):
             yield number, row
-        elif any(row) or len(row) > 1:
+            continue
+        if not names:
+            cola = len(row) == 4 and row[1] in ("0", "1") and row[2] in ("", "*")  # CoLA's files have no header row
+            names = ["source", "label", "mark", "sentence"] if cola else row
+            if len(set(row)) < len(row) and not cola:
+                raise EverybertError(f"{path}: the header row names a column twice ({', '.join(row)}): is there one?")
+        if row is not names and (any(row) or len(row) > 1):
             same = len(row) == len(names)
             yield number, dict(zip(names, row)) if same else f"{len(row)} columns where the header has {len(names)}"
 
@@ -357,11 +314,9 @@ def _jsonl_rows(path: Path, errors: Errors, report: ReadReport) -> Rows:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            yield number, _object(json.loads(line))
         except (ValueError, RecursionError) as error:
             yield number, f"not JSON ({error})"
-            continue
-        yield number, _object(record)
 
 
 def _object(record: Any) -> dict[str, Any] | str:
@@ -370,8 +325,12 @@ def _object(record: Any) -> dict[str, Any] | str:
 
 def _json_rows(path: Path, errors: Errors, report: ReadReport) -> Rows:
     """A list of objects, an object with such a list under "data", or JSON lines in a .json file."""
+    with open_bytes(path) as stream:
+        data = stream.read(WHOLE + 1)
+    if len(data) > WHOLE:
+        raise EverybertError(f"{path} has more than {WHOLE >> 20} MB of JSON: convert it to jsonl, a record per line")
     try:
-        whole = json.loads(_read_text(path, errors, report))
+        whole = json.loads(decode(data, path, 0, errors, report))
     except (ValueError, RecursionError) as error:
         if str(error).startswith("Extra data"):
             yield from _jsonl_rows(path, errors, ReadReport())
@@ -381,19 +340,10 @@ def _json_rows(path: Path, errors: Errors, report: ReadReport) -> Rows:
         whole = whole.get("data", [whole])
     if not isinstance(whole, list):
         raise EverybertError(f"{path}: a {type(whole).__name__}, not a list of objects: convert the file")
-    for number, record in enumerate(whole, 1):
-        yield number, _object(record)
+    yield from enumerate(map(_object, whole), 1)
 
 
-def _read_text(path: Path, errors: Errors, report: ReadReport) -> str:
-    with open_bytes(path) as stream:
-        data = stream.read(WHOLE + 1)
-    if len(data) > WHOLE:
-        raise EverybertError(f"{path} has more than {WHOLE >> 20} MB of JSON: convert it to jsonl, a record per line")
-    return decode(data, path, 0, errors, report)
-
-
-def _arrow_rows(path: Path) -> Rows:
+def _arrow_rows(path: Path, *_: Any) -> Rows:
     """The rows of a parquet file, or of an Arrow file (.arrow, .feather) in either of its two formats."""
     name = kind(path).removeprefix(".")
     try:
@@ -416,7 +366,7 @@ def _arrow_rows(path: Path) -> Rows:
             raise EverybertError(f"{path} cannot be read as {name} ({error}): it may be damaged") from error
 
 
-def _excel_rows(path: Path) -> Rows:
+def _excel_rows(path: Path, *_: Any) -> Rows:
     """The rows of a workbook with one sheet, by pandas and openpyxl; cells as text."""
     try:
         from pandas import read_excel
@@ -433,6 +383,17 @@ def _excel_rows(path: Path) -> Rows:
     yield from enumerate((row for sheet in filled for row in sheet.to_dict("records")), 2)
 
 
+RECORDS: dict[str, Callable[[Path, Errors, ReadReport], Rows]] = {
+    **dict.fromkeys((".jsonl", ".ndjson"), _jsonl_rows),
+    ".json": _json_rows,
+    **dict.fromkeys((".csv", ".tsv"), _table_rows),
+    **dict.fromkeys((".parquet", ".arrow", ".feather"), _arrow_rows),
+    ".xlsx": _excel_rows,
+}
+"""How the records of each kind of file are read."""
+RECORD_KINDS = tuple(RECORDS)
+
+
 # ── task files: CoNLL columns, CoNLL-U trees, SQuAD questions ───────────────────────────────────────────────
 
 
@@ -442,11 +403,7 @@ def read_conll(path: str | Path) -> Iterator[list[list[str]]]:
     Columns are separated by tabs if the line has any, else by white space. Blank lines separate sentences.
     -DOCSTART- lines are left out. Every row of a file has the same number of columns.
     """
-    width = 0
-    for sentence in _sentences(path, "-DOCSTART-"):
-        rows = [(number, line.split("\t") if "\t" in line else line.split()) for number, line in sentence]
-        width = width or max(2, len(rows[0][1]))
-        yield _of_width(rows, width, path, "put a word and its tag on every line")
+    return _sentences(Path(path), "-DOCSTART-", 0, "put a word and its tag on every line")
 
 
 def read_conllu(path: str | Path) -> Iterator[list[dict[str, str]]]:
@@ -454,40 +411,35 @@ def read_conllu(path: str | Path) -> Iterator[list[dict[str, str]]]:
 
     Multiword ranges (3-4) and empty nodes (5.1) are left out: they are no part of the tree.
     """
-    for sentence in _sentences(path, "#"):
-        split = [(number, line.split("\t")) for number, line in sentence]
-        rows = _of_width(split, len(CONLLU_FIELDS), path, "separate the fields of CoNLL-U by tabs")
+    for rows in _sentences(Path(path), "#", len(CONLLU_FIELDS), "separate the fields of CoNLL-U by tabs"):
         yield [dict(zip(CONLLU_FIELDS, row)) for row in rows if row[0].isdigit()]
 
 
-def _of_width(rows: Sequence[tuple[int, list[str]]], width: int, path: str | Path, remedy: str) -> list[list[str]]:
-    for number, row in rows:
-        if len(row) != width:
-            raise EverybertError(f"{path}:{number}: {len(row)} columns, {width} expected: {remedy}")
-    return [row for _, row in rows]
-
-
-def _sentences(path: str | Path, comment: str) -> Iterator[list[tuple[int, str]]]:
-    """Runs of numbered lines that are not blank, without those that start with `comment`."""
-    held: list[tuple[int, str]] = []
+def _sentences(path: Path, comment: str, width: int, remedy: str) -> Iterator[list[list[str]]]:
+    """Runs of lines that are not blank, as rows of `width` columns (0: as many as the first has)."""
+    rows: list[list[str]] = []
     found = False
-    for number, line in chain(lines(Path(path)), [(0, "")]):
+    for number, line in chain(lines(path), [(0, "")]):
+        if line.startswith(comment):
+            continue
         if line.strip():
-            held += [] if line.startswith(comment) else [(number, line)]
-        elif held:
+            rows.append(line.split("\t") if "\t" in line else line.split())
+            width = width or max(2, len(rows[0]))
+            if len(rows[-1]) != width:
+                raise EverybertError(f"{path}:{number}: {len(rows[-1])} columns, {width} expected: {remedy}")
+        elif rows:
             found = True
-            yield held
-            held = []
+            yield rows
+            rows = []
     if not found:
         raise EverybertError(f"{path} has no sentences: they are lines of columns, separated by blank lines")
 
 
-def read_squad(path: str | Path) -> list[dict[str, Any]]:
-    """The questions of a SQuAD 1.1 or 2.0 file: id, question, context, answers.
+def read_squad(path: str | Path, articles: Iterable[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """The questions of a SQuAD 1.1 or 2.0 file, or of its `articles`: id, question, context, answers.
 
     `answers` is a list of {"text", "answer_start"}, empty where there is no answer.
     """
-    path = Path(path)
     try:
         found = [
             {
@@ -496,14 +448,12 @@ def read_squad(path: str | Path) -> list[dict[str, Any]]:
                 "context": paragraph["context"],
                 "answers": [{k: a[k] for k in ("text", "answer_start")} for a in question.get("answers") or []],
             }
-            for article in json.loads(_read_text(path, "strict", ReadReport()))["data"]
+            for article in (read_records(path) if articles is None else articles)
             for paragraph in article["paragraphs"]
             for question in paragraph["qas"]
         ]
-    except json.JSONDecodeError as error:
-        raise EverybertError(f"{path} is not JSON ({error}): fix the file") from None
     except (KeyError, TypeError) as error:
-        raise EverybertError(f"{path} is not a SQuAD file ({error} is missing): it needs data and paragraphs") from None
+        raise EverybertError(f"{path} is not a SQuAD file ({error} is missing): it needs paragraphs") from None
     if not found:
         raise EverybertError(f"{path} has 0 questions: is it a SQuAD file?")
     return found

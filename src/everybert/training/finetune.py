@@ -216,7 +216,7 @@ def prepare_data(
     examples = kind.read(train, columns, skip_bad, **reading)
     notes = list(examples.notes)
     if dev is None:
-        if kind.labelled:  # those of all rows: some labels may be held out only
+        if "labels" in kind.saved:  # those of all rows: some labels may be held out only
             making["labels"] = kind.from_examples(examples, config, **making).labels
         examples, held = split(examples, seed, kind.grouped)
         notes.append(f"no dev set was given: {len(held)} of the training examples are held out to score on")
