@@ -159,7 +159,7 @@ def serve(
         print(f"note: anyone who reaches {host} can use this server; --api-key asks for a key", file=sys.stderr)
 
     def started(real: int, service: Any) -> None:
-        entries = [entry for entry in service.registry.entries.values() if entry.adapter is None]
+        entries = [entry for entry in service.registry.entries.values() if ":" not in entry.name]
         names, where = ", ".join(entry.name for entry in entries), f"http://{host}:{real}"
         page = "" if no_playground else f"page: {where}/, "
         print(f"serving {names} on {where} ({page}API reference: /docs; stop with Ctrl-C)", flush=True)

@@ -63,12 +63,6 @@ class Job:
     def __post_init__(self) -> None:
         self.results: list[Any] = [None] * len(self.inputs)
         self.left = len(self.inputs)
-        self.failed = False
-
-    @property
-    def wanted(self) -> bool:
-        """Whether somebody waits for the response."""
-        return self.context.wanted and not self.failed
 
     def pieces(self) -> "list[JobPart]":
         """The inputs in parts, each with one adapter and at most a batch."""
@@ -193,7 +187,7 @@ class Batcher:
     def check(self) -> None:
         """Called before each pass through an encoder: stop if nobody waits for what this thread computes."""
         jobs: list[Job] = getattr(self._running, "jobs", [])
-        if jobs and not any(job.wanted for job in jobs):
+        if jobs and not any(job.context.wanted for job in jobs):
             raise jobs[0].context.late()
 
     # ── the threads ──────────────────────────────────────────────────────────────────────────────────────────
@@ -239,7 +233,7 @@ class Batcher:
 
     def _first(self) -> JobPart | None:
         """The first piece whose model is free for it; none overtakes another of the same model, but for long ones."""
-        if unwanted := [piece for piece in self.queue if not piece.job.wanted]:
+        if unwanted := [piece for piece in self.queue if not piece.job.context.wanted]:
             self._remove(unwanted)
             settle([(piece.job, piece.job.context.late()) for piece in unwanted])
         blocked: set[LoadedModel] = set()
@@ -265,7 +259,7 @@ class Batcher:
             results = iter(job.run(job.context.served.model, [p.job.inputs[i] for p in pieces for i in p.which]))
         except Exception as error:
             if len(pieces) == 1:
-                job.failed = True
+                job.context.gone = True  # its other pieces need no computing
                 return [(job, error)]
             return [done for piece in pieces for done in self._compute([piece])]  # one must not spoil the others
         done: list[tuple[Job, bytes | Exception]] = []

@@ -110,9 +110,10 @@ class HttpError(HTTPException):
     """An error response: its status, the reason with what the client can do, and headers."""
 
 
-def too_large(asked: int, limit: int, what: str) -> HttpError:
+def at_most(asked: int, limit: int, what: str) -> None:
     """413 for a request above a limit."""
-    return HttpError(413, f"{asked:,} {what} where the limit is {limit:,}; send less at a time")
+    if asked > limit:
+        raise HttpError(413, f"{asked:,} {what} where the limit is {limit:,}; send less at a time")
 
 
 def overloaded(message: str = "too many requests at a time; try again later", seconds: float = 1) -> HttpError:
@@ -200,8 +201,7 @@ class RequestContext:
 
     def reserve(self, numbers: int) -> None:
         """Make room for the response before it is computed; 413 above the limit."""
-        if numbers > self.limits.numbers:
-            raise too_large(numbers, self.limits.numbers, "numbers in a response")
+        at_most(numbers, self.limits.numbers, "numbers in a response")
         self.hold(NUMBER * numbers)
 
     def hold(self, size: int) -> None:
@@ -355,15 +355,13 @@ class LimitsMiddleware:
         headers = dict(scope["headers"])
         if headers.get(b"content-encoding", b"identity").lower() not in (b"", b"identity"):
             raise HttpError(415, "compressed bodies are not read; send plain JSON")
-        declared = headers.get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > self.limits.body:
-            raise too_large(int(declared), self.limits.body, "bytes of body")
+        if (declared := headers.get(b"content-length", b"")).isdigit():
+            at_most(int(declared), self.limits.body, "bytes of body")
         body = bytearray()
         async for part in Request(scope, receive).stream():
             context.hold(len(part))
             body += part
-            if len(body) > self.limits.body:
-                raise too_large(len(body), self.limits.body, "bytes of body")
+            at_most(len(body), self.limits.body, "bytes of body")
         return bytes(body)
 
 

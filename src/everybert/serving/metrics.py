@@ -4,7 +4,6 @@ import json
 import logging
 from collections.abc import MutableMapping
 from datetime import datetime
-from functools import cache
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -32,15 +31,13 @@ class Metrics:
         self.batch_tokens = make(Histogram, "batch_tokens", "Tokens per batch.", buckets=TOKENS)
         self.batch_seconds = make(Histogram, "batch_seconds", "Time per batch.", buckets=SECONDS)
         self.failures = make(Counter, "failures", "Requests that failed with status 500.")
-        self._of = cache(lambda path, status: (self.requests.labels(path, str(status)), self.seconds.labels(path)))
 
     def answered(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
         """Count a request. Unknown paths share one label, so that clients cannot create labels without limit."""
         route = scope.get("route")
         path = getattr(route, "path", None) or ("refused" if status in (401, 408, 413, 415, 429, 499) else "unknown")
-        count, time = self._of(path, status)
-        count.inc()
-        time.observe(seconds)
+        self.requests.labels(path, str(status)).inc()
+        self.seconds.labels(path).observe(seconds)
         if status == 500:
             self.failures.inc()
         if self.access_log:

@@ -23,7 +23,7 @@ from everybert.inside.masked import fill_sides
 from everybert.inside.steps import Part, needed, part_value, story
 from everybert.inside.trace import Trace
 from everybert.serving.batcher import Job, once
-from everybert.serving.limits import HttpError, RequestContext, too_large
+from everybert.serving.limits import HttpError, RequestContext, at_most
 from everybert.serving.models import Served
 from everybert.serving.routes import Json, add_endpoint, count_masks
 from everybert.serving.schemas import Second
@@ -114,8 +114,7 @@ def texts_of(body: dict[str, Any]) -> tuple[str, ...]:
     """The texts of a request; 413 where they are too long for the page."""
     one = [body.get(name) for name in ("text", "pair", "question", "context", "word")]
     found = (*filter(None, one), *body.get("texts", []))
-    if (characters := sum(map(len, found))) > CHARACTERS:
-        raise too_large(characters, CHARACTERS, "characters")
+    at_most(sum(map(len, found)), CHARACTERS, "characters")
     return found
 
 
@@ -135,8 +134,7 @@ class Playground:
     def fill(self, served: Served, text: str, pair: Second = None, originals: Originals = (), top: Top = 8) -> Json:
         """Each masked token predicted from both sides, from the left and from the right."""
         model = served.model
-        if (count := count_masks(model, [text, pair or ""])) > MASKS:
-            raise too_large(count, MASKS, "masked tokens")
+        at_most(count_masks(model, [text, pair or ""]), MASKS, "masked tokens")
         masks = fill_sides(model.network, model.tokenizer, text, pair, originals, top, size=model.window)
         return {"blanks": [asdict(mask) for mask in masks]}
 
@@ -192,9 +190,8 @@ class Playground:
 
     def context(self, served: Served, word: str, texts: Lines, top: Top = 6) -> Json:
         """The vectors of a word, compared in every layer."""
-        count = sum(text.lower().count(word.lower()) for text in texts)
-        if word and count > OCCURRENCES:
-            raise too_large(count, OCCURRENCES, "occurrences of the word")
+        if word:
+            at_most(sum(text.lower().count(word.lower()) for text in texts), OCCURRENCES, "occurrences of the word")
         found = served.model.neighbours(word, texts, top)
         return {**asdict(found), "similarity": found.similarity.astype(float).round(5).tolist()}
 
@@ -253,8 +250,7 @@ def attention_weights(served: Served, text: str, pair: str | None) -> Json:
     """The tokens of a text, and the weights of every head, whole and as thumbnails."""
     model = served.model
     count = len(model.config.layer_order) * model.config.heads * len(model.one_window(text, pair)) ** 2
-    if count > MOST_WEIGHTS:
-        raise too_large(count, MOST_WEIGHTS, "attention weights")
+    at_most(count, MOST_WEIGHTS, "attention weights")
     found = model.attention(text, pair)
     small, weights = found.thumbnails(), quantised(found.weights)
     return {"tokens": found.labels, "texts": found.texts, "small": small, "weights": weights}
@@ -262,8 +258,7 @@ def attention_weights(served: Served, text: str, pair: str | None) -> Json:
 
 def check_short(served: Served, text: str, pair: str | None) -> None:
     """413 for a text with more tokens than are explained one by one."""
-    if (count := len(served.model.one_window(text, pair))) > STEP_TOKENS:
-        raise too_large(count, STEP_TOKENS, "tokens, each of which is explained,")
+    at_most(len(served.model.one_window(text, pair)), STEP_TOKENS, "tokens, each of which is explained,")
 
 
 def trace(served: Served, text: str, pair: str | None, layer: int) -> Trace:

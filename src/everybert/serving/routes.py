@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import from_json
 
 from everybert import __version__
 from everybert.inference.model import Candidate, Model
 from everybert.serving import schemas as s
 from everybert.serving.batcher import Job, once
-from everybert.serving.limits import STATUSES, HttpError, RequestContext, too_large
+from everybert.serving.limits import STATUSES, HttpError, RequestContext, at_most
 from everybert.serving.models import Served, count_tokens, may_be_too_long
 from everybert.store.hub import BUNDLED
 from everybert.tasks.answer import Answer
@@ -84,19 +84,22 @@ def check_lengths(given: Any, most: int) -> None:
     """413 for a body with a list of more than `most` items, or with more items in nested lists than a few for each."""
     level, total = [given], 0
     while level := [x for x in level if isinstance(x, list | dict)]:
-        longest, total = max(map(len, level)), total + sum(map(len, level))
-        if longest > most or total > 4 * most + 64:
-            raise too_large(longest if longest > most else total, most, "texts in a request")
+        total += sum(map(len, level))
+        at_most(max(map(len, level)), most, "texts in a request")
+        at_most(total, 4 * most + 64, "items in a request")
         level = [x for one in level for x in (one.values() if isinstance(one, dict) else one)]
 
 
 def body_of(handler: Handler, strict: bool) -> type[BaseModel]:
-    """The body of a handler's requests: a field for each parameter but the first, which is the RequestContext."""
+    """The body of a handler's requests: a field for the model, and for each parameter behind the RequestContext.
+
+    Unknown fields are refused if `strict`; else they are ignored, as clients of OpenAI and TEI expect.
+    """
     _, *parameters = signature(handler, eval_str=True).parameters.values()
-    fields = {p.name: (p.annotation, ... if p.default is p.empty else p.default) for p in parameters}
+    fields: Json = {p.name: (p.annotation, ... if p.default is p.empty else p.default) for p in parameters}
+    fields |= {"__config__": ConfigDict(extra="forbid" if strict else "ignore"), "__doc__": handler.__doc__}
     name = handler.__name__.title().replace("_", "") + "Request"
-    base = s.StrictRequest if strict else s.BaseRequest
-    return create_model(name, __base__=base, __doc__=handler.__doc__, **fields)  # type: ignore[call-overload]
+    return create_model(name, model=(s.ModelName, None), **fields)
 
 
 def add_endpoint(
@@ -199,8 +202,7 @@ def describe(served: Served, request: Request) -> Json:
     model, config = served.model, served.model.config
     name, _, adapter = served.name.partition(":")
     local = request.client is not None and request.client.host in ("127.0.0.1", "::1")
-    folder = model.folder if served.adapter in model.bundle.folders else served.folder
-    path = folder if folder and folder.parent != BUNDLED else None  # those load by their names
+    path = served.folder if served.folder and served.folder.parent != BUNDLED else None  # those load by their names
     return {
         "id": served.name,
         "object": "model",
@@ -260,8 +262,6 @@ def embed_work(
     pooling = request.served.model.pooling
     width = pooling.width(request.served.model.config.hidden_size)
     pooling.prompt(prompt)
-    if dimensions is not None and dimensions > width:
-        raise HttpError(422, f"dimensions is {dimensions}, this model's vectors have {width}; ask for at most that")
 
     def run(model: Model, texts: list[str]) -> Sequence[Any]:
         found = model.embedded(texts, normalize=normalize, long=long, prompt=prompt, dimensions=dimensions)
@@ -541,48 +541,40 @@ def pipeline(
     classifies if it was trained to, fills [MASK] if there is one, or embeds. POST /models/NAME asks another model.
     """
     heads, top = request.served.heads, parameters.top_k if parameters else None
+    several = isinstance(inputs, list)
     if isinstance(inputs, s.SimilarityInputs):
         return similarity(request, inputs)
     if isinstance(inputs, s.QuestionInputs):
-        job = answer(request, inputs.question, inputs.context, top or 1)
-
-        def finish(found: list[Any]) -> Any:
-            shown = [{"answer": a.text, "score": a.score, "start": a.start, "end": a.end} for a in found[0]]
-            return shown if top else shown[0]
-
+        job, best = answer(request, inputs.question, inputs.context, top or 1), slice(top) if top else 0
+        form: Callable[[str, Any], Any] = lambda _, spans: renamed(spans, text="answer")[best]  # noqa: E731
     elif "tag" in heads:
-        job = tag(request, inputs)
-
-        def finish(found: list[Any]) -> Any:
-            names = {"label": "entity_group", "text": "word"}
-            each = [[{names.get(k, k): v for k, v in asdict(span).items()} for span in spans] for spans in found]
-            return each[0] if isinstance(inputs, str) else each
-
+        job, form = tag(request, inputs), lambda _, spans: renamed(spans, label="entity_group", text="word")
     elif "classify" in heads:
-        job = classify(request, as_list(inputs))
-
-        def finish(found: list[Any]) -> Any:
-            return [label_scores(request, one)[:top] for one in found]
-
+        job, form = classify(request, as_list(inputs)), lambda _, found: label_scores(request, found)[:top]
+        several = True
     elif "mlm" in heads and count_masks(request.served.model, as_list(inputs)):
-        job = fill(request, inputs, top or 5)
-
-        def finish(found: list[Any]) -> Any:
-            texts = as_list(inputs)
-            rows = [[_candidates(text, k, mask) for k, mask in enumerate(row)] for text, row in zip(texts, found)]
-            each = [row[0] if len(row) == 1 else row for row in rows]
-            return each[0] if isinstance(inputs, str) else each
-
+        job, form = fill(request, inputs, top or 5), filled
     else:
         return embed(request, inputs, normalize, truncate, dimensions)
+
+    def finish(found: list[Any]) -> Any:
+        each = [form(text, one) for text, one in zip(job.inputs, found)]
+        return each if several else each[0]
+
     job.finish = finish
     return job
 
 
-def _candidates(text: str, number: int, found: list[Candidate]) -> list[Json]:
-    """The candidates for a masked token, each with the text that has it in its place."""
-    *before, rest = text.split(MASK, number + 1) if MASK in text else (text, "")
-    start = MASK.join(before)
-    return [
-        {"score": c.score, "token": c.id, "token_str": c.token, "sequence": f"{start}{c.token}{rest}"} for c in found
-    ]
+def renamed(found: Sequence[Any], **names: str) -> list[Json]:
+    """Results with Hugging Face's names of their fields."""
+    return [{names.get(key, key): value for key, value in asdict(one).items()} for one in found]
+
+
+def filled(text: str, masks: list[list[Candidate]]) -> list[Any]:
+    """The candidates for each masked token, or for the only one; each with the text that has it in its place."""
+    rows = []
+    for number, found in enumerate(masks, 1):
+        *before, rest = text.split(MASK, number) if MASK in text else (text, "")
+        parts = [(c, MASK.join(before) + c.token + rest) for c in found]
+        rows.append([{"score": c.score, "token": c.id, "token_str": c.token, "sequence": whole} for c, whole in parts])
+    return rows[0] if len(rows) == 1 else rows
