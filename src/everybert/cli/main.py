@@ -91,20 +91,15 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"everybert {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
 def main(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """The whole BERT family: use a model, look inside it, make one from text."""
+    if version:
+        print(f"everybert {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         print(EXAMPLES["everybert"], end="")
 

@@ -12,7 +12,7 @@ from everybert.cli.common import Count, Long, Name, OptionalCount, Use, read_tex
 from everybert.cli.options import Fields, Output, command
 from everybert.errors import EverybertError
 from everybert.files import atomic_file
-from everybert.text.readers import RECORD_KINDS, ReadReport, expand, kind
+from everybert.text.readers import RECORD_KINDS, ReadReport, expand, kind, lines
 from everybert.training.logs import progress_bar
 
 app = typer.Typer()
@@ -169,13 +169,14 @@ def next(
     use: Use,
 ) -> Output:
     """Probability that the second text follows the first."""
-    if file is None and (first is None or second is None):
+    given = [text for text in (first, second) if text is not None]
+    if len(given) != (2 if file is None else 0):
         raise EverybertError("next compares two texts; give both in quotes, or --file F with a tab between them")
-    given = read_texts([text for text in (first, second) if text is not None], file, tabs=True)
-    pairs, model = [given] if file is None else [line.split("\t", 1) for line in given], use.load()
-    if bad := [number for number, pair in enumerate(pairs, 1) if len(pair) < 2]:
+    rows = [line.split("\t", 1) for _, line in lines(file)] if file is not None else [refuse_files(given)]
+    if bad := [number for number, row in enumerate(rows or [[]], 1) if len(row) < 2]:
         raise EverybertError(f"{file}:{bad[0]} has no tab; give two texts per line with a tab between them")
-    return Output([{"first": a, "second": b, "probability": model.next_sentence(a, b)} for a, b in pairs])
+    model = use.load()
+    return Output([{"first": a, "second": b, "probability": model.next_sentence(a, b)} for a, b in rows])
 
 
 # ── fine-tuned models ────────────────────────────────────────────────────────────────────────────────────────
@@ -223,11 +224,9 @@ def answer(
         context = "\n".join(read_texts(None, options.context_file))
     elif not context and len(questions) > 1:
         *questions, context = questions
-    if context and questions:
-        return predicted("answer", questions, replace(options, context=context), use, names)
-    if questions and not named_files(questions):
+    if questions and not context and not named_files(questions):
         raise EverybertError("there is no context; give it after the question, or as --context-file F")
-    return predicted("answer", questions, options, use, names)
+    return predicted("answer", questions, replace(options, context=context or None), use, names)
 
 
 @command(app)
@@ -287,15 +286,12 @@ def predicted(
         raise EverybertError("there is no text; give one in quotes, or a file")
     only_files(parts or {}, options)
     refuse_files(given)
-    model = use.load()
-    if options.adapter is not None:
-        model.use(options.adapter)
     second = options.pair if options.context is None else options.context
     how: Record = options.zero_shot() if options.context is None else {"top": options.top}
     every: list[Any] = inputs or (given if second is None else [(text, second) for text in given])
     name, value = names
     found: list[Record] = []
-    for text, one in zip(given, model.predict(task, every, **how)):
+    for text, one in zip(given, use.load().predict(task, every, options.adapter, **how)):
         plain: Any = [asdict(part) for part in one] if isinstance(one, list) else one
         found.append({name: text} | ({value: plain} if value else asdict(one)))
     return Output(found if inputs is None else found[0], report(map(show, found)))

@@ -567,7 +567,7 @@ def pipeline(
 
 def renamed(found: Sequence[Any], **names: str) -> list[Json]:
     """Results with Hugging Face's names of their fields."""
-    return [{names.get(key, key): value for key, value in asdict(one).items()} for one in found]
+    return [{names.get(key, key): value for key, value in asdict(one).items() if key != "cut"} for one in found]
 
 
 def filled(text: str, masks: list[list[Candidate]]) -> list[Any]:
