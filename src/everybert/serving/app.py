@@ -5,6 +5,7 @@ import errno
 import gc
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -185,7 +186,9 @@ def serve(settings: ServerSettings, host: str, port: int, started: Callable[[int
 
         threading.Thread(target=announce, daemon=True).start()
         if settings.workers == 1:
-            _Server(uvicorn.Config(app, **options())).run(sockets=[listening])
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)  # uvicorn stops at one, then raises it again: to exit with 0
+            uvicorn.Server(uvicorn.Config(app, **options())).run(sockets=[listening])
             if app.state.service.batcher.alive:
                 os._exit(0)  # a long computation: ending Python under it would crash
             return
@@ -205,12 +208,3 @@ def listen(host: str, port: int) -> socket.socket:
         raise EverybertError(
             f"cannot listen on {host}: {why}; give another --port (0 takes a free one) or --host"
         ) from None
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server, which exits with status 0 on a signal."""
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        """Finish what was accepted, then stop; a second signal stops at once."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
