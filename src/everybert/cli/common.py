@@ -54,15 +54,15 @@ class Use(ModelOptions):
     dtype: Annotated[Name, "float32, bfloat16, float16, or int8 (faster on a CPU). If not given: as saved."] = None
 
 
-def read_texts(texts: list[str] | None, file: Path | None) -> list[str]:
-    """The texts of the command line, or the lines of a file; tables are refused."""
+def read_texts(texts: list[str] | None, file: Path | None, tabs: bool = False) -> list[str]:
+    """The texts of the command line, or the lines of a file; tables are refused, except with `tabs` those of tabs."""
     if texts and file is not None:
         raise EverybertError("give texts or --file, not both")
     if texts:
         return refuse_files(texts)
     if file is None:
         raise EverybertError("there is no text; give one in quotes, or --file F (- for standard input)")
-    if kind(file) in RECORD_KINDS:
+    if kind(file) in RECORD_KINDS and not (tabs and kind(file) == ".tsv"):
         raise EverybertError(f"{file} is a table, not lines of text; give a file with one text per line")
     found = [line for _, line in lines(file)]
     if not found:

@@ -45,16 +45,11 @@ class Commands(Group):
         group: Any = typer.main.get_command(import_module(f"everybert.cli.{COMMANDS[name][0]}").app)
         return name, group.commands[name], args[1:]
 
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Read the options before the command."""
-        with one_line_errors():
-            return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command and print its errors."""
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command, print its errors and end with its exit code."""
         warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
         with one_line_errors():
-            return super().invoke(ctx)
+            sys.exit(super().main(*args, **options | {"standalone_mode": False}))
 
 
 @contextmanager
@@ -72,12 +67,11 @@ def one_line_errors() -> Iterator[None]:
             raise
         line = f"{error.filename}: {error.strerror}; check the path, its permissions and the space on the disk"
     except UsageError as error:
-        if "NoArgs" in type(error).__name__:  # help is printed
-            raise
+        if "NoArgs" in type(error).__name__:
+            error.show()  # the help
+            sys.exit(error.exit_code)
         said = " ".join(error.format_message().split()).rstrip(".")
         line = f"{said}; see {error.ctx.command_path if error.ctx else 'everybert'} --help"
-    except KeyboardInterrupt:
-        sys.exit(130)
     print(f"error: {' '.join(line.splitlines())}", file=sys.stderr)
     sys.exit(2)
 

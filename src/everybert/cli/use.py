@@ -12,7 +12,7 @@ from everybert.cli.common import Count, Long, Name, OptionalCount, Use, read_tex
 from everybert.cli.options import Fields, Output, command
 from everybert.errors import EverybertError
 from everybert.files import atomic_file
-from everybert.text.readers import RECORD_KINDS, ReadReport, expand, kind, lines
+from everybert.text.readers import RECORD_KINDS, ReadReport, expand, kind
 from everybert.training.logs import progress_bar
 
 app = typer.Typer()
@@ -169,14 +169,13 @@ def next(
     use: Use,
 ) -> Output:
     """Probability that the second text follows the first."""
-    given = [text for text in (first, second) if text is not None]
-    if len(given) != (2 if file is None else 0):
+    if file is None and (first is None or second is None):
         raise EverybertError("next compares two texts; give both in quotes, or --file F with a tab between them")
-    rows = [line.split("\t", 1) for _, line in lines(file)] if file is not None else [refuse_files(given)]
-    if bad := [number for number, row in enumerate(rows or [[]], 1) if len(row) < 2]:
+    given = read_texts([text for text in (first, second) if text is not None], file, tabs=True)
+    pairs, model = [given] if file is None else [line.split("\t", 1) for line in given], use.load()
+    if bad := [number for number, pair in enumerate(pairs, 1) if len(pair) < 2]:
         raise EverybertError(f"{file}:{bad[0]} has no tab; give two texts per line with a tab between them")
-    model = use.load()
-    return Output([{"first": a, "second": b, "probability": model.next_sentence(a, b)} for a, b in rows])
+    return Output([{"first": a, "second": b, "probability": model.next_sentence(a, b)} for a, b in pairs])
 
 
 # ── fine-tuned models ────────────────────────────────────────────────────────────────────────────────────────
