@@ -15,7 +15,7 @@ from everybert.files import atomic_folder
 from everybert.model.heads import Network
 from everybert.model.lora import AdapterSet, LoraConfig
 from everybert.serving.limits import HttpError, Limits, RequestContext
-from everybert.serving.models import ModelRegistry, count_tokens, may_be_too_long, open_models, pair_windows
+from everybert.serving.models import ModelRegistry, count_tokens, open_models, pair_windows
 from everybert.store.adapters import save_adapter
 
 
@@ -49,11 +49,6 @@ def test_tokens_are_counted(folders, inputs, tokens):
     context = RequestContext(Limits())
     count_tokens(everybert.load(folders["words"], device="cpu"), inputs, context)
     assert context.tokens == tokens
-
-
-def test_only_long_texts_must_be_counted():
-    limits = Limits(text_tokens=100, request_tokens=1000)
-    assert not may_be_too_long(["a", "b" * 4], limits) and may_be_too_long(["a" * 6], limits)
 
 
 def test_windows_of_long_pairs_multiply():

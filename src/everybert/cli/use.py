@@ -151,8 +151,7 @@ def tokens(
     """Print the tokens of a text, their offsets, and their vectors after a layer."""
 
     def rows(found: Any) -> list[dict[str, Any]]:
-        each = zip(found.tokens, found.ids, found.segments, found.offsets, found.vectors.tolist())
-        parts = [{"token": t, "id": i, "segment": s, "start": a, "end": b, "vector": v} for t, i, s, (a, b), v in each]
+        parts = found.rows(found.vectors.tolist())
         return [{k: v for k, v in part.items() if k != "segment" or pair is not None} for part in parts]
 
     given, model = read_texts(texts, file), use.load()

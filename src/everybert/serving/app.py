@@ -19,6 +19,7 @@ import torch
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 
 from everybert import __version__
@@ -95,7 +96,7 @@ def create_app(
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
         """Metrics for Prometheus."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(service.metrics.registry), media_type="text/plain; version=0.0.4")
 
     async def failed(request: Request, error: Exception) -> Response:
         return error_response(request.url.path, error)

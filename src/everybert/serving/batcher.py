@@ -51,8 +51,6 @@ class Job:
     """Makes the response, which becomes JSON, from all results."""
     options: Hashable = ()
     """Jobs with the same task and options share a call of `run`; None shares with no other."""
-    count: bool = True
-    """Whether the tokens are counted, and the limits checked, before the job goes into the queue."""
     numbers: Callable[[], int] = lambda: 0
     """The size of the response, once the tokens are counted."""
     long: bool = False

@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 from datetime import datetime
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -44,7 +44,3 @@ class Metrics:
             line = {"time": datetime.now().astimezone().isoformat(), "client": (scope.get("client") or ("",))[0]}
             line |= {"method": scope["method"], "path": scope["path"], "status": status, "seconds": round(seconds, 4)}
             logging.getLogger("everybert.access").warning(json.dumps(line))  # to standard error, which may be full
-
-    def text(self) -> bytes:
-        """The metrics in the exposition format."""
-        return generate_latest(self.registry)

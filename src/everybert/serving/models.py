@@ -16,8 +16,6 @@ HEAD_TASKS = {"mlm": "fill", "nsp": "next", "tag": "tag", "answer": "answer", "c
 """The endpoint of each head; classify heads have several."""
 VECTOR_TASKS = {"embed": "embed", "sparse": "embed_sparse", "multi": "rerank"}
 """The endpoint of what a folder makes of texts."""
-EXPANSION = 18
-"""Tokens per character, at most: Unicode normalization turns one character into up to 18."""
 
 
 @dataclass(eq=False)
@@ -52,7 +50,7 @@ class Served:
     """What `everybert.load` takes."""
     heads: frozenset[str]
     outputs: int
-    """Outputs of the classify head; 0 without one."""
+    """Outputs of the classify head; 0 without one, 1 for regression or a cross-encoder's relevance."""
     label: str
     """The name of that output."""
     bounded: bool
@@ -66,17 +64,12 @@ class Served:
         return self.loaded.model
 
     @property
-    def one_output(self) -> bool:
-        """Whether the classify head has one output: regression, or a cross-encoder's relevance."""
-        return self.outputs == 1
-
-    @property
     def tasks(self) -> list[str]:
         """The endpoints it can answer."""
         first = VECTOR_TASKS[self.model.pooling.vectors]
         found = [first, "tokens", "attention", *(task for head, task in HEAD_TASKS.items() if head in self.heads)]
         if "classify" in self.heads:
-            found += ["predict", "rerank"] if self.one_output else ["classify", "predict"]
+            found += ["predict", "rerank"] if self.outputs == 1 else ["classify", "predict"]
         defaults = {task.split()[0] for task in self.model.bundle.defaults} if self.adapter is None else set()
         return list(dict.fromkeys([*found, *sorted(defaults - {"embed"})]))
 
@@ -175,12 +168,6 @@ def split_name(entry: str) -> tuple[str, str]:
 
 
 # ── tokens, counted before anything is computed ──────────────────────────────────────────────────────────────
-
-
-def may_be_too_long(texts: Sequence[str], limits: Limits) -> bool:
-    """Whether texts have so many characters that only counting their tokens tells if they are within the limits."""
-    most = min(limits.text_tokens, limits.request_tokens)
-    return EXPANSION * sum(map(len, texts)) > most
 
 
 def count_tokens(model: Model, inputs: Sequence[str | tuple[str, ...]], context: RequestContext) -> None:

@@ -25,7 +25,7 @@ from everybert.inference.model import Candidate, Model
 from everybert.serving import schemas as s
 from everybert.serving.batcher import Job, once
 from everybert.serving.limits import STATUSES, HttpError, RequestContext, at_most
-from everybert.serving.models import Served, count_tokens, may_be_too_long
+from everybert.serving.models import Served, count_tokens
 from everybert.store.hub import BUNDLED
 from everybert.tasks.answer import Answer
 from everybert.tasks.metrics import sigmoid
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Handler = Callable[..., Job]
 Json = dict[str, Any]
 
-LARGE = 8192
+LARGE = 4096
 """Bytes of a body above which its work is not done by the event loop."""
 ITEM = 4
 """Numbers that a label, token or span of a response counts as."""
@@ -113,16 +113,16 @@ def add_endpoint(
         fields = dict(validated(kind, http))
         name = fields.pop("model")
         request.served = service.registry.get(http.path_params.get("model") or name)
-        return handler(request, **fields)
+        job = handler(request, **fields)
+        count_tokens(request.served.model, job.inputs, request)
+        return job
 
     async def endpoint(body: Any, http: Request) -> Response:
         request: RequestContext = http.scope["context"]
         large = len(request.body or b"") > LARGE  # its work is done in threads: the event loop answers others meanwhile
-        job = await asyncio.to_thread(prepared, http, request) if large else prepared(http, request)
         try:
             async with asyncio.timeout(service.limits.seconds):
-                if job.count:
-                    await asyncio.to_thread(count_tokens, request.served.model, job.inputs, request)
+                job = await asyncio.to_thread(prepared, http, request) if large else prepared(http, request)
                 request.reserve(job.numbers())
                 response = job.response = asyncio.get_running_loop().create_future()
                 await asyncio.to_thread(service.batcher.submit, job) if large else service.batcher.submit(job)
@@ -220,7 +220,7 @@ def describe(served: Served, request: Request) -> Json:
         "window": model.window,
         "lowercase": model.tokenizer.lowercase,
         "causal": config.causal,
-        "regression": served.one_output,
+        "regression": served.outputs == 1,
         "trained": served.trained,
         "defaults": dict(model.bundle.defaults),
     }
@@ -273,9 +273,8 @@ def embed_work(
         request.tokens = sum(read) + request.cut
         return finish(np.stack(vectors), read, cut)
 
-    count = may_be_too_long(texts, request.limits)
     numbers = len(texts) * (dimensions or width)
-    return Job(request, "embed", texts, run, finish_rows, (normalize, long, prompt, dimensions), count, lambda: numbers)
+    return Job(request, "embed", texts, run, finish_rows, (normalize, long, prompt, dimensions), lambda: numbers)
 
 
 def embeddings(
@@ -382,7 +381,7 @@ def classify(request: RequestContext, text: str | list[str | s.Pair]) -> Job:
     """Classify texts or pairs of any length; a model that predicts a number returns it as `value`."""
     texts, finish = as_list(text), results(request)
     numbers = ITEM * len(texts) * max(request.served.outputs, 1)
-    if not request.served.one_output:
+    if request.served.outputs != 1:
         return Job(request, "classify", texts, Model.classify, finish, numbers=lambda: numbers)
     values = lambda found: finish([{"value": x} for x in found])  # noqa: E731
     return Job(request, "regress", texts, Model.regress, values, numbers=lambda: numbers)
@@ -441,13 +440,8 @@ def tokens(
 
     def compute(model: Model) -> Json:
         found = model.tokens(text, layer=layer, pair=pair)
-        shown_vectors = rounded(found.vectors) if vectors else [None] * len(found.tokens)
-        rows = zip(found.tokens, found.ids, found.offsets, found.segments, shown_vectors)
-        shown = [
-            {"token": token, "id": i, "start": start, "end": end, "segment": segment, "vector": vector}
-            for token, i, (start, end), segment, vector in rows
-        ]
-        return results(request)(shown) | {"layer": found.layer}
+        rows = found.rows(rounded(found.vectors) if vectors else [None] * len(found.tokens))
+        return results(request)(rows) | {"layer": found.layer}
 
     texts = (text,) if pair is None else (text, pair)
     return once(request, "tokens", texts, compute, lambda: (ITEM + width) * request.tokens)
@@ -476,7 +470,7 @@ def attention(request: RequestContext, text: str, pair: str | None = None, layer
 def label_scores(request: RequestContext, found: Any, raw: bool = False) -> list[Json]:
     """Every label with its score, best first; raw scores are logits, or logarithms of probabilities."""
     served = request.served
-    if served.one_output:
+    if served.outputs == 1:
         squash = served.bounded and not raw
         return [{"score": float(sigmoid(found) if squash else found), "label": served.label}]
     request.cut += found.cut
@@ -517,7 +511,7 @@ def rerank(
         job = once(request, "rank", (query, *texts), order)
         job.finish = lambda found: ranked(np.array([score for _, score in sorted(found[0])]))
         return job
-    if not request.served.one_output:
+    if request.served.outputs != 1:
         found = [query, *as_list(texts)]
         return embed_work(request, found, lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)
     pairs: list[Any] = [(query, text) for text in texts]
