@@ -32,8 +32,6 @@ TRIM = 10.0
 """Seconds between two returns of memory: batches of ever new sizes leave gaps, which would grow to gigabytes."""
 ITEMS = 64
 """Items of a response for which one call makes JSON."""
-LETTERS = 5
-"""Characters per token, about."""
 
 
 @dataclass(eq=False)
@@ -55,6 +53,8 @@ class Job:
     """The size of the response, once the tokens are counted."""
     long: bool = False
     """Whether each input may take as long as many batches."""
+    sizes: Sequence[int] = ()
+    """The tokens of each input."""
     response: asyncio.Future[bytes] = field(init=False)
     """Made on the event loop."""
 
@@ -67,9 +67,9 @@ class Job:
         loaded, shared = self.context.served.loaded, object() if self.options is None else self.options
         found: list[JobPart] = []
         latest: dict[str | None, JobPart] = {}
-        for i, given in enumerate(self.inputs):
+        for i, (given, tokens) in enumerate(zip(self.inputs, self.sizes, strict=True)):
             adapter = self.context.served.adapter_for(self.task, isinstance(given, tuple) and len(given) == 2)
-            tokens, piece = guess_tokens(given), latest.get(adapter)
+            piece = latest.get(adapter)
             if piece is None or piece.tokens + tokens > loaded.budget:
                 piece = latest[adapter] = JobPart(self, loaded, adapter, (loaded, adapter, self.task, shared))
                 found.append(piece)
@@ -90,7 +90,6 @@ class JobPart:
     which: list[int] = field(default_factory=list)
     """Indices of its inputs."""
     tokens: int = 0
-    """Estimated."""
     turn: int = 0
     """Its place in the queue."""
 
@@ -109,11 +108,6 @@ def once(
 ) -> Job:
     """A job that is one call for some texts, shared with no other request."""
     return Job(context, task, [texts], lambda model, _: [compute(model)], lambda got: got[0], None, numbers=numbers)
-
-
-def guess_tokens(given: str | Sequence[str]) -> int:
-    """About how many tokens a text, or a tuple of texts, has."""
-    return 2 + len(given) // LETTERS if isinstance(given, str) else sum(map(guess_tokens, given))
 
 
 def in_parts(value: Any) -> bytes:

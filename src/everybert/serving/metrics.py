@@ -26,7 +26,7 @@ class Metrics:
         self.requests = make(Counter, "requests", "Requests answered.", ("path", "status"))
         self.seconds = make(Histogram, "request_seconds", "Time to answer a request.", ("path",), buckets=SECONDS)
         self.in_flight = make(Gauge, "in_flight", "Requests accepted and not answered yet.")
-        self.waiting = make(Gauge, "waiting_tokens", "Tokens in the queue (estimated).")
+        self.waiting = make(Gauge, "waiting_tokens", "Tokens in the queue.")
         self.tokens = make(Counter, "tokens", "Tokens computed.", ("model",))
         self.batch_tokens = make(Histogram, "batch_tokens", "Tokens per batch.", buckets=TOKENS)
         self.batch_seconds = make(Histogram, "batch_seconds", "Time per batch.", buckets=SECONDS)

@@ -170,8 +170,8 @@ def split_name(entry: str) -> tuple[str, str]:
 # ── tokens, counted before anything is computed ──────────────────────────────────────────────────────────────
 
 
-def count_tokens(model: Model, inputs: Sequence[str | tuple[str, ...]], context: RequestContext) -> None:
-    """Count the tokens of texts, pairs, and texts with several others; 413 above the limits.
+def count_tokens(model: Model, inputs: Sequence[str | tuple[str, ...]], context: RequestContext) -> list[int]:
+    """The tokens of each text, pair, or text with several others; 413 above the limits.
 
     Each distinct text is tokenized once, however often it is repeated.
     """
@@ -180,12 +180,16 @@ def count_tokens(model: Model, inputs: Sequence[str | tuple[str, ...]], context:
     texts = list(dict.fromkeys(text for part in parts for text in part))
     size = dict(zip(texts, map(len, tokenizer.ids_batch(texts, specials=False))))
     at_most(max(size.values(), default=0), limits.text_tokens, "tokens in a text")
-    pairs = [(size[part[0]], size[other]) for part in parts for other in part[1:]]
-    windows = sum(pair_windows(a, b, model.window, tokenizer.pair_special) for a, b in pairs)
+    pairs = [[(size[first], size[other]) for other in others] for first, *others in parts]
+    windows = sum(pair_windows(a, b, model.window, tokenizer.pair_special) for row in pairs for a, b in row)
     at_most(windows, limits.request_tokens, "tokens in the windows of long pairs")
-    context.tokens = sum(size[part[0]] + tokenizer.single_special for part in parts if len(part) == 1)
-    context.tokens += sum(a + b + tokenizer.pair_special for a, b in pairs)
+    counts = [
+        sum(a + b + tokenizer.pair_special for a, b in row) or size[part[0]] + tokenizer.single_special
+        for part, row in zip(parts, pairs)
+    ]
+    context.tokens = sum(counts)
     at_most(context.tokens, limits.request_tokens, "tokens in a request")
+    return counts
 
 
 def pair_windows(a: int, b: int, window: int, special: int) -> int:

@@ -114,7 +114,7 @@ def add_endpoint(
         name = fields.pop("model")
         request.served = service.registry.get(http.path_params.get("model") or name)
         job = handler(request, **fields)
-        count_tokens(request.served.model, job.inputs, request)
+        job.sizes = count_tokens(request.served.model, job.inputs, request)
         return job
 
     async def endpoint(body: Any, http: Request) -> Response:
