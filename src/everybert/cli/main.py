@@ -5,7 +5,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -17,33 +16,21 @@ from everybert.errors import EverybertError
 
 COMMANDS = {name: (*entry, panel) for panel, entries in TABLE.items() for name, entry in entries.items()}
 """Command → the module of everybert.cli that has it, its line in the help, its heading."""
-
-
 UsageError: Any = typer.BadParameter.__base__
 
 
 class Commands(Group):
     """Lists commands without importing them. Errors that users can fix are one line, with exit code 2."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The commands in the order of the table."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """What the help shows of a command."""
-        if cmd_name not in COMMANDS:
-            return None
-        _, line, panel = COMMANDS[cmd_name]
-        return Command(cmd_name, help=line, rich_help_panel=panel)
+    def __init__(self, **options: Any) -> None:
+        lines = {name: Command(name, help=line, rich_help_panel=panel) for name, (_, line, panel) in COMMANDS.items()}
+        super().__init__(**options | {"commands": lines})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command itself, imported now."""
-        name = args[0]
-        if name not in COMMANDS:
-            close = get_close_matches(name, COMMANDS, n=2)
-            ctx.fail(f"no such command {name!r}" + (f" (did you mean {' or '.join(close)}?)" if close else ""))
-        group: Any = typer.main.get_command(import_module(f"everybert.cli.{COMMANDS[name][0]}").app)
-        return name, group.commands[name], args[1:]
+        name, _, rest = super().resolve_command(ctx, args)
+        group: Any = typer.main.get_command(import_module(f"everybert.cli.{COMMANDS[str(name)][0]}").app)
+        return name, group.commands[name], rest
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command, print its errors and end with its exit code."""
