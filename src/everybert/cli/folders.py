@@ -124,7 +124,7 @@ def serve(
     port: Annotated[int, "The port. 0 takes a free one.", {"min": 0, "max": 65535}] = 8000,
     api_key: Annotated[
         Names,
-        "A key that clients may send; repeat. Also read from EVERYBERT_API_KEY, divided by spaces.",
+        "A key that clients may send; repeat. In the variable they are divided by spaces.",
         {"envvar": "EVERYBERT_API_KEY"},
     ] = None,
     api_keys: Annotated[Path | None, "A file with one such key per line."] = None,

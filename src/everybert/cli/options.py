@@ -230,13 +230,7 @@ def parameter_rows(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
     """Heading → (flags and value, help) of each parameter."""
     found: dict[str, list[tuple[str, str]]] = {ARGUMENTS: [], OPTIONS: []}
     for one in command.get_params(ctx):
-        said, flags, value = one.help or "", "", one.metavar or ""
-        if one.param_type_name == "option":
-            flags = ", ".join(sorted([*one.opts, *one.secondary_opts], key=lambda flag: flag.startswith("--")))
-            if one.required:
-                said += " [required]"
-            elif value and one.default not in (None, False) and "[default: " not in said:
-                said += f" [default: {one.default}]"
-        panel = getattr(one, "rich_help_panel", None) or (OPTIONS if flags else ARGUMENTS)
-        found.setdefault(panel, []).append((f"{flags} {value}".strip(), said))
+        option = one.param_type_name == "option"
+        panel = getattr(one, "rich_help_panel", None) or (OPTIONS if option else ARGUMENTS)
+        found.setdefault(panel, []).append(one.get_help_record(ctx) if option else (one.metavar, one.help))
     return {panel: rows for panel, rows in found.items() if rows}
