@@ -102,12 +102,13 @@ class JobPart:
 def once(
     context: RequestContext,
     task: str,
-    texts: tuple[str, ...],
+    texts: Sequence[str | None],
     compute: Callable[[Model], Any],
     numbers: Callable[[], int] = lambda: 0,
 ) -> Job:
-    """A job that is one call for some texts, shared with no other request."""
-    return Job(context, task, [texts], lambda model, _: [compute(model)], lambda got: got[0], None, numbers=numbers)
+    """A job that is one call for some texts, of which some may be None, shared with no other request."""
+    given = tuple(text for text in texts if text is not None)
+    return Job(context, task, [given], lambda model, _: [compute(model)], lambda got: got[0], None, numbers=numbers)
 
 
 def in_parts(value: Any) -> bytes:

@@ -143,7 +143,7 @@ def error_response(path: str, error: Exception) -> JSONResponse:
 class Usage:
     """What all clients use."""
 
-    requests: int = 0
+    requests: "set[RequestContext]" = field(default_factory=set)
     """In progress."""
     clients: Counter[str] = field(default_factory=Counter)
     """Bytes held by each client."""
@@ -171,7 +171,6 @@ class RequestContext:
     """None until it has arrived."""
     task: asyncio.Task[Any] | None = None
     """Answers it."""
-    accepted: bool = False
     held: int = 0
     """Bytes of its body and of its response."""
 
@@ -187,16 +186,10 @@ class RequestContext:
 
     def accept(self) -> None:
         """Its body has arrived: it is in progress until its response begins; 429 where too many are."""
-        if self.usage.requests >= self.limits.queue:
+        if len(self.usage.requests) >= self.limits.queue:
             raise overloaded()
-        self.usage.requests += 1
-        self.accepted = True
+        self.usage.requests.add(self)
         self.deadline = time.monotonic() + self.limits.seconds
-
-    def answered(self) -> None:
-        """Its response begins."""
-        self.usage.requests -= self.accepted
-        self.accepted = False
 
     def reserve(self, numbers: int) -> None:
         """Make room for the response before it is computed; 413 above the limit."""
@@ -213,7 +206,7 @@ class RequestContext:
 
     def release(self) -> None:
         """The request has ended: nothing is held any more."""
-        self.answered()
+        self.usage.requests.discard(self)
         self.gone = True
         self.usage.clients[self.client] -= self.held
         self.usage.clients += Counter()  # drops those that hold nothing
@@ -258,7 +251,7 @@ class LimitsMiddleware:
         self.keys = keys
         self.hosts = {"localhost", *(host.lower() for host in hosts)}
         self.usage = Usage()
-        service.metrics.in_flight.set_function(lambda: self.usage.requests)
+        service.metrics.in_flight.set_function(lambda: len(self.usage.requests))
         self.rates = RateLimiter(service.limits.rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -272,7 +265,7 @@ class LimitsMiddleware:
 
         async def write(message: Message) -> None:
             nonlocal status
-            context.answered()
+            self.usage.requests.discard(context)  # its response begins
             status = message.get("status", status)
             body = message.get("body", b"")
             if len(body) <= CHUNK:

@@ -180,12 +180,13 @@ def count_tokens(model: Model, inputs: Sequence[str | tuple[str, ...]], context:
     texts = list(dict.fromkeys(text for part in parts for text in part))
     size = dict(zip(texts, map(len, tokenizer.ids_batch(texts, specials=False))))
     at_most(max(size.values(), default=0), limits.text_tokens, "tokens in a text")
-    pairs = [[(size[first], size[other]) for other in others] for first, *others in parts]
-    windows = sum(pair_windows(a, b, model.window, tokenizer.pair_special) for row in pairs for a, b in row)
+    pairs = [(size[part[0]], size[other]) for part in parts for other in part[1:]]
+    windows = sum(pair_windows(a, b, model.window, tokenizer.pair_special) for a, b in pairs)
     at_most(windows, limits.request_tokens, "tokens in the windows of long pairs")
     counts = [
-        sum(a + b + tokenizer.pair_special for a, b in row) or size[part[0]] + tokenizer.single_special
-        for part, row in zip(parts, pairs)
+        sum(size[part[0]] + size[other] + tokenizer.pair_special for other in part[1:])
+        or sum(size[text] + tokenizer.single_special for text in part)
+        for part in parts
     ]
     context.tokens = sum(counts)
     at_most(context.tokens, limits.request_tokens, "tokens in a request")

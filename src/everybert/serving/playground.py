@@ -232,16 +232,10 @@ class Playground:
 def pieces(tokenizer: Any, text: str, pair: str | None) -> Json:
     """The tokens of a text with their properties."""
     encoding = tokenizer.encode(text, pair)
-    return {
-        **{"kind": tokenizer.kind, "lowercase": tokenizer.lowercase, "vocabulary": tokenizer.size},
-        "tokens": encoding.tokens,
-        "ids": encoding.ids,
-        "segments": encoding.segments,
-        "offsets": encoding.offsets,
-        "special": encoding.special,
-        "texts": encoding.sequence,
-        "unknown": [i == tokenizer.unk_id and not s for i, s in zip(encoding.ids, encoding.special)],
-    }
+    unknown = [i == tokenizer.unk_id and not special for i, special in zip(encoding.ids, encoding.special)]
+    about = {"kind": tokenizer.kind, "lowercase": tokenizer.lowercase, "vocabulary": tokenizer.size}
+    columns = {name: getattr(encoding, name) for name in ("tokens", "ids", "segments", "offsets", "special")}
+    return {**about, **columns, "texts": encoding.sequence, "unknown": unknown}
 
 
 def attention_weights(served: Served, text: str, pair: str | None) -> tuple[Json, np.ndarray]:

@@ -259,9 +259,8 @@ def embed_work(
     prompt: str | None = None,
 ) -> Job:
     """Embed texts; `finish` takes the vectors (N, H), the tokens of each text, and the tokens cut of each."""
-    pooling = request.served.model.pooling
-    width = pooling.width(request.served.model.config.hidden_size)
-    pooling.prompt(prompt)
+    model = request.served.model
+    numbers = len(texts) * (dimensions or model.pooling.width(model.config.hidden_size))
 
     def run(model: Model, texts: list[str]) -> Sequence[Any]:
         found = model.embedded(texts, normalize=normalize, long=long, prompt=prompt, dimensions=dimensions)
@@ -273,7 +272,6 @@ def embed_work(
         request.tokens = sum(read) + request.cut
         return finish(np.stack(vectors), read, cut)
 
-    numbers = len(texts) * (dimensions or width)
     return Job(request, "embed", texts, run, finish_rows, (normalize, long, prompt, dimensions), lambda: numbers)
 
 
@@ -331,7 +329,6 @@ def embed_sparse(
 ) -> Job:
     """A sparse vector over the vocabulary per text, by a SPLADE model; `top` keeps the largest weights."""
     model, texts, long = request.served.model, as_list(inputs), "cut" if truncate else "window"
-    model.pooling.prompt(prompt_name)
 
     def run(model: Model, texts: list[str]) -> Sequence[Any]:
         found = model.sparse(texts, top, long, prompt=prompt_name)  # type: ignore[arg-type]
@@ -351,11 +348,9 @@ def tokenize(request: RequestContext, inputs: s.Texts, add_special_tokens: bool 
     """The tokens of texts."""
 
     def run(model: Model, texts: list[str]) -> Sequence[Any]:
-        return [tei_tokens(found) for found in model.tokenizer.encode_batch(texts, add_special_tokens)]
-
-    def tei_tokens(found: Any) -> list[Json]:
-        rows = zip(found.ids, found.tokens, found.special, found.offsets)
-        return [{"id": i, "text": t, "special": sp, "start": a, "stop": b} for i, t, sp, (a, b) in rows]
+        found = model.tokenizer.encode_batch(texts, add_special_tokens)
+        each = [zip(x.ids, x.tokens, x.special, x.offsets) for x in found]
+        return [[{"id": i, "text": t, "special": s, "start": a, "stop": b} for i, t, s, (a, b) in x] for x in each]
 
     texts = as_list(inputs)
     return Job(request, "tokens", texts, run, list, add_special_tokens, numbers=lambda: ITEM * request.tokens)
@@ -364,9 +359,14 @@ def tokenize(request: RequestContext, inputs: s.Texts, add_special_tokens: bool 
 # ── predictions ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def reply(request: RequestContext, **shown: Any) -> Json:
+    """A response of our own endpoints."""
+    return {"model": request.served.name, **shown, "tokens": request.tokens}
+
+
 def results(request: RequestContext) -> Callable[[list[Any]], Json]:
     """Makes the response with one result per input."""
-    return lambda found: {"model": request.served.name, "results": found, "tokens": request.tokens}
+    return lambda found: reply(request, results=found)
 
 
 def fill(request: RequestContext, text: s.Texts, top: s.Top = 5) -> Job:
@@ -409,11 +409,7 @@ def answer(request: RequestContext, question: s.Texts, context: s.Texts, top: s.
 
 def next_sentence(request: RequestContext, first: str, second: str) -> Job:
     """The probability that the second text follows the first."""
-
-    def compute(model: Model) -> Json:
-        probability = model.next_sentence(first, second)
-        return {"model": request.served.name, "probability": probability, "tokens": request.tokens}
-
+    compute = lambda model: reply(request, probability=model.next_sentence(first, second))  # noqa: E731
     return once(request, "next", (first, second), compute)
 
 
@@ -423,7 +419,7 @@ def choose(request: RequestContext, prompt: str, endings: s.SomeTexts) -> Job:
     def compute(model: Model) -> Json:
         chosen = model.choose(prompt, endings)
         request.cut = chosen.cut
-        return {"model": request.served.name, **asdict(chosen), "tokens": request.tokens}
+        return reply(request, **asdict(chosen))
 
     return once(request, "choose", (prompt, *endings), compute)
 
@@ -441,10 +437,9 @@ def tokens(
     def compute(model: Model) -> Json:
         found = model.tokens(text, layer=layer, pair=pair)
         rows = found.rows(rounded(found.vectors) if vectors else [None] * len(found.tokens))
-        return results(request)(rows) | {"layer": found.layer}
+        return reply(request, results=rows, layer=found.layer)
 
-    texts = (text,) if pair is None else (text, pair)
-    return once(request, "tokens", texts, compute, lambda: (ITEM + width) * request.tokens)
+    return once(request, "tokens", (text, pair), compute, lambda: (ITEM + width) * request.tokens)
 
 
 def attention(request: RequestContext, text: str, pair: str | None = None, layer: s.AttentionLayer = None) -> Job:
@@ -457,11 +452,9 @@ def attention(request: RequestContext, text: str, pair: str | None = None, layer
 
     def compute(model: Model) -> Json:
         found = model.attention(text, pair=pair)
-        shown = {"token": found.tokens, "layers": layers, "weights": rounded(found.weights[layers])}
-        return {"model": request.served.name, **shown, "tokens": request.tokens}
+        return reply(request, token=found.tokens, layers=layers, weights=rounded(found.weights[layers]))
 
-    texts = (text,) if pair is None else (text, pair)
-    return once(request, "attention", texts, compute, lambda: count * config.heads * request.tokens**2)
+    return once(request, "attention", (text, pair), compute, lambda: count * config.heads * request.tokens**2)
 
 
 # ── the same as others ask for it: the job of an endpoint above, with another form of the response ───────────────
