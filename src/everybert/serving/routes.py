@@ -500,13 +500,11 @@ def rerank(
         return [{"index": i, "score": float(scores[i]), **({"text": texts[i]} if return_text else {})} for i in order]
 
     if request.served.model.pooling.multi:
-        order = lambda model: [(one.index, one.score) for one in model.rank(query, texts)]  # noqa: E731
-        job = once(request, "rank", (query, *texts), order)
-        job.finish = lambda found: ranked(np.array([score for _, score in sorted(found[0])]))
-        return job
+        order = lambda model: sorted(model.rank(query, texts), key=lambda one: one.index)  # noqa: E731
+        compute = lambda model: ranked(np.array([one.score for one in order(model)]))  # noqa: E731
+        return once(request, "rank", (query, *texts), compute)
     if request.served.outputs != 1:
-        found = [query, *as_list(texts)]
-        return embed_work(request, found, lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)
+        return embed_work(request, [query, *texts], lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)
     pairs: list[Any] = [(query, text) for text in texts]
     job = classify(request, pairs)
     config = None if request.served.adapter else request.served.model.raw_config
