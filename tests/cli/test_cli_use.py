@@ -218,7 +218,7 @@ def test_the_folder_of_a_run_and_pickled_weights_are_refused_with_the_remedy(fol
 
 def test_an_unknown_command_gets_a_close_one():
     result = run("fil")
-    assert result.exit_code == 2 and "did you mean fill?" in result.stderr
+    assert result.exit_code == 2 and "Did you mean 'fill'?" in result.stderr
 
 
 def test_a_lone_surrogate_and_a_broken_file(folder: Path, tmp_path: Path):

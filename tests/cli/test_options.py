@@ -1,6 +1,7 @@
 """Options from signatures and dataclass fields, and the help of every command."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -87,9 +88,9 @@ def test_help_has_the_docs_of_parameters_and_fields():
     for line in (
         "Some texts.",
         "--kind a|b",
-        "The kind. [default: a]",
+        "The kind.  [default: a]",
         "--set K=V",
-        "--sign, --no-sign",
+        "--sign / --no-sign",
         "Size:",
         "How wide. [default: 3]",
         "Whether tall.",
@@ -113,7 +114,7 @@ def all_commands():
 def test_help_is_complete_and_fits_80_columns(words):
     text = CliRunner().invoke(everybert, [*words, "--help"], env={"COLUMNS": "80"}).stdout
     assert max(map(len, text.splitlines())) <= 80, text
-    assert "<" not in text and " bool" not in text
+    assert not re.search(r" <\w| bool", text), "a type of Python"
     shown = "".join(f"  {line}\n" for line in EXAMPLES[" ".join(words)].splitlines())
     assert text.endswith(f"Examples:\n{shown}") and f"everybert {' '.join(words)}" in shown
     rows = [line for line in text.splitlines() if line.startswith("  -")]

@@ -88,7 +88,7 @@ def test_clients_that_leave_are_not_worked_for(folders):
                 with connect(url) as client:
                     client.sendall(HEAD % len(BODY) + BODY)
             own.until(lambda: len(batcher.queue) + count(service, 499) == 20)
-            own.until(lambda: not any(piece.job.wanted for piece in batcher.queue))
+            own.until(lambda: not any(piece.job.context.wanted for piece in batcher.queue))
         assert all(job.result(60).status_code == 200 for job in first)
         assert post(url, "/embed", {"inputs": "a"}).status_code == 200
         own.until(lambda: in_flight(service) == 0)

@@ -394,9 +394,9 @@ def test_a_client_that_leaves_is_noticed_though_it_had_asked_for_more(folders):
             client.sendall(request({"inputs": "a " * 100}) * 3)
             own.until(lambda: len(batcher.queue) == 1)
             (waiting,) = batcher.queue
-            assert waiting.job.wanted
+            assert waiting.job.context.wanted
             client.close()
-            own.until(lambda: not waiting.job.wanted)
+            own.until(lambda: not waiting.job.context.wanted)
 
 
 def test_trailers_without_end_are_refused(folders):

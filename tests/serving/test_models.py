@@ -15,7 +15,7 @@ from everybert.files import atomic_folder
 from everybert.model.heads import Network
 from everybert.model.lora import AdapterSet, LoraConfig
 from everybert.serving.limits import HttpError, Limits, RequestContext
-from everybert.serving.models import ModelRegistry, count_tokens, may_be_too_long, open_models, pair_windows
+from everybert.serving.models import ModelRegistry, count_tokens, open_models, pair_windows
 from everybert.store.adapters import save_adapter
 
 
@@ -49,11 +49,6 @@ def test_tokens_are_counted(folders, inputs, tokens):
     context = RequestContext(Limits())
     count_tokens(everybert.load(folders["words"], device="cpu"), inputs, context)
     assert context.tokens == tokens
-
-
-def test_only_long_texts_must_be_counted():
-    limits = Limits(text_tokens=100, request_tokens=1000)
-    assert not may_be_too_long(["a", "b" * 4], limits) and may_be_too_long(["a" * 6], limits)
 
 
 def test_windows_of_long_pairs_multiply():
@@ -124,3 +119,20 @@ def test_adapters_share_an_encoder(folders, tmp_path):
             else:
                 vector = answer.json()["data"][0]["embedding"]
                 np.testing.assert_allclose(vector, bare.embed([body["input"]], normalize=True)[0], atol=1e-5)
+
+
+def test_an_adapters_folder_is_served_with_other_adapters(folders, tmp_path):
+    """Each name is answered by its own adapter, also after another was in use."""
+    for number, name in enumerate(("one", "two")):
+        model = everybert.load(folders["words"], device="cpu")
+        torch.manual_seed(number)
+        adapters, fresh = AdapterSet(model.network), Network(model.config, {"classify": 2})
+        adapters.add(name, LoraConfig(rank=2), {"classify": fresh.heads["classify"]}, fresh.pooler)
+        with atomic_folder(tmp_path / name) as folder:
+            task = {"task": "classify", "labels": ["no", "yes"]}
+            save_adapter(adapters, name, folder, base=str(folders["words"]), extras={"task": task})
+    with own.running({"m": tmp_path / "one"}, adapters={"m": {"other": tmp_path / "two"}}) as (url, _):
+        for name, part in (("m", "one"), ("m:other", "two"), ("m", "one")):
+            found = post(url, "/classify", {"text": TEXTS[0], "model": name}).json()["results"][0]
+            expected = everybert.load(tmp_path / part, device="cpu").classify(TEXTS[0])[0]
+            assert found["scores"] == pytest.approx(expected.scores, abs=1e-5), name

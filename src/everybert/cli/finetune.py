@@ -94,13 +94,10 @@ def finetune(
         logging.getLogger("everybert").setLevel(logging.INFO)
     from everybert.model.lora import LoraConfig
 
-    settings |= start | data.reading() | {"options": task_options.given(), "grid": grid}
-    settings |= {"window": window, "overlap": overlap, "long": long}
-    settings |= {"device": model.device} if model.device else {}
-    settings |= {"lora": LoraConfig(**lora)} if lora else {}
-    settings |= {"seeds": seeds, "seed": seed, "overwrite": overwrite, "quiet": quiet}
-    settings |= {"allow_pickle": model.allow_pickle}
-    tuned = everybert.finetune(model.model, task, train, dev, out, **settings)
+    settings |= start | ({"lora": LoraConfig(**lora)} if lora else {})
+    settings |= data.reading() | {"options": task_options.given(), "window": window, "overlap": overlap, "long": long}
+    settings |= {"device": model.device, "allow_pickle": model.allow_pickle, "quiet": quiet, "overwrite": overwrite}
+    tuned = everybert.finetune(model.model, task, train, dev, out, seeds=seeds, seed=seed, grid=grid, **settings)
     finished = all(r.finished for r in tuned.runs)
     found = {
         "folder": str(tuned.folder),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from everybert.cli.common import DEFAULT, LECTURE, Name, OptionalCount, Pickle, Source, Use, cell, report
+from everybert.cli.common import DEFAULT, LECTURE, Name, OptionalCount, Pickle, Source, cell, report
 from everybert.cli.options import Fields, Group, Output, command
 from everybert.errors import EverybertError
 from everybert.files import accept_folder
@@ -25,9 +25,6 @@ SERVER = "everybert.serving.app:ServerSettings"
 Preset = Annotated[str | None, {"metavar": "MODEL"}]
 Names = Annotated[list[str] | None, {"metavar": "NAME"}]
 Merged = Annotated[Name, "Merge this adapter: the name of one that comes with the model, or a folder."]
-
-
-Limited = Annotated[dict[str, Any], Fields(LIMITS, "Limits", "everybert.serving.limits:Limits")]
 
 
 @command(app)
@@ -124,7 +121,7 @@ def serve(
     port: Annotated[int, "The port. 0 takes a free one.", {"min": 0, "max": 65535}] = 8000,
     api_key: Annotated[
         Names,
-        "A key that clients may send; repeat. Also read from EVERYBERT_API_KEY, divided by spaces.",
+        "A key that clients may send; repeat. In the variable they are divided by spaces.",
         {"envvar": "EVERYBERT_API_KEY"},
     ] = None,
     api_keys: Annotated[Path | None, "A file with one such key per line."] = None,
@@ -133,8 +130,8 @@ def serve(
     ] = None,
     no_playground: Annotated[bool, "Serve the API alone, without the page and its endpoints."] = False,
     more: Annotated[dict[str, Any], Fields("workers access_log revision", "Server", SERVER)],
-    use: Annotated[Use, Fields("device dtype allow_pickle", "Model")],
-    limits: Limited,
+    use: Annotated[dict[str, Any], Fields("device dtype allow_pickle", "Model", "everybert.cli.common:Use")],
+    limits: Annotated[dict[str, Any], Fields(LIMITS, "Limits", "everybert.serving.limits:Limits")],
 ) -> None:
     """Serve models over HTTP: the endpoints of OpenAI and TEI, our own, and a page to try them."""
     # oneDNN caches compiled products, some for each batch size, with their memory: it grows for minutes, speed does not
@@ -150,16 +147,15 @@ def serve(
     chosen = replace(chosen, request_tokens=max(4 * chosen.text_tokens, chosen.inputs))
     keys = [*(api_key or []), *(api_keys.read_text("utf-8").split() if api_keys else [])]
     hosts = [host, *(allowed_hosts or [])]
-    loading = (model or [DEFAULT, LECTURE], adapter or [], use.device, use.dtype)
-    given = {"allow_pickle": use.allow_pickle, **more}
-    settings = ServerSettings(*loading, keys, hosts, not no_playground, chosen, **given)
+    asked: dict[str, Any] = {"keys": keys, "hosts": hosts, "playground": not no_playground, **more, **use}
+    settings = ServerSettings(model or [DEFAULT, LECTURE], adapter or [], limits=chosen, **asked)
     if api_keys and not keys:
         raise EverybertError(f"{api_keys} has no key; write one per line")
     if host not in ("127.0.0.1", "::1", "localhost") and not keys:
         print(f"note: anyone who reaches {host} can use this server; --api-key asks for a key", file=sys.stderr)
 
     def started(real: int, service: Any) -> None:
-        entries = [entry for entry in service.registry.entries.values() if entry.adapter is None]
+        entries = [entry for entry in service.registry.entries.values() if ":" not in entry.name]
         names, where = ", ".join(entry.name for entry in entries), f"http://{host}:{real}"
         page = "" if no_playground else f"page: {where}/, "
         print(f"serving {names} on {where} ({page}API reference: /docs; stop with Ctrl-C)", flush=True)

@@ -5,7 +5,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -17,44 +16,27 @@ from everybert.errors import EverybertError
 
 COMMANDS = {name: (*entry, panel) for panel, entries in TABLE.items() for name, entry in entries.items()}
 """Command → the module of everybert.cli that has it, its line in the help, its heading."""
-
-
 UsageError: Any = typer.BadParameter.__base__
 
 
 class Commands(Group):
     """Lists commands without importing them. Errors that users can fix are one line, with exit code 2."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The commands in the order of the table."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """What the help shows of a command."""
-        if cmd_name not in COMMANDS:
-            return None
-        _, line, panel = COMMANDS[cmd_name]
-        return Command(cmd_name, help=line, rich_help_panel=panel)
+    def __init__(self, **options: Any) -> None:
+        lines = {name: Command(name, help=line, rich_help_panel=panel) for name, (_, line, panel) in COMMANDS.items()}
+        super().__init__(**options | {"commands": lines})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command itself, imported now."""
-        name = args[0]
-        if name not in COMMANDS:
-            close = get_close_matches(name, COMMANDS, n=2)
-            ctx.fail(f"no such command {name!r}" + (f" (did you mean {' or '.join(close)}?)" if close else ""))
-        group: Any = typer.main.get_command(import_module(f"everybert.cli.{COMMANDS[name][0]}").app)
-        return name, group.commands[name], args[1:]
+        name, _, rest = super().resolve_command(ctx, args)
+        group: Any = typer.main.get_command(import_module(f"everybert.cli.{COMMANDS[str(name)][0]}").app)
+        return name, group.commands[name], rest
 
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Read the options before the command."""
-        with one_line_errors():
-            return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command and print its errors."""
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command, print its errors and end with its exit code."""
         warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
         with one_line_errors():
-            return super().invoke(ctx)
+            sys.exit(super().main(*args, **options | {"standalone_mode": False}))
 
 
 @contextmanager
@@ -72,12 +54,11 @@ def one_line_errors() -> Iterator[None]:
             raise
         line = f"{error.filename}: {error.strerror}; check the path, its permissions and the space on the disk"
     except UsageError as error:
-        if "NoArgs" in type(error).__name__:  # help is printed
-            raise
+        if "NoArgs" in type(error).__name__:
+            error.show()  # the help
+            sys.exit(error.exit_code)
         said = " ".join(error.format_message().split()).rstrip(".")
         line = f"{said}; see {error.ctx.command_path if error.ctx else 'everybert'} --help"
-    except KeyboardInterrupt:
-        sys.exit(130)
     print(f"error: {' '.join(line.splitlines())}", file=sys.stderr)
     sys.exit(2)
 
@@ -91,20 +72,15 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"everybert {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
 def main(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """The whole BERT family: use a model, look inside it, make one from text."""
+    if version:
+        print(f"everybert {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         print(EXAMPLES["everybert"], end="")
 

@@ -53,8 +53,8 @@ class Fields:
     without: str = ""
     """Fields that have no option."""
 
-    def options(self) -> dict[str, "Option"]:
-        """Field → option, in the order of `only`."""
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """Field → parameter of the command, in the order of `only`."""
         module, _, name = self.source.partition(":")
         known = {"Literal": Literal, "Path": Path, **vars(sys.modules.get(module, types))}
         fields = read_fields(module, name)
@@ -68,7 +68,7 @@ class Fields:
                 real = str
             shown = "" if default in (None, False, REQUIRED) else f" [default: {default}]"
             start = default if default is REQUIRED or default is False else None
-            found[key] = Option(names[key], real, start, doc + shown, self.panel)
+            found[key] = parameter(names[key], real, start, doc + shown, self.panel)
         return found
 
 
@@ -89,32 +89,21 @@ def read_fields(module: str, name: str) -> dict[str, tuple[str, Any, str]]:
     return found
 
 
-@dataclass(frozen=True)
-class Option:
-    """One parameter of a command."""
-
-    name: str
-    kind: Any
-    default: Any
-    help: str
-    panel: str = OPTIONS
-
-    def parameter(self) -> inspect.Parameter:
-        """The parameter as typer reads it."""
-        kind, *more = get_args(self.kind) if get_origin(self.kind) is Annotated else (self.kind,)
-        plain = self.name.strip("_").replace("_", "-")
-        about: dict[str, Any] = {"help": "", "metavar": value_name(kind, plain)}
-        for one in more:  # of nested annotations, the last has precedence
-            about |= one if isinstance(one, dict) else {"help": one}
-        about["help"] += self.help
-        also = about.pop("also", SHORT.get(plain))
-        if self.panel == ARGUMENTS:
-            info: Any = typer.Argument(**about)
-        else:
-            flag = f"--{plain}" + (f"/--no-{plain}" if about["metavar"] is None and self.default is None else "")
-            info = typer.Option(about.pop("flag", flag), *([also] if also else []), rich_help_panel=self.panel, **about)
-        word = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Parameter(self.name, word, default=self.default, annotation=Annotated[kind, info])
+def parameter(name: str, kind: Any, default: Any, doc: str = "", panel: str = OPTIONS) -> inspect.Parameter:
+    """A parameter as typer reads it."""
+    kind, *more = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    plain = name.strip("_").replace("_", "-")
+    about: dict[str, Any] = {"help": "", "metavar": value_name(kind, plain)}
+    for one in more:  # of nested annotations, the last has precedence
+        about |= one if isinstance(one, dict) else {"help": one}
+    about["help"] += doc
+    also = about.pop("also", SHORT.get(plain))
+    if panel == ARGUMENTS:
+        info: Any = typer.Argument(**about)
+    else:
+        flag = f"--{plain}" + (f"/--no-{plain}" if about["metavar"] is None and default is None else "")
+        info = typer.Option(about.pop("flag", flag), *([also] if also else []), rich_help_panel=panel, **about)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
 
 
 def value_name(kind: Any, name: str) -> str | None:
@@ -158,32 +147,31 @@ def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         hints = get_type_hints(function, include_extras=True)
-        every: list[Option] = []
-        groups: dict[str, tuple[Any, dict[str, Option]]] = {}
+        every: list[inspect.Parameter] = []
+        groups: dict[str, tuple[Any, dict[str, inspect.Parameter]]] = {}
         for name, one in inspect.signature(function).parameters.items():
-            kind: Any = hints[name]
-            inner: Any = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-            group = next((more for more in getattr(kind, "__metadata__", ()) if isinstance(more, Fields)), None)
+            inner, *more = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
+            group = next((each for each in more if isinstance(each, Fields)), None)
             if is_dataclass(inner):
                 group = group or Fields(panel=inspect.cleandoc(inner.__doc__ or "").strip("."))
                 group = replace(group, source=f"{inner.__module__}:{getattr(inner, '__name__', '')}")
             if group is not None:
-                groups[name] = (inner if is_dataclass(inner) else dict, group.options())
+                groups[name] = (inner, group.parameters())
                 every += groups[name][1].values()
             else:
                 panel = ARGUMENTS if one.kind is one.POSITIONAL_OR_KEYWORD else OPTIONS
-                every.append(Option(name, kind, one.default, "", panel))
+                every.append(parameter(name, hints[name], one.default, panel=panel))
         if prints := hints["return"] is Output:
-            every.append(Option("json_", bool, False, "Print the result as JSON."))
+            every.append(parameter("json_", bool, False, "Print the result as JSON."))
 
-        python = [one.name for one in every if "_" in one.name.strip("_") and one.panel != ARGUMENTS]
+        python = [one.name for one in every if "_" in one.name.strip("_")]
         names = rf"(?<![-\w/.])({'|'.join(python)})(?:=True)?\b(?![.=/])" if python else ""
 
         @wraps(function)
         def run(**values: Any) -> None:
             as_json = values.pop("json_") if prints else False
-            for name, (kind, options) in groups.items():
-                given = {key: values.pop(one.name) for key, one in options.items()}
+            for name, (kind, fields) in groups.items():
+                given = {key: values.pop(one.name) for key, one in fields.items()}
                 values[name] = kind(**{k: v for k, v in given.items() if v is not None and v is not False})
             try:
                 result = function(**values)
@@ -193,7 +181,7 @@ def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
             if prints:
                 result.show(as_json)
 
-        run.__signature__ = inspect.Signature([one.parameter() for one in every])  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         run.__annotations__ = {}
         app.command(function.__name__.strip("_"), cls=Command, help=inspect.cleandoc(function.__doc__ or ""))(run)
         return function
@@ -242,13 +230,7 @@ def parameter_rows(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
     """Heading → (flags and value, help) of each parameter."""
     found: dict[str, list[tuple[str, str]]] = {ARGUMENTS: [], OPTIONS: []}
     for one in command.get_params(ctx):
-        said, flags, value = one.help or "", "", one.metavar or ""
-        if one.param_type_name == "option":
-            flags = ", ".join(sorted([*one.opts, *one.secondary_opts], key=lambda flag: flag.startswith("--")))
-            if one.required:
-                said += " [required]"
-            elif value and one.default not in (None, False) and "[default: " not in said:
-                said += f" [default: {one.default}]"
-        panel = getattr(one, "rich_help_panel", None) or (OPTIONS if flags else ARGUMENTS)
-        found.setdefault(panel, []).append((f"{flags} {value}".strip(), said))
+        option = one.param_type_name == "option"
+        panel = getattr(one, "rich_help_panel", None) or (OPTIONS if option else ARGUMENTS)
+        found.setdefault(panel, []).append(one.get_help_record(ctx) if option else (one.metavar, one.help))
     return {panel: rows for panel, rows in found.items() if rows}

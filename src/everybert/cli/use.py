@@ -19,7 +19,6 @@ app = typer.Typer()
 Record = dict[str, Any]
 Texts = Annotated[list[str] | None, "One or more texts, each in quotes.", {"metavar": "TEXT"}]
 Lines = Annotated[Path | None, "Read one text per line from a file; - is standard input."]
-Second = Annotated[str | None, "A second text."]
 Adapter = Annotated[Name, "An adapter: the name of one that comes with the model, or a folder."]
 Given = Annotated[list[str] | None, "Texts in quotes, or one file.", {"metavar": "TEXT|FILE"}]
 
@@ -39,8 +38,6 @@ class TaskOptions:
     scores: Annotated[bool, "The probability of every label."] = False
     labels: Annotated[Name, "Any labels, for an entailment model: sport,politics,art."] = None
     adapter: Adapter = None
-    skip_bad: Annotated[bool, "Leave out rows that cannot be read, and count them."] = False
-    fresh: Annotated[bool, "Start the output again instead of continuing it."] = False
 
     def zero_shot(self) -> dict[str, Any]:
         """The labels that were given for an entailment model."""
@@ -50,23 +47,20 @@ class TaskOptions:
             raise EverybertError("--labels are for single texts; leave --pair out")
         return {"labels": [name.strip() for name in self.labels.split(",")]}
 
-    def reading(self) -> dict[str, Any]:
-        """How the rows of files are read and written."""
-        columns = {"text": self.text_column, "pair": self.pair_column}
-        named = {role: name for role, name in columns.items() if name is not None}
-        return {"columns": named, "skip_bad": self.skip_bad, "fresh": self.fresh}
+    def columns(self) -> dict[str, str]:
+        """The columns that were named."""
+        named = {"text": self.text_column, "pair": self.pair_column}
+        return {role: name for role, name in named.items() if name is not None}
 
 
-SHARED = " adapter skip_bad fresh"
-RowOptions = Annotated[TaskOptions, Fields("text_column skip_bad fresh", "Files")]
-TagOptions = Annotated[TaskOptions, Fields("file out text_column" + SHARED)]
-RegressOptions = Annotated[TaskOptions, Fields("file out text_column pair_column pair" + SHARED)]
-LABELS = "file out text_column pair_column pair scores labels"
-ClassifyOptions = Annotated[TaskOptions, Fields(LABELS + SHARED)]
-AnswerOptions = Annotated[TaskOptions, Fields("context context_file top file out" + SHARED)]
-ChooseOptions = Annotated[TaskOptions, Fields("file out scores" + SHARED)]
-PARTS = Fields("part_rows engine address workers", "Files", "everybert.inference.files:FileOptions")
-Parts = Annotated[dict[str, Any], PARTS]
+TagOptions = Annotated[TaskOptions, Fields("file out text_column adapter")]
+RegressOptions = Annotated[TaskOptions, Fields("file out text_column pair_column pair adapter")]
+ClassifyOptions = Annotated[TaskOptions, Fields("file out text_column pair_column pair scores labels adapter")]
+AnswerOptions = Annotated[TaskOptions, Fields("context context_file top file out adapter")]
+ChooseOptions = Annotated[TaskOptions, Fields("file out scores adapter")]
+FILES = "everybert.inference.files:FileOptions"
+Rows = Annotated[dict[str, Any], Fields("skip_bad fresh", "Files", FILES)]
+Parts = Annotated[dict[str, Any], Fields("skip_bad fresh part_rows engine address workers", "Files", FILES)]
 
 
 # ── pre-trained models ───────────────────────────────────────────────────────────────────────────────────────
@@ -98,8 +92,8 @@ def embed(
     dimensions: Annotated[OptionalCount, "Keep the first numbers of each vector (Matryoshka embeddings)."] = None,
     file: Lines = None,
     out: Annotated[Path | None, "Write vectors to a .npy file, or rows with vectors to .jsonl or a folder."] = None,
-    rows: RowOptions,
-    parts: Parts,
+    column: Annotated[TaskOptions, Fields("text_column", "Files")],
+    rows: Parts,
     use: Use,
 ) -> Output:
     """Compute one vector per text, or one per row of files; of a SPLADE model, the words of each and their weights."""
@@ -109,24 +103,24 @@ def embed(
     if out is not None and out.suffix != ".npy":
         if not files:
             raise EverybertError(f"{out}: the vectors of texts are written as .npy; give --out such a name")
-        return on_files("embed", files, out, use, options=options, **rows.reading(), **parts)
-    only_files(parts, rows if not files else None)
+        return on_files("embed", files, out, use, options=options, columns=column.columns(), **rows)
     if files:
         from everybert.inference.files import FileOptions, read_inputs
 
-        given = [text for _, text in read_inputs("embed", files, FileOptions(**rows.reading()), [])]
+        how = FileOptions(columns=column.columns(), skip_bad=rows.pop("skip_bad", False))
+        only_files(rows)
+        given = [text for _, text in read_inputs("embed", files, how, [])]
     else:
+        only_files(rows, column)
         given = read_texts(texts, file)
     model = use.load()
     if model.pooling.vectors == "sparse" and pooling is None:
         if out is not None or (normalize, dimensions) != (None, None):
             raise EverybertError("sparse vectors are printed, whole: leave --out, --normalize and --dimensions out")
-        each = (
-            (text, one, one.indices.tolist()) for text, one in zip(given, model.sparse(given, long=long, prompt=prompt))
-        )
+        each = [(x.indices.tolist(), x.weights.tolist()) for x in model.sparse(given, long=long, prompt=prompt)]
         return Output(
-            {"text": text, "tokens": [*map(model.tokenizer.text, ids)], "indices": ids, "weights": one.weights.tolist()}
-            for text, one, ids in each
+            {"text": text, "tokens": [*map(model.tokenizer.text, ids)], "indices": ids, "weights": weights}
+            for text, (ids, weights) in zip(given, each)
         )
     vectors = model.embed(given, **options)
     found = [{"text": text, "vector": vector.tolist()} for text, vector in zip(given, vectors)]
@@ -144,15 +138,14 @@ def tokens(
     texts: Texts = None,
     *,
     layer: Annotated[int | None, "0 is the embeddings, -2 the last layer but one. If not given: the last."] = None,
-    pair: Second = None,
+    pair: Annotated[str | None, "A second text."] = None,
     file: Lines = None,
     use: Use,
 ) -> Output:
     """Print the tokens of a text, their offsets, and their vectors after a layer."""
 
     def rows(found: Any) -> list[dict[str, Any]]:
-        each = zip(found.tokens, found.ids, found.segments, found.offsets, found.vectors.tolist())
-        parts = [{"token": t, "id": i, "segment": s, "start": a, "end": b, "vector": v} for t, i, s, (a, b), v in each]
+        parts = found.rows(found.vectors.tolist())
         return [{k: v for k, v in part.items() if k != "segment" or pair is not None} for part in parts]
 
     given, model = read_texts(texts, file), use.load()
@@ -182,7 +175,7 @@ def next(
 
 
 @command(app)
-def classify(given: Given = None, *, options: ClassifyOptions, parts: Parts, use: Use) -> Output:
+def classify(given: Given = None, *, options: ClassifyOptions, rows: Parts, use: Use) -> Output:
     """Predict the label of each text or pair.
 
     Give a file and --out to predict its rows; run again to resume. Parquet files with a folder as --out are read and
@@ -193,19 +186,19 @@ def classify(given: Given = None, *, options: ClassifyOptions, parts: Parts, use
         best = {"label": ", ".join(found["labels"]) or found["label"], "score": found["score"]}
         return best | (found["scores"] if options.scores else {}) | {"text": found["text"]}
 
-    return predicted("classify", given, options, use, parts=parts, show=show)
+    return predicted("classify", given, options, rows, use, show=show)
 
 
 @command(app)
-def regress(given: Given = None, *, options: RegressOptions, use: Use) -> Output:
+def regress(given: Given = None, *, options: RegressOptions, rows: Rows, use: Use) -> Output:
     """Predict a number for each text or pair."""
-    return predicted("regress", given, options, use, names=("text", "value"))
+    return predicted("regress", given, options, rows, use, names=("text", "value"))
 
 
 @command(app)
-def tag(given: Given = None, *, options: TagOptions, use: Use) -> Output:
+def tag(given: Given = None, *, options: TagOptions, rows: Rows, use: Use) -> Output:
     """Find the labelled spans of each text: names, places, parts of speech."""
-    return predicted("tag", given, options, use, names=("text", "spans"))
+    return predicted("tag", given, options, rows, use, names=("text", "spans"))
 
 
 @command(app)
@@ -215,6 +208,7 @@ def answer(
     ] = None,
     *,
     options: AnswerOptions,
+    rows: Rows,
     use: Use,
 ) -> Output:
     """Answer questions from a text of any length. An empty answer means that the text has none."""
@@ -223,11 +217,9 @@ def answer(
         context = "\n".join(read_texts(None, options.context_file))
     elif not context and len(questions) > 1:
         *questions, context = questions
-    if context and questions:
-        return predicted("answer", questions, replace(options, context=context), use, names)
-    if questions and not named_files(questions):
+    if questions and not context and not named_files(questions):
         raise EverybertError("there is no context; give it after the question, or as --context-file F")
-    return predicted("answer", questions, options, use, names)
+    return predicted("answer", questions, replace(options, context=context or None), rows, use, names)
 
 
 @command(app)
@@ -235,13 +227,14 @@ def choose(
     given: Annotated[Given, "A prompt and its endings, or one file.", {"metavar": "PROMPT ENDING…"}] = None,
     *,
     options: ChooseOptions,
+    rows: Rows,
     use: Use,
 ) -> Output:
     """Choose the ending that fits a prompt best."""
     if given and len(given) < 3 and not named_files(given):
         raise EverybertError("give a prompt and two endings or more, each in quotes")
     one = [(given[0], given[1:])] if given else None
-    return predicted("choose", given, options, use, ("prompt", ""), inputs=one)
+    return predicted("choose", given, options, rows, use, ("prompt", ""), inputs=one)
 
 
 @command(app)
@@ -264,9 +257,9 @@ def predicted(
     task: str,
     given: list[str] | None,
     options: TaskOptions,
+    rows: Record,
     use: Use,
     names: tuple[str, str] = ("text", ""),
-    parts: Record | None = None,
     show: Callable[[Record], Record] = lambda found: found,
     inputs: list[Any] | None = None,
 ) -> Output:
@@ -282,20 +275,17 @@ def predicted(
         if options.pair is not None:
             raise EverybertError("--pair is for texts; the second text of a row is in its --pair-column")
         more = {"adapter": options.adapter, "options": {"scores": options.scores, **options.zero_shot()}}
-        return on_files(task, files, options.out, use, **more, **options.reading(), **(parts or {}))
+        return on_files(task, files, options.out, use, columns=options.columns(), **more, **rows)
     if not given:
         raise EverybertError("there is no text; give one in quotes, or a file")
-    only_files(parts or {}, options)
+    only_files(rows, options)
     refuse_files(given)
-    model = use.load()
-    if options.adapter is not None:
-        model.use(options.adapter)
     second = options.pair if options.context is None else options.context
     how: Record = options.zero_shot() if options.context is None else {"top": options.top}
     every: list[Any] = inputs or (given if second is None else [(text, second) for text in given])
     name, value = names
     found: list[Record] = []
-    for text, one in zip(given, model.predict(task, every, **how)):
+    for text, one in zip(given, use.load().predict(task, every, options.adapter, **how)):
         plain: Any = [asdict(part) for part in one] if isinstance(one, list) else one
         found.append({name: text} | ({value: plain} if value else asdict(one)))
     return Output(found if inputs is None else found[0], report(map(show, found)))
@@ -329,9 +319,9 @@ def named_files(given: list[str] | None, kinds: tuple[str, ...] = RECORD_KINDS) 
     return files if files and all(named) else []
 
 
-def only_files(parts: dict[str, Any], rows: TaskOptions | None) -> None:
+def only_files(rows: Record, options: TaskOptions | None = None) -> None:
     """Refuse options that texts cannot use."""
-    named = ("out", "text_column", "pair_column", "skip_bad", "fresh") if rows is not None else ()
-    if given := [*parts, *(name for name in named if getattr(rows, name))]:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise EverybertError(f"{options}: this is for the rows of files; give FILE.csv or FILE.parquet, and --out")
+    named = [name for name in ("out", "text_column", "pair_column") if getattr(options, name, None)]
+    if given := [*rows, *named]:
+        shown = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise EverybertError(f"{shown}: this is for the rows of files; give FILE.csv or FILE.parquet, and --out")

@@ -77,6 +77,11 @@ class TokenVectors:
     layer: int
     """The layer whose output the vectors are; 0 is the embeddings."""
 
+    def rows(self, vectors: Sequence[Any]) -> list[dict[str, Any]]:
+        """Each token as plain data, with one of `vectors` in the form that is wanted."""
+        each = zip(self.tokens, self.ids, self.segments, self.offsets, vectors)
+        return [{"token": t, "id": i, "segment": s, "start": a, "end": b, "vector": v} for t, i, s, (a, b), v in each]
+
 
 @dataclass(frozen=True)
 class TokenScore:

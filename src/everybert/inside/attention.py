@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,19 +46,11 @@ class Attention:
 
     def html(self, title: str = "Attention") -> str:
         """A self-contained page: thumbnails of all heads, and one head as lines or as a matrix."""
-        layers, heads, n, _ = self.weights.shape
+        n = len(self.tokens)
         if self.weights.size > PAGE_WEIGHTS:
             raise EverybertError(f"{n} tokens have {self.weights.size:,} weights, too many for a page; see .weights")
-        small = self.thumbnails()
-        data = {
-            "tokens": self.labels or self.tokens,
-            "texts": self.texts or [0] * n,
-            "layers": layers,
-            "heads": heads,
-            "size": small.shape[-1],
-            "thumbnails": base64.b64encode(small.tobytes()).decode(),
-            "weights": base64.b64encode(zlib.compress(quantised(self.weights).tobytes())).decode(),
-        }
+        weights = base64.b64encode(zlib.compress(quantised(self.weights).tobytes())).decode()
+        data = self.overview() | {"weights": weights}
         parts = {
             "__TITLE__": escape(title),
             "__STYLE__": asset("colours.css") + asset("attention-view.css"),
@@ -77,6 +70,16 @@ class Attention:
         except EverybertError as error:
             return f"<p>{error}</p>"
         return f'<iframe title="everybert" srcdoc="{page}" style="width: 100%; height: 720px; border: 0"></iframe>'
+
+    def overview(self) -> dict[str, Any]:
+        """What the viewer draws first: the tokens, and thumbnails of all heads in base64."""
+        small = self.thumbnails()
+        return {
+            "tokens": self.labels or self.tokens,
+            "texts": self.texts or [0] * len(self.tokens),
+            **dict(zip(("layers", "heads", "size"), small.shape)),
+            "thumbnails": base64.b64encode(small.tobytes()).decode(),
+        }
 
     def thumbnails(self, size: int = THUMBNAIL) -> np.ndarray:
         """uint8 (L, A, s, s), s ≤ size: the maximum of each block of a head's weights, scaled to 255."""

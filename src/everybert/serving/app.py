@@ -5,13 +5,13 @@ import errno
 import gc
 import json
 import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from http.client import HTTPConnection
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 
 from everybert import __version__
@@ -41,7 +42,6 @@ class Service:
         self.metrics = Metrics()
         self.registry = ModelRegistry(self.limits)
         self.batcher = Batcher(self.metrics)
-        self.ready = False
 
     def start(self) -> None:
         """Warm the models up, and start the batcher: a thread per core on the CPU, at least two; else one."""
@@ -52,11 +52,9 @@ class Service:
         gc.collect()
         gc.freeze()  # what is here now stays: the collector need not look through it again
         self.batcher.start(max(2, torch.get_num_threads()) if all(m.device.type == "cpu" for m in models) else 1)
-        self.ready = True
 
     def close(self) -> None:
         """Answer what was accepted, then stop."""
-        self.ready = False
         self.batcher.close()
         gc.unfreeze()
 
@@ -93,12 +91,12 @@ def create_app(
     @app.get("/ready", tags=["operation"])
     async def ready() -> JSONResponse:
         """200 when the models are loaded and requests are accepted."""
-        return JSONResponse({"ready": service.ready}, 200 if service.ready else 503)
+        return JSONResponse({"ready": service.batcher.alive}, 200 if service.batcher.alive else 503)
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
         """Metrics for Prometheus."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(service.metrics.registry), media_type="text/plain; version=0.0.4")
 
     async def failed(request: Request, error: Exception) -> Response:
         return error_response(request.url.path, error)
@@ -139,21 +137,20 @@ class ServerSettings:
             raise EverybertError(f"a server needs at least one worker, not {self.workers}")
 
     def create_app(self) -> FastAPI:
-        """Load the models, and make the application."""
+        """Load the models, and make the application of a process; all of them share the cores and the rate."""
+        torch.set_num_threads(max(1, torch.get_num_threads() // self.workers))
         rate = self.limits.rate and max(1, self.limits.rate // self.workers)
         service = Service(replace(self.limits, rate=rate))
-        how = (self.device, self.dtype, self.workers > 1, self.allow_pickle, self.revision)
-        open_models(service.registry, self.models, self.adapters, *how)
+        how = {name: getattr(self, name) for name in ("device", "dtype", "allow_pickle", "revision")}
+        open_models(service.registry, self.models, self.adapters, self.workers > 1, **how)
         service.metrics.access_log = self.access_log
         return create_app(service, self.keys, self.hosts, self.playground)
 
 
 def worker_app() -> FastAPI:
-    """The application of one of several worker processes, which share the cores."""
+    """The application of one of several worker processes."""
     given = json.loads(os.environ[SETTINGS])
-    settings = ServerSettings(**{**given, "limits": Limits(**given["limits"])})
-    torch.set_num_threads(max(1, torch.get_num_threads() // settings.workers))
-    return settings.create_app()
+    return ServerSettings(**given | {"limits": Limits(**given["limits"])}).create_app()
 
 
 def options() -> dict[str, Any]:
@@ -178,10 +175,21 @@ def serve(settings: ServerSettings, host: str, port: int, started: Callable[[int
     with listen(host, port) as listening:
         port = listening.getsockname()[1]
         app = settings.create_app()  # by the supervisor of workers too: what is wrong is said once, at the start
-        announce = partial(started, port, app.state.service)
-        threading.Thread(target=_announce, args=(host, port, announce), daemon=True).start()
+
+        def announce() -> None:
+            """Wait for the first answer; workers listen anew."""
+            while True:
+                with suppress(OSError), closing(HTTPConnection(host, port, timeout=600)) as connection:
+                    connection.request("GET", "/ready")
+                    connection.getresponse()
+                    return started(port, app.state.service)
+                time.sleep(0.1)
+
+        threading.Thread(target=announce, daemon=True).start()
         if settings.workers == 1:
-            _Server(uvicorn.Config(app, **options())).run(sockets=[listening])
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)  # uvicorn stops at one, then raises it again: to exit with 0
+            uvicorn.Server(uvicorn.Config(app, **options())).run(sockets=[listening])
             if app.state.service.batcher.alive:
                 os._exit(0)  # a long computation: ending Python under it would crash
             return
@@ -189,16 +197,6 @@ def serve(settings: ServerSettings, host: str, port: int, started: Callable[[int
     # Seconds until a process that hangs is replaced; its supervisor waits for it, also before it stops.
     more = options() | {"workers": settings.workers, "timeout_worker_healthcheck": 20}
     uvicorn.run("everybert.serving.app:worker_app", factory=True, host=host, port=port, **more)
-
-
-def _announce(host: str, port: int, started: Callable[[], None]) -> None:
-    """Call `started` when the first request is answered."""
-    while True:
-        with suppress(OSError), closing(HTTPConnection(host, port, timeout=600)) as connection:
-            connection.request("GET", "/ready")
-            connection.getresponse()
-            return started()
-        time.sleep(0.1)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -211,12 +209,3 @@ def listen(host: str, port: int) -> socket.socket:
         raise EverybertError(
             f"cannot listen on {host}: {why}; give another --port (0 takes a free one) or --host"
         ) from None
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server, which exits with status 0 on a signal."""
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        """Finish what was accepted, then stop; a second signal stops at once."""
-        self.force_exit = self.should_exit
-        self.should_exit = True

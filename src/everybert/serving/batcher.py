@@ -32,8 +32,6 @@ TRIM = 10.0
 """Seconds between two returns of memory: batches of ever new sizes leave gaps, which would grow to gigabytes."""
 ITEMS = 64
 """Items of a response for which one call makes JSON."""
-LETTERS = 5
-"""Characters per token, about."""
 
 
 @dataclass(eq=False)
@@ -51,33 +49,27 @@ class Job:
     """Makes the response, which becomes JSON, from all results."""
     options: Hashable = ()
     """Jobs with the same task and options share a call of `run`; None shares with no other."""
-    count: bool = True
-    """Whether the tokens are counted, and the limits checked, before the job goes into the queue."""
     numbers: Callable[[], int] = lambda: 0
     """The size of the response, once the tokens are counted."""
     long: bool = False
     """Whether each input may take as long as many batches."""
+    sizes: Sequence[int] = ()
+    """The tokens of each input."""
     response: asyncio.Future[bytes] = field(init=False)
     """Made on the event loop."""
 
     def __post_init__(self) -> None:
         self.results: list[Any] = [None] * len(self.inputs)
         self.left = len(self.inputs)
-        self.failed = False
-
-    @property
-    def wanted(self) -> bool:
-        """Whether somebody waits for the response."""
-        return self.context.wanted and not self.failed
 
     def pieces(self) -> "list[JobPart]":
         """The inputs in parts, each with one adapter and at most a batch."""
         loaded, shared = self.context.served.loaded, object() if self.options is None else self.options
         found: list[JobPart] = []
         latest: dict[str | None, JobPart] = {}
-        for i, given in enumerate(self.inputs):
+        for i, (given, tokens) in enumerate(zip(self.inputs, self.sizes, strict=True)):
             adapter = self.context.served.adapter_for(self.task, isinstance(given, tuple) and len(given) == 2)
-            tokens, piece = guess_tokens(given), latest.get(adapter)
+            piece = latest.get(adapter)
             if piece is None or piece.tokens + tokens > loaded.budget:
                 piece = latest[adapter] = JobPart(self, loaded, adapter, (loaded, adapter, self.task, shared))
                 found.append(piece)
@@ -98,7 +90,6 @@ class JobPart:
     which: list[int] = field(default_factory=list)
     """Indices of its inputs."""
     tokens: int = 0
-    """Estimated."""
     turn: int = 0
     """Its place in the queue."""
 
@@ -111,17 +102,13 @@ class JobPart:
 def once(
     context: RequestContext,
     task: str,
-    texts: tuple[str, ...],
+    texts: Sequence[str | None],
     compute: Callable[[Model], Any],
     numbers: Callable[[], int] = lambda: 0,
 ) -> Job:
-    """A job that is one call for some texts, shared with no other request."""
-    return Job(context, task, [texts], lambda model, _: [compute(model)], lambda got: got[0], None, numbers=numbers)
-
-
-def guess_tokens(given: str | Sequence[str]) -> int:
-    """About how many tokens a text, or a tuple of texts, has."""
-    return 2 + len(given) // LETTERS if isinstance(given, str) else sum(map(guess_tokens, given))
+    """A job that is one call for some texts, of which some may be None, shared with no other request."""
+    given = tuple(text for text in texts if text is not None)
+    return Job(context, task, [given], lambda model, _: [compute(model)], lambda got: got[0], None, numbers=numbers)
 
 
 def in_parts(value: Any) -> bytes:
@@ -193,7 +180,7 @@ class Batcher:
     def check(self) -> None:
         """Called before each pass through an encoder: stop if nobody waits for what this thread computes."""
         jobs: list[Job] = getattr(self._running, "jobs", [])
-        if jobs and not any(job.wanted for job in jobs):
+        if jobs and not any(job.context.wanted for job in jobs):
             raise jobs[0].context.late()
 
     # ── the threads ──────────────────────────────────────────────────────────────────────────────────────────
@@ -239,7 +226,7 @@ class Batcher:
 
     def _first(self) -> JobPart | None:
         """The first piece whose model is free for it; none overtakes another of the same model, but for long ones."""
-        if unwanted := [piece for piece in self.queue if not piece.job.wanted]:
+        if unwanted := [piece for piece in self.queue if not piece.job.context.wanted]:
             self._remove(unwanted)
             settle([(piece.job, piece.job.context.late()) for piece in unwanted])
         blocked: set[LoadedModel] = set()
@@ -265,7 +252,7 @@ class Batcher:
             results = iter(job.run(job.context.served.model, [p.job.inputs[i] for p in pieces for i in p.which]))
         except Exception as error:
             if len(pieces) == 1:
-                job.failed = True
+                job.context.gone = True  # its other pieces need no computing
                 return [(job, error)]
             return [done for piece in pieces for done in self._compute([piece])]  # one must not spoil the others
         done: list[tuple[Job, bytes | Exception]] = []

@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -110,9 +109,10 @@ class HttpError(HTTPException):
     """An error response: its status, the reason with what the client can do, and headers."""
 
 
-def too_large(asked: int, limit: int, what: str) -> HttpError:
+def at_most(asked: int, limit: int, what: str) -> None:
     """413 for a request above a limit."""
-    return HttpError(413, f"{asked:,} {what} where the limit is {limit:,}; send less at a time")
+    if asked > limit:
+        raise HttpError(413, f"{asked:,} {what} where the limit is {limit:,}; send less at a time")
 
 
 def overloaded(message: str = "too many requests at a time; try again later", seconds: float = 1) -> HttpError:
@@ -143,7 +143,7 @@ def error_response(path: str, error: Exception) -> JSONResponse:
 class Usage:
     """What all clients use."""
 
-    requests: int = 0
+    requests: "set[RequestContext]" = field(default_factory=set)
     """In progress."""
     clients: Counter[str] = field(default_factory=Counter)
     """Bytes held by each client."""
@@ -171,7 +171,6 @@ class RequestContext:
     """None until it has arrived."""
     task: asyncio.Task[Any] | None = None
     """Answers it."""
-    accepted: bool = False
     held: int = 0
     """Bytes of its body and of its response."""
 
@@ -187,21 +186,14 @@ class RequestContext:
 
     def accept(self) -> None:
         """Its body has arrived: it is in progress until its response begins; 429 where too many are."""
-        if self.usage.requests >= self.limits.queue:
+        if len(self.usage.requests) >= self.limits.queue:
             raise overloaded()
-        self.usage.requests += 1
-        self.accepted = True
+        self.usage.requests.add(self)
         self.deadline = time.monotonic() + self.limits.seconds
-
-    def answered(self) -> None:
-        """Its response begins."""
-        self.usage.requests -= self.accepted
-        self.accepted = False
 
     def reserve(self, numbers: int) -> None:
         """Make room for the response before it is computed; 413 above the limit."""
-        if numbers > self.limits.numbers:
-            raise too_large(numbers, self.limits.numbers, "numbers in a response")
+        at_most(numbers, self.limits.numbers, "numbers in a response")
         self.hold(NUMBER * numbers)
 
     def hold(self, size: int) -> None:
@@ -214,7 +206,7 @@ class RequestContext:
 
     def release(self) -> None:
         """The request has ended: nothing is held any more."""
-        self.answered()
+        self.usage.requests.discard(self)
         self.gone = True
         self.usage.clients[self.client] -= self.held
         self.usage.clients += Counter()  # drops those that hold nothing
@@ -256,10 +248,10 @@ class LimitsMiddleware:
         self.app = app
         self.service = service
         self.limits = service.limits
-        self.keys = [sha256(key.encode()).digest() for key in keys]
+        self.keys = keys
         self.hosts = {"localhost", *(host.lower() for host in hosts)}
         self.usage = Usage()
-        service.metrics.in_flight.set_function(lambda: self.usage.requests)
+        service.metrics.in_flight.set_function(lambda: len(self.usage.requests))
         self.rates = RateLimiter(service.limits.rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -273,7 +265,7 @@ class LimitsMiddleware:
 
         async def write(message: Message) -> None:
             nonlocal status
-            context.answered()
+            self.usage.requests.discard(context)  # its response begins
             status = message.get("status", status)
             body = message.get("body", b"")
             if len(body) <= CHUNK:
@@ -322,10 +314,9 @@ class LimitsMiddleware:
             return address
         headers = dict(scope["headers"])
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        offered = [token.strip()] if scheme.lower() == b"bearer" else []
-        digests = [sha256(key).digest() for key in (*offered, headers.get(b"x-api-key", b""))]
-        if right := [key for key in self.keys for digest in digests if hmac.compare_digest(key, digest)]:
-            return right[0].hex()
+        offered = (token.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b""))
+        if right := [key for key in self.keys for one in offered if hmac.compare_digest(key.encode(), one)]:
+            return right[0]
         path = scope["path"]
         if scope["method"] in ("GET", "HEAD") and (path in OPEN or path.startswith("/playground/web/")):
             return address
@@ -355,15 +346,13 @@ class LimitsMiddleware:
         headers = dict(scope["headers"])
         if headers.get(b"content-encoding", b"identity").lower() not in (b"", b"identity"):
             raise HttpError(415, "compressed bodies are not read; send plain JSON")
-        declared = headers.get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > self.limits.body:
-            raise too_large(int(declared), self.limits.body, "bytes of body")
+        if (declared := headers.get(b"content-length", b"")).isdigit():
+            at_most(int(declared), self.limits.body, "bytes of body")
         body = bytearray()
         async for part in Request(scope, receive).stream():
             context.hold(len(part))
             body += part
-            if len(body) > self.limits.body:
-                raise too_large(len(body), self.limits.body, "bytes of body")
+            at_most(len(body), self.limits.body, "bytes of body")
         return bytes(body)
 
 

@@ -4,19 +4,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from everybert.errors import EverybertError
 from everybert.inference.model import Model, load
 from everybert.model.engine import BUDGET_CPU, BUDGET_GPU
-from everybert.serving.limits import HttpError, Limits, RequestContext, too_large
+from everybert.serving.limits import HttpError, Limits, RequestContext, at_most
 from everybert.tasks.task import longest_first
 
 HEAD_TASKS = {"mlm": "fill", "nsp": "next", "tag": "tag", "answer": "answer", "choose": "choose"}
 """The endpoint of each head; classify heads have several."""
 VECTOR_TASKS = {"embed": "embed", "sparse": "embed_sparse", "multi": "rerank"}
 """The endpoint of what a folder makes of texts."""
-EXPANSION = 18
-"""Tokens per character, at most: Unicode normalization turns one character into up to 18."""
 
 
 @dataclass(eq=False)
@@ -48,9 +47,10 @@ class Served:
     loaded: LoadedModel
     adapter: str | None
     folder: Path | None
+    """What `everybert.load` takes."""
     heads: frozenset[str]
     outputs: int
-    """Outputs of the classify head; 0 without one."""
+    """Outputs of the classify head; 0 without one, 1 for regression or a cross-encoder's relevance."""
     label: str
     """The name of that output."""
     bounded: bool
@@ -64,17 +64,12 @@ class Served:
         return self.loaded.model
 
     @property
-    def one_output(self) -> bool:
-        """Whether the classify head has one output: regression, or a cross-encoder's relevance."""
-        return self.outputs == 1
-
-    @property
     def tasks(self) -> list[str]:
         """The endpoints it can answer."""
         first = VECTOR_TASKS[self.model.pooling.vectors]
         found = [first, "tokens", "attention", *(task for head, task in HEAD_TASKS.items() if head in self.heads)]
         if "classify" in self.heads:
-            found += ["predict", "rerank"] if self.one_output else ["classify", "predict"]
+            found += ["predict", "rerank"] if self.outputs == 1 else ["classify", "predict"]
         defaults = {task.split()[0] for task in self.model.bundle.defaults} if self.adapter is None else set()
         return list(dict.fromkeys([*found, *sorted(defaults - {"embed"})]))
 
@@ -105,18 +100,29 @@ class ModelRegistry:
         if not share_weights:
             for tensor in (*model.network.parameters(), *model.network.buffers()):
                 tensor.data = tensor.data.clone()
-        folders: dict[str, str | Path] = {**model.bundle.folders, **(adapters or {})}
-        for adapter, folder in (adapters or {}).items():
+        given = adapters or {}
+        for adapter, folder in given.items():
             model.add_adapter(folder, adapter)
         budget = self.limits.budget or (BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU)
-        loaded = LoadedModel(name, model, budget)
-        for used in (None, *folders):
-            if folders:
-                model.use(used)
-            entry = _entry(loaded, used, Path(folders[used]) if used else model.folder)
+        whole = model.adapter  # in use if the folder is that of an adapter
+        loaded = LoadedModel(name, model, budget, whole)
+        for used in (None, *model.bundle.folders, *given):
+            model.use(used or whole)
+            heads, own = model.network.heads, used is None  # labels and problem_type are those of the own head
+            trained = (model.active_extras.get("task") or {}).get("task")
+            entry = Served(
+                name=name if used is None else f"{name}:{used}",
+                loaded=loaded,
+                adapter=used or whole,
+                folder=Path(given[used]) if used in given else model.folder,
+                heads=frozenset(heads),
+                outputs=getattr(heads["classify"].output, "out_features", 0) if "classify" in heads else 0,
+                label=(model.labels or ["LABEL_0"])[0] if own else "LABEL_0",
+                bounded=trained != "regress" and not (own and model.problem_type == "regression"),
+                trained=trained,
+            )
             self.entries[entry.name] = entry
-        if folders:
-            model.use(None)
+        model.use(whole)
         model.network.requires_grad_(False)
 
     def get(self, name: str | None) -> Served:
@@ -128,36 +134,17 @@ class ModelRegistry:
         return self.entries[name]
 
 
-def _entry(loaded: LoadedModel, adapter: str | None, folder: Path | None) -> Served:
-    """An entry for a model with an adapter, which is in use now."""
-    model, heads = loaded.model, loaded.model.network.heads
-    extras = model.adapters.entries[adapter].extras if model.adapters is not None and adapter else model.extras
-    trained = (extras.get("task") or {}).get("task")
-    own = adapter is None  # labels and problem_type are those of the model's own head
-    return Served(
-        name=f"{loaded.name}:{adapter}" if adapter else loaded.name,
-        loaded=loaded,
-        adapter=adapter,
-        folder=folder,
-        heads=frozenset(heads),
-        outputs=getattr(heads["classify"].output, "out_features", 0) if "classify" in heads else 0,
-        label=(model.labels or ["LABEL_0"])[0] if own else "LABEL_0",
-        bounded=trained != "regress" and not (own and model.problem_type == "regression"),
-        trained=trained,
-    )
-
-
 def open_models(
     registry: ModelRegistry,
     models: Sequence[str],
     adapters: Sequence[str] = (),
-    device: str | None = None,
-    dtype: str | None = None,
     share_weights: bool = False,
-    allow_pickle: bool = False,
-    revision: str | None = None,
+    **options: Any,
 ) -> None:
-    """Load and serve "folder" or "name=folder"; adapters as "folder", "name=folder" or "model:name=folder"."""
+    """Load and serve "folder" or "name=folder"; adapters as "folder", "name=folder" or "model:name=folder".
+
+    `options` are those of `everybert.load`.
+    """
     named = [split_name(entry) for entry in models]
     first = named[0][0]
     by_model: dict[str, dict[str, str | Path]] = {name: {} for name, _ in named}
@@ -171,8 +158,7 @@ def open_models(
             )
         by_model[model][short] = folder
     for name, folder in named:
-        loaded = load(folder, device, dtype, revision=revision, allow_pickle=allow_pickle)
-        registry.add(name, loaded, by_model[name], share_weights)
+        registry.add(name, load(folder, **options), by_model[name], share_weights)
 
 
 def split_name(entry: str) -> tuple[str, str]:
@@ -184,14 +170,8 @@ def split_name(entry: str) -> tuple[str, str]:
 # ── tokens, counted before anything is computed ──────────────────────────────────────────────────────────────
 
 
-def may_be_too_long(texts: Sequence[str], limits: Limits) -> bool:
-    """Whether texts have so many characters that only counting their tokens tells if they are within the limits."""
-    most = min(limits.text_tokens, limits.request_tokens)
-    return EXPANSION * sum(map(len, texts)) > most
-
-
-def count_tokens(model: Model, inputs: Sequence[str | tuple[str, ...]], context: RequestContext) -> None:
-    """Count the tokens of texts, pairs, and texts with several others; 413 above the limits.
+def count_tokens(model: Model, inputs: Sequence[str | tuple[str, ...]], context: RequestContext) -> list[int]:
+    """The tokens of each text, pair, or text with several others; 413 above the limits.
 
     Each distinct text is tokenized once, however often it is repeated.
     """
@@ -199,16 +179,18 @@ def count_tokens(model: Model, inputs: Sequence[str | tuple[str, ...]], context:
     parts = [(x,) if isinstance(x, str) else x for x in inputs]
     texts = list(dict.fromkeys(text for part in parts for text in part))
     size = dict(zip(texts, map(len, tokenizer.ids_batch(texts, specials=False))))
-    if (longest := max(size.values(), default=0)) > limits.text_tokens:
-        raise too_large(longest, limits.text_tokens, "tokens in a text")
+    at_most(max(size.values(), default=0), limits.text_tokens, "tokens in a text")
     pairs = [(size[part[0]], size[other]) for part in parts for other in part[1:]]
     windows = sum(pair_windows(a, b, model.window, tokenizer.pair_special) for a, b in pairs)
-    if windows > limits.request_tokens:
-        raise too_large(windows, limits.request_tokens, "tokens in the windows of long pairs")
-    context.tokens = sum(size[part[0]] + tokenizer.single_special for part in parts if len(part) == 1)
-    context.tokens += sum(a + b + tokenizer.pair_special for a, b in pairs)
-    if context.tokens > limits.request_tokens:
-        raise too_large(context.tokens, limits.request_tokens, "tokens in a request")
+    at_most(windows, limits.request_tokens, "tokens in the windows of long pairs")
+    counts = [
+        sum(size[part[0]] + size[other] + tokenizer.pair_special for other in part[1:])
+        or sum(size[text] + tokenizer.single_special for text in part)
+        for part in parts
+    ]
+    context.tokens = sum(counts)
+    at_most(context.tokens, limits.request_tokens, "tokens in a request")
+    return counts
 
 
 def pair_windows(a: int, b: int, window: int, special: int) -> int:

@@ -8,22 +8,20 @@ import base64
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import lru_cache, wraps
-from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
-from fastapi import FastAPI
-from fastapi.responses import FileResponse, Response
+from fastapi import FastAPI, Request, Response
 from pydantic import Field
 from starlette.staticfiles import StaticFiles
 
 from everybert.inside.attention import quantised, without_heads
-from everybert.inside.masked import fill_sides
+from everybert.inside.masked import best, fill_sides
 from everybert.inside.steps import Part, needed, part_value, story
 from everybert.inside.trace import Trace
 from everybert.serving.batcher import Job, once
-from everybert.serving.limits import HttpError, RequestContext, too_large
+from everybert.serving.limits import HttpError, RequestContext, at_most
 from everybert.serving.models import Served
 from everybert.serving.routes import Json, add_endpoint, count_masks
 from everybert.serving.schemas import Second
@@ -36,7 +34,12 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
 """Nothing from other hosts."""
-HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Cache-Control": "no-cache",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 CHARACTERS = 20_000
 """Characters per request; the other endpoints take more."""
 LINES = 50
@@ -76,13 +79,12 @@ class Files(StaticFiles):
 
 def add_playground(app: FastAPI, service: "Service") -> None:
     """Serve the page and its endpoints."""
-    page = Playground(service)
+    page, web = Playground(service), Files(packages=[("everybert.serving", "web"), ("everybert.inside", "web")])
 
     def add_page(path: str, name: str) -> None:
         @app.get(path, include_in_schema=False)
-        async def send() -> FileResponse:
-            headers = {"Content-Security-Policy": POLICY, **HEADERS}
-            return FileResponse(str(files("everybert.serving") / "web" / name), headers=headers)
+        async def send(request: Request) -> Response:
+            return await web.get_response(name, request.scope)
 
     def add(path: str, task: str, compute: Callable[..., Any], memory: float = 0) -> None:
         @wraps(compute)  # the parameters of `compute` are the fields of the body
@@ -97,7 +99,7 @@ def add_playground(app: FastAPI, service: "Service") -> None:
 
     add_page("/", "index.html")
     add_page("/docs", "docs.html")
-    app.mount("/playground/web", Files(packages=[("everybert.serving", "web"), ("everybert.inside", "web")]))
+    app.mount("/playground/web", web)
     add("fill", "fill", page.fill)
     add("tokens", "tokens", page.tokens)
     add("attention", "attention", page.thumbnails)
@@ -114,8 +116,7 @@ def texts_of(body: dict[str, Any]) -> tuple[str, ...]:
     """The texts of a request; 413 where they are too long for the page."""
     one = [body.get(name) for name in ("text", "pair", "question", "context", "word")]
     found = (*filter(None, one), *body.get("texts", []))
-    if (characters := sum(map(len, found))) > CHARACTERS:
-        raise too_large(characters, CHARACTERS, "characters")
+    at_most(sum(map(len, found)), CHARACTERS, "characters")
     return found
 
 
@@ -135,8 +136,7 @@ class Playground:
     def fill(self, served: Served, text: str, pair: Second = None, originals: Originals = (), top: Top = 8) -> Json:
         """Each masked token predicted from both sides, from the left and from the right."""
         model = served.model
-        if (count := count_masks(model, [text, pair or ""])) > MASKS:
-            raise too_large(count, MASKS, "masked tokens")
+        at_most(count_masks(model, [text, pair or ""]), MASKS, "masked tokens")
         masks = fill_sides(model.network, model.tokenizer, text, pair, originals, top, size=model.window)
         return {"blanks": [asdict(mask) for mask in masks]}
 
@@ -154,21 +154,18 @@ class Playground:
 
     def thumbnails(self, served: Served, text: str, pair: Second = None) -> Json:
         """The tokens of a text, and a thumbnail of each head."""
-        found = self.weights(served, text, pair)
-        layers, heads, size = found["small"].shape[:3]
-        sizes = {"layers": layers, "heads": heads, "size": size}
-        return {"tokens": found["tokens"], "texts": found["texts"], **sizes, "thumbnails": packed(found["small"])}
+        return self.weights(served, text, pair)[0]
 
     def head(self, served: Served, text: str, pair: Second = None, layer: Index = 0, head: Index = 0) -> Json:
         """The weights of one head, exact to 1e-5."""
-        weights = self.weights(served, text, pair)["weights"]
+        _, weights = self.weights(served, text, pair)
         if layer >= weights.shape[0] or head >= weights.shape[1]:
             raise HttpError(422, f"there is no layer {layer} with a head {head} in this model")
         return {"weights": packed(weights[layer, head])}
 
     def link(self, served: Served, text: str, pair: Second = None, source: Index = 0, target: Index = 0) -> Json:
         """The weight from one token to another in every head."""
-        weights = self.weights(served, text, pair)["weights"]
+        _, weights = self.weights(served, text, pair)
         n = weights.shape[-1]
         if source >= n or target >= n:
             raise HttpError(422, f"the text has {n} tokens; there is no link from {source} to {target}")
@@ -185,16 +182,14 @@ class Playground:
         if at and "mlm" in served.heads:
             shown["masks"] = at
             for name, x_nH in (("whole", whole_nH), ("without", without_nH)):
-                p_MV = model.network.mlm_logits(x_nH[at])[:, : model.tokenizer.size].softmax(-1)
-                rows = zip(*(x.tolist() for x in p_MV.topk(top)))
-                shown[name] = [[(model.tokenizer.text(i), round(p, 6)) for p, i in zip(*row)] for row in rows]
+                p_MV = model.network.mlm_logits(x_nH[at]).softmax(-1)
+                shown[name] = [[(c.token, c.score) for c in row] for row in best(model.tokenizer, p_MV, top)]
         return shown
 
     def context(self, served: Served, word: str, texts: Lines, top: Top = 6) -> Json:
         """The vectors of a word, compared in every layer."""
-        count = sum(text.lower().count(word.lower()) for text in texts)
-        if word and count > OCCURRENCES:
-            raise too_large(count, OCCURRENCES, "occurrences of the word")
+        if word:
+            at_most(sum(text.lower().count(word.lower()) for text in texts), OCCURRENCES, "occurrences of the word")
         found = served.model.neighbours(word, texts, top)
         return {**asdict(found), "similarity": found.similarity.astype(float).round(5).tolist()}
 
@@ -237,33 +232,24 @@ class Playground:
 def pieces(tokenizer: Any, text: str, pair: str | None) -> Json:
     """The tokens of a text with their properties."""
     encoding = tokenizer.encode(text, pair)
-    return {
-        **{"kind": tokenizer.kind, "lowercase": tokenizer.lowercase, "vocabulary": tokenizer.size},
-        "tokens": encoding.tokens,
-        "ids": encoding.ids,
-        "segments": encoding.segments,
-        "offsets": encoding.offsets,
-        "special": encoding.special,
-        "texts": encoding.sequence,
-        "unknown": [i == tokenizer.unk_id and not s for i, s in zip(encoding.ids, encoding.special)],
-    }
+    unknown = [i == tokenizer.unk_id and not special for i, special in zip(encoding.ids, encoding.special)]
+    about = {"kind": tokenizer.kind, "lowercase": tokenizer.lowercase, "vocabulary": tokenizer.size}
+    columns = {name: getattr(encoding, name) for name in ("tokens", "ids", "segments", "offsets", "special")}
+    return {**about, **columns, "texts": encoding.sequence, "unknown": unknown}
 
 
-def attention_weights(served: Served, text: str, pair: str | None) -> Json:
-    """The tokens of a text, and the weights of every head, whole and as thumbnails."""
+def attention_weights(served: Served, text: str, pair: str | None) -> tuple[Json, np.ndarray]:
+    """The tokens of a text with a thumbnail of each head, and all weights."""
     model = served.model
     count = len(model.config.layer_order) * model.config.heads * len(model.one_window(text, pair)) ** 2
-    if count > MOST_WEIGHTS:
-        raise too_large(count, MOST_WEIGHTS, "attention weights")
+    at_most(count, MOST_WEIGHTS, "attention weights")
     found = model.attention(text, pair)
-    small, weights = found.thumbnails(), quantised(found.weights)
-    return {"tokens": found.labels, "texts": found.texts, "small": small, "weights": weights}
+    return found.overview(), quantised(found.weights)
 
 
 def check_short(served: Served, text: str, pair: str | None) -> None:
     """413 for a text with more tokens than are explained one by one."""
-    if (count := len(served.model.one_window(text, pair))) > STEP_TOKENS:
-        raise too_large(count, STEP_TOKENS, "tokens, each of which is explained,")
+    at_most(len(served.model.one_window(text, pair)), STEP_TOKENS, "tokens, each of which is explained,")
 
 
 def trace(served: Served, text: str, pair: str | None, layer: int) -> Trace:

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import from_json
 
 from everybert import __version__
 from everybert.inference.model import Candidate, Model
 from everybert.serving import schemas as s
 from everybert.serving.batcher import Job, once
-from everybert.serving.limits import STATUSES, HttpError, RequestContext, too_large
-from everybert.serving.models import Served, count_tokens, may_be_too_long
+from everybert.serving.limits import STATUSES, HttpError, RequestContext, at_most
+from everybert.serving.models import Served, count_tokens
 from everybert.store.hub import BUNDLED
 from everybert.tasks.answer import Answer
 from everybert.tasks.metrics import sigmoid
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Handler = Callable[..., Job]
 Json = dict[str, Any]
 
-LARGE = 8192
+LARGE = 4096
 """Bytes of a body above which its work is not done by the event loop."""
 ITEM = 4
 """Numbers that a label, token or span of a response counts as."""
@@ -84,19 +84,22 @@ def check_lengths(given: Any, most: int) -> None:
     """413 for a body with a list of more than `most` items, or with more items in nested lists than a few for each."""
     level, total = [given], 0
     while level := [x for x in level if isinstance(x, list | dict)]:
-        longest, total = max(map(len, level)), total + sum(map(len, level))
-        if longest > most or total > 4 * most + 64:
-            raise too_large(longest if longest > most else total, most, "texts in a request")
+        total += sum(map(len, level))
+        at_most(max(map(len, level)), most, "texts in a request")
+        at_most(total, 4 * most + 64, "items in a request")
         level = [x for one in level for x in (one.values() if isinstance(one, dict) else one)]
 
 
 def body_of(handler: Handler, strict: bool) -> type[BaseModel]:
-    """The body of a handler's requests: a field for each parameter but the first, which is the RequestContext."""
+    """The body of a handler's requests: a field for the model, and for each parameter behind the RequestContext.
+
+    Unknown fields are refused if `strict`; else they are ignored, as clients of OpenAI and TEI expect.
+    """
     _, *parameters = signature(handler, eval_str=True).parameters.values()
-    fields = {p.name: (p.annotation, ... if p.default is p.empty else p.default) for p in parameters}
+    fields: Json = {p.name: (p.annotation, ... if p.default is p.empty else p.default) for p in parameters}
+    fields |= {"__config__": ConfigDict(extra="forbid" if strict else "ignore"), "__doc__": handler.__doc__}
     name = handler.__name__.title().replace("_", "") + "Request"
-    base = s.StrictRequest if strict else s.BaseRequest
-    return create_model(name, __base__=base, __doc__=handler.__doc__, **fields)  # type: ignore[call-overload]
+    return create_model(name, model=(s.ModelName, None), **fields)
 
 
 def add_endpoint(
@@ -110,16 +113,16 @@ def add_endpoint(
         fields = dict(validated(kind, http))
         name = fields.pop("model")
         request.served = service.registry.get(http.path_params.get("model") or name)
-        return handler(request, **fields)
+        job = handler(request, **fields)
+        job.sizes = count_tokens(request.served.model, job.inputs, request)
+        return job
 
     async def endpoint(body: Any, http: Request) -> Response:
         request: RequestContext = http.scope["context"]
         large = len(request.body or b"") > LARGE  # its work is done in threads: the event loop answers others meanwhile
-        job = await asyncio.to_thread(prepared, http, request) if large else prepared(http, request)
         try:
             async with asyncio.timeout(service.limits.seconds):
-                if job.count:
-                    await asyncio.to_thread(count_tokens, request.served.model, job.inputs, request)
+                job = await asyncio.to_thread(prepared, http, request) if large else prepared(http, request)
                 request.reserve(job.numbers())
                 response = job.response = asyncio.get_running_loop().create_future()
                 await asyncio.to_thread(service.batcher.submit, job) if large else service.batcher.submit(job)
@@ -199,8 +202,7 @@ def describe(served: Served, request: Request) -> Json:
     model, config = served.model, served.model.config
     name, _, adapter = served.name.partition(":")
     local = request.client is not None and request.client.host in ("127.0.0.1", "::1")
-    folder = model.folder if served.adapter in model.bundle.folders else served.folder
-    path = folder if folder and folder.parent != BUNDLED else None  # those load by their names
+    path = served.folder if served.folder and served.folder.parent != BUNDLED else None  # those load by their names
     return {
         "id": served.name,
         "object": "model",
@@ -218,7 +220,7 @@ def describe(served: Served, request: Request) -> Json:
         "window": model.window,
         "lowercase": model.tokenizer.lowercase,
         "causal": config.causal,
-        "regression": served.one_output,
+        "regression": served.outputs == 1,
         "trained": served.trained,
         "defaults": dict(model.bundle.defaults),
     }
@@ -257,11 +259,8 @@ def embed_work(
     prompt: str | None = None,
 ) -> Job:
     """Embed texts; `finish` takes the vectors (N, H), the tokens of each text, and the tokens cut of each."""
-    pooling = request.served.model.pooling
-    width = pooling.width(request.served.model.config.hidden_size)
-    pooling.prompt(prompt)
-    if dimensions is not None and dimensions > width:
-        raise HttpError(422, f"dimensions is {dimensions}, this model's vectors have {width}; ask for at most that")
+    model = request.served.model
+    numbers = len(texts) * (dimensions or model.pooling.width(model.config.hidden_size))
 
     def run(model: Model, texts: list[str]) -> Sequence[Any]:
         found = model.embedded(texts, normalize=normalize, long=long, prompt=prompt, dimensions=dimensions)
@@ -273,9 +272,7 @@ def embed_work(
         request.tokens = sum(read) + request.cut
         return finish(np.stack(vectors), read, cut)
 
-    count = may_be_too_long(texts, request.limits)
-    numbers = len(texts) * (dimensions or width)
-    return Job(request, "embed", texts, run, finish_rows, (normalize, long, prompt, dimensions), count, lambda: numbers)
+    return Job(request, "embed", texts, run, finish_rows, (normalize, long, prompt, dimensions), lambda: numbers)
 
 
 def embeddings(
@@ -332,7 +329,6 @@ def embed_sparse(
 ) -> Job:
     """A sparse vector over the vocabulary per text, by a SPLADE model; `top` keeps the largest weights."""
     model, texts, long = request.served.model, as_list(inputs), "cut" if truncate else "window"
-    model.pooling.prompt(prompt_name)
 
     def run(model: Model, texts: list[str]) -> Sequence[Any]:
         found = model.sparse(texts, top, long, prompt=prompt_name)  # type: ignore[arg-type]
@@ -352,11 +348,9 @@ def tokenize(request: RequestContext, inputs: s.Texts, add_special_tokens: bool 
     """The tokens of texts."""
 
     def run(model: Model, texts: list[str]) -> Sequence[Any]:
-        return [tei_tokens(found) for found in model.tokenizer.encode_batch(texts, add_special_tokens)]
-
-    def tei_tokens(found: Any) -> list[Json]:
-        rows = zip(found.ids, found.tokens, found.special, found.offsets)
-        return [{"id": i, "text": t, "special": sp, "start": a, "stop": b} for i, t, sp, (a, b) in rows]
+        found = model.tokenizer.encode_batch(texts, add_special_tokens)
+        each = [zip(x.ids, x.tokens, x.special, x.offsets) for x in found]
+        return [[{"id": i, "text": t, "special": s, "start": a, "stop": b} for i, t, s, (a, b) in x] for x in each]
 
     texts = as_list(inputs)
     return Job(request, "tokens", texts, run, list, add_special_tokens, numbers=lambda: ITEM * request.tokens)
@@ -365,9 +359,14 @@ def tokenize(request: RequestContext, inputs: s.Texts, add_special_tokens: bool 
 # ── predictions ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def reply(request: RequestContext, **shown: Any) -> Json:
+    """A response of our own endpoints."""
+    return {"model": request.served.name, **shown, "tokens": request.tokens}
+
+
 def results(request: RequestContext) -> Callable[[list[Any]], Json]:
     """Makes the response with one result per input."""
-    return lambda found: {"model": request.served.name, "results": found, "tokens": request.tokens}
+    return lambda found: reply(request, results=found)
 
 
 def fill(request: RequestContext, text: s.Texts, top: s.Top = 5) -> Job:
@@ -382,7 +381,7 @@ def classify(request: RequestContext, text: str | list[str | s.Pair]) -> Job:
     """Classify texts or pairs of any length; a model that predicts a number returns it as `value`."""
     texts, finish = as_list(text), results(request)
     numbers = ITEM * len(texts) * max(request.served.outputs, 1)
-    if not request.served.one_output:
+    if request.served.outputs != 1:
         return Job(request, "classify", texts, Model.classify, finish, numbers=lambda: numbers)
     values = lambda found: finish([{"value": x} for x in found])  # noqa: E731
     return Job(request, "regress", texts, Model.regress, values, numbers=lambda: numbers)
@@ -410,11 +409,7 @@ def answer(request: RequestContext, question: s.Texts, context: s.Texts, top: s.
 
 def next_sentence(request: RequestContext, first: str, second: str) -> Job:
     """The probability that the second text follows the first."""
-
-    def compute(model: Model) -> Json:
-        probability = model.next_sentence(first, second)
-        return {"model": request.served.name, "probability": probability, "tokens": request.tokens}
-
+    compute = lambda model: reply(request, probability=model.next_sentence(first, second))  # noqa: E731
     return once(request, "next", (first, second), compute)
 
 
@@ -424,7 +419,7 @@ def choose(request: RequestContext, prompt: str, endings: s.SomeTexts) -> Job:
     def compute(model: Model) -> Json:
         chosen = model.choose(prompt, endings)
         request.cut = chosen.cut
-        return {"model": request.served.name, **asdict(chosen), "tokens": request.tokens}
+        return reply(request, **asdict(chosen))
 
     return once(request, "choose", (prompt, *endings), compute)
 
@@ -441,16 +436,10 @@ def tokens(
 
     def compute(model: Model) -> Json:
         found = model.tokens(text, layer=layer, pair=pair)
-        shown_vectors = rounded(found.vectors) if vectors else [None] * len(found.tokens)
-        rows = zip(found.tokens, found.ids, found.offsets, found.segments, shown_vectors)
-        shown = [
-            {"token": token, "id": i, "start": start, "end": end, "segment": segment, "vector": vector}
-            for token, i, (start, end), segment, vector in rows
-        ]
-        return results(request)(shown) | {"layer": found.layer}
+        rows = found.rows(rounded(found.vectors) if vectors else [None] * len(found.tokens))
+        return reply(request, results=rows, layer=found.layer)
 
-    texts = (text,) if pair is None else (text, pair)
-    return once(request, "tokens", texts, compute, lambda: (ITEM + width) * request.tokens)
+    return once(request, "tokens", (text, pair), compute, lambda: (ITEM + width) * request.tokens)
 
 
 def attention(request: RequestContext, text: str, pair: str | None = None, layer: s.AttentionLayer = None) -> Job:
@@ -463,11 +452,9 @@ def attention(request: RequestContext, text: str, pair: str | None = None, layer
 
     def compute(model: Model) -> Json:
         found = model.attention(text, pair=pair)
-        shown = {"token": found.tokens, "layers": layers, "weights": rounded(found.weights[layers])}
-        return {"model": request.served.name, **shown, "tokens": request.tokens}
+        return reply(request, token=found.tokens, layers=layers, weights=rounded(found.weights[layers]))
 
-    texts = (text,) if pair is None else (text, pair)
-    return once(request, "attention", texts, compute, lambda: count * config.heads * request.tokens**2)
+    return once(request, "attention", (text, pair), compute, lambda: count * config.heads * request.tokens**2)
 
 
 # ── the same as others ask for it: the job of an endpoint above, with another form of the response ───────────────
@@ -476,7 +463,7 @@ def attention(request: RequestContext, text: str, pair: str | None = None, layer
 def label_scores(request: RequestContext, found: Any, raw: bool = False) -> list[Json]:
     """Every label with its score, best first; raw scores are logits, or logarithms of probabilities."""
     served = request.served
-    if served.one_output:
+    if served.outputs == 1:
         squash = served.bounded and not raw
         return [{"score": float(sigmoid(found) if squash else found), "label": served.label}]
     request.cut += found.cut
@@ -513,13 +500,11 @@ def rerank(
         return [{"index": i, "score": float(scores[i]), **({"text": texts[i]} if return_text else {})} for i in order]
 
     if request.served.model.pooling.multi:
-        order = lambda model: [(one.index, one.score) for one in model.rank(query, texts)]  # noqa: E731
-        job = once(request, "rank", (query, *texts), order)
-        job.finish = lambda found: ranked(np.array([score for _, score in sorted(found[0])]))
-        return job
-    if not request.served.one_output:
-        found = [query, *as_list(texts)]
-        return embed_work(request, found, lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)
+        order = lambda model: sorted(model.rank(query, texts), key=lambda one: one.index)  # noqa: E731
+        compute = lambda model: ranked(np.array([one.score for one in order(model)]))  # noqa: E731
+        return once(request, "rank", (query, *texts), compute)
+    if request.served.outputs != 1:
+        return embed_work(request, [query, *texts], lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)
     pairs: list[Any] = [(query, text) for text in texts]
     job = classify(request, pairs)
     config = None if request.served.adapter else request.served.model.raw_config
@@ -541,48 +526,40 @@ def pipeline(
     classifies if it was trained to, fills [MASK] if there is one, or embeds. POST /models/NAME asks another model.
     """
     heads, top = request.served.heads, parameters.top_k if parameters else None
+    several = isinstance(inputs, list)
     if isinstance(inputs, s.SimilarityInputs):
         return similarity(request, inputs)
     if isinstance(inputs, s.QuestionInputs):
-        job = answer(request, inputs.question, inputs.context, top or 1)
-
-        def finish(found: list[Any]) -> Any:
-            shown = [{"answer": a.text, "score": a.score, "start": a.start, "end": a.end} for a in found[0]]
-            return shown if top else shown[0]
-
+        job, best = answer(request, inputs.question, inputs.context, top or 1), slice(top) if top else 0
+        form: Callable[[str, Any], Any] = lambda _, spans: renamed(spans, text="answer")[best]  # noqa: E731
     elif "tag" in heads:
-        job = tag(request, inputs)
-
-        def finish(found: list[Any]) -> Any:
-            names = {"label": "entity_group", "text": "word"}
-            each = [[{names.get(k, k): v for k, v in asdict(span).items()} for span in spans] for spans in found]
-            return each[0] if isinstance(inputs, str) else each
-
+        job, form = tag(request, inputs), lambda _, spans: renamed(spans, label="entity_group", text="word")
     elif "classify" in heads:
-        job = classify(request, as_list(inputs))
-
-        def finish(found: list[Any]) -> Any:
-            return [label_scores(request, one)[:top] for one in found]
-
+        job, form = classify(request, as_list(inputs)), lambda _, found: label_scores(request, found)[:top]
+        several = True
     elif "mlm" in heads and count_masks(request.served.model, as_list(inputs)):
-        job = fill(request, inputs, top or 5)
-
-        def finish(found: list[Any]) -> Any:
-            texts = as_list(inputs)
-            rows = [[_candidates(text, k, mask) for k, mask in enumerate(row)] for text, row in zip(texts, found)]
-            each = [row[0] if len(row) == 1 else row for row in rows]
-            return each[0] if isinstance(inputs, str) else each
-
+        job, form = fill(request, inputs, top or 5), filled
     else:
         return embed(request, inputs, normalize, truncate, dimensions)
+
+    def finish(found: list[Any]) -> Any:
+        each = [form(text, one) for text, one in zip(job.inputs, found)]
+        return each if several else each[0]
+
     job.finish = finish
     return job
 
 
-def _candidates(text: str, number: int, found: list[Candidate]) -> list[Json]:
-    """The candidates for a masked token, each with the text that has it in its place."""
-    *before, rest = text.split(MASK, number + 1) if MASK in text else (text, "")
-    start = MASK.join(before)
-    return [
-        {"score": c.score, "token": c.id, "token_str": c.token, "sequence": f"{start}{c.token}{rest}"} for c in found
-    ]
+def renamed(found: Sequence[Any], **names: str) -> list[Json]:
+    """Results with Hugging Face's names of their fields."""
+    return [{names.get(key, key): value for key, value in asdict(one).items() if key != "cut"} for one in found]
+
+
+def filled(text: str, masks: list[list[Candidate]]) -> list[Any]:
+    """The candidates for each masked token, or for the only one; each with the text that has it in its place."""
+    rows = []
+    for number, found in enumerate(masks, 1):
+        *before, rest = text.split(MASK, number) if MASK in text else (text, "")
+        parts = [(c, MASK.join(before) + c.token + rest) for c in found]
+        rows.append([{"score": c.score, "token": c.id, "token_str": c.token, "sequence": whole} for c, whole in parts])
+    return rows[0] if len(rows) == 1 else rows

@@ -27,22 +27,11 @@ Truncate = Annotated[bool | None, Field(description="Cut long texts. Default: re
 Dimensions = Annotated[
     int | None, Field(ge=1, le=65536, description="The first numbers of each vector (Matryoshka embeddings).")
 ]
+ModelName = Annotated[str | None, Field(description="A served model, or model:adapter. Default: the first model.")]
 PromptName = Annotated[str | None, Field(max_length=1000, description="A prompt of the model, for each text.")]
 HiddenLayer = Annotated[int | None, Field(ge=-1000, le=1000, description="0: the embeddings. Default: the last layer.")]
 AttentionLayer = Annotated[int | None, Field(ge=0, le=1000, description="One layer. Default: all layers.")]
 Result = TypeVar("Result")
-
-
-class BaseRequest(BaseModel):
-    """Fields of every request. Unknown fields are ignored, as clients of OpenAI and TEI expect."""
-
-    model: str | None = Field(None, description="A served model, or model:adapter. Default: the first model.")
-
-
-class StrictRequest(BaseRequest):
-    """A request of everybert's own endpoints, which refuse unknown fields."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class SimilarityInputs(BaseModel):
