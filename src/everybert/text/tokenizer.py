@@ -107,8 +107,7 @@ class Tokenizer:
             raise EverybertError(f"the tokenizer has {len(self._vocab)} tokens, but the id {self.size - 1}: restore it")
         special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
         self._roles = _find_roles(self._vocab, special, settings)
-        tokens = [formats.special_token(settings, role) or name for role, name in self._roles.items()]
-        formats.add_specials(backend, tokens)
+        formats.add_specials(backend, [formats.special_token(settings, *role) for role in self._roles.items()])
         if backend.post_processor is None and {"cls", "sep"} <= self._roles.keys():
             cls, sep = self._roles["cls"], self._roles["sep"]
             pair = (0, 2) if cls == "<s>" else (1, 1)  # as in RoBERTa or BERT
@@ -291,16 +290,12 @@ class Tokenizer:
         config["model_input_names"] = ["input_ids", *pair, "attention_mask"]
         whole = self._backend.to_str(pretty=True)  # Backend.save() hides disk errors
         (folder / "tokenizer.json").write_text(whole, encoding="utf-8", newline="\n")
-        model = json.loads(whole)["model"]
-        words = sorted(model["vocab"], key=model["vocab"].get) if self.kind == "wordpiece" else []
-        if words and [model["vocab"][word] for word in words] == list(range(len(words))):
-            (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8", newline="\n")
+        words = self.kind == "wordpiece" and sorted(json.loads(whole)["model"]["vocab"].values())
+        if words and words == list(range(len(words))):  # vocab.txt leaves out no id
+            self._backend.model.save(str(folder))
             config["do_lower_case"] = self.lowercase
         elif self.kind == "bpe" and isinstance(self._backend.decoder, decoders.ByteLevel):
-            merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-            text = "".join(f"{line}\n" for line in ["#version: 0.2", *merges])
-            (folder / "merges.txt").write_text(text, encoding="utf-8", newline="\n")
-            write_json(folder / "vocab.json", model["vocab"])
+            self._backend.model.save(str(folder))
         tokens = {name: value for name, value in settings.items() if name.endswith("_token")}
         write_json(folder / "tokenizer_config.json", dict(sorted(config.items())))
         write_json(folder / "special_tokens_map.json", dict(sorted(tokens.items())))
@@ -311,7 +306,7 @@ def _find_roles(vocab: dict[str, int], special: list[str], settings: dict[str, A
     roles: dict[str, str] = {}
     for role in ROLES:
         usual = formats.BERT_NAMES[role], formats.ROBERTA_NAMES[role]
-        names = [formats.content(formats.special_token(settings, role) or usual[0]), *usual]
+        names = [formats.special_token(settings, role, usual[0]).content, *usual]
         names += [token for token in special if token.strip("[]<>|").lower() == role]
         found = next((name for name in names if name in vocab), None)
         if found is not None:
