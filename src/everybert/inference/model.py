@@ -21,14 +21,11 @@ from everybert.files import atomic_folder
 from everybert.inference import embedding, multi
 from everybert.inference.adapters import Bundle, base_of, read_bundle
 from everybert.inside import masked
-from everybert.inside.attention import Attention
-from everybert.inside.attention import attention as read_attention
+from everybert.inside.attention import Attention, read_attention
 from everybert.inside.attribution import Attribution, attribute
 from everybert.inside.masked import Candidate, mask_id, pieces_of
-from everybert.inside.neighbours import Neighbours
-from everybert.inside.neighbours import neighbours as find_neighbours
-from everybert.inside.trace import Trace
-from everybert.inside.trace import trace as read_trace
+from everybert.inside.neighbours import Neighbours, find_neighbours
+from everybert.inside.trace import Trace, read_trace
 from everybert.model.config import EncoderConfig
 from everybert.model.engine import Inputs, encode, pick_device, run_head
 from everybert.model.heads import FeatureHead, Network

@@ -5,7 +5,6 @@ Legend: M masked tokens, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -209,17 +208,11 @@ def pseudo_likelihoods(
     that owns them.
     """
     mask = 0 if network.config.causal else mask_id(tokenizer)
-    pieces: list[Piece] = []
-    positions: list[list[int]] = []
-    counts = []
-    for encoding in encodings:
-        for piece in pieces_of(encoding, window):
-            own = [i for i in range(piece.at, piece.at + piece.count) if not encoding.special[i]]
-            pieces.append(piece)
-            positions.append([piece.index(i) for i in own])
-        counts.append(len(pieces))
-    values = token_log_probs(network, [piece.ids for piece in pieces], positions, mask)
-    return [np.concatenate(values[a:b]) for a, b in pairwise([0, *counts])]
+    each = [(encoding.special, pieces_of(encoding, window)) for encoding in encodings]
+    flat = [(special, piece) for special, pieces in each for piece in pieces]
+    places = [[p.start + k for k in range(p.count) if not special[p.at + k]] for special, p in flat]
+    values = iter(token_log_probs(network, [piece.ids for _, piece in flat], places, mask))
+    return [np.concatenate([next(values) for _ in pieces]) for _, pieces in each]
 
 
 def pieces_of(encoding: Encoding, size: int) -> list[Piece]:

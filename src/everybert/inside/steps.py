@@ -17,7 +17,6 @@ from everybert.errors import EverybertError
 from everybert.inside.trace import Trace
 
 TEXTS: dict[str, dict[str, Any]] = tomllib.loads((files("everybert.inside") / "steps.toml").read_text("utf-8"))
-PROJECTED = " Then a matrix maps {0.embedding_size} numbers to {0.hidden_size}."
 EMBEDDINGS = {"token": ("t", "the token"), "segment": ("s", "its segment"), "position": ("i", "its position")}
 KINDS = {"scores": "matrix", "weights": "matrix", "probabilities": "vocabulary", "logits": "scores"}
 """By the end of its name, what an array is: token × token, a distribution per token, or the outputs of a head."""
@@ -59,7 +58,7 @@ def part_value(trace: Trace, part: Part) -> np.ndarray:
 
 
 def needed(layer: int) -> Callable[[str], bool]:
-    """Which intermediate results the steps through one layer show, for `trace(keep=…)`."""
+    """Which intermediate results the steps through one layer show, for `read_trace(keep=…)`."""
     own = (f"layers.{layer}.", f"layers.{layer - 1}.output")
     return lambda name: not name.startswith("layers.") or name.startswith(own)
 
@@ -103,6 +102,7 @@ def _values(trace: Trace, layer: int, pre: bool, normed: bool) -> dict[str, Any]
     config = trace.config
     summed = [name for name in EMBEDDINGS if f"embeddings.{name}" in trace.values]
     curve, widened = TEXTS["curves"][config.activation], "y" if pre else "x"
+    projected = f" Then a matrix maps {config.embedding_size} numbers to {config.hidden_size}."
     sliding = config.window(layer // config.inner_layers)
     return {
         "n": len(trace.tokens),
@@ -112,7 +112,7 @@ def _values(trace: Trace, layer: int, pre: bool, normed: bool) -> dict[str, Any]
         "reasons": ", ".join(f"one for {EMBEDDINGS[name][1]}" for name in summed),
         "norm": "y = γ ⊙ (x − μ) / √(σ² + ε)" + (" + β" if config.norm_bias else ""),
         "shift": " and moved by the learnt shift β" if config.norm_bias else "",
-        "projected": PROJECTED.format(config) if config.embedding_size else "",
+        "projected": projected if config.embedding_size else "",
         "rotary": " Q and K are rotated by the angles of their positions." if config.positions == "rotary" else "",
         "bias": " + B" if config.relative != "none" else "",
         "relative": TEXTS["relative"][config.relative],

@@ -18,15 +18,12 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.inside.attention import batch_of
+from everybert.inside.attention import LIMIT, batch_of
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import activate
 from everybert.model.heads import MaskedLM, Network, head_logits
 from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Encoding, Tokenizer
-
-LIMIT = 1 << 30
-"""Largest size in bytes of the intermediate results."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Trace:
         return [[(tokenizer.token(int(v)), float(row[v])) for v in order] for row, order in zip(p_nV, best)]
 
 
-def trace(
+def read_trace(
     network: Network,
     encoding: Encoding,
     text: str = "",
