@@ -81,24 +81,17 @@ def embed(
         if skip >= size:
             raise EverybertError(f"the prompt has {skip} tokens, the model reads {size} at once; use a shorter one")
 
-    def sequences() -> Iterator[list[list[int]]]:
-        for ids in ahead(tokenize, _runs(texts, CHARACTERS[on_cpu(network)])):
-            for i, sequence in enumerate(ids):
-                lost = max(0, len(sequence) - size) if long == "cut" else 0
-                if lost:
-                    ids[i] = sequence[: size - tail] + sequence[len(sequence) - tail :]
-                read.append(len(sequence) - lost)
-                cut.append(lost)
-            yield ids
-
     def split(ids: list[int]) -> list[Piece]:
-        pieces = cover(ids, lead, tail, size)
-        if skip:  # no window owns the prompt
-            less = [(piece, max(0, skip - piece.at)) for piece in pieces if piece.at + piece.count > skip]
-            return [replace(piece, start=piece.start + n, at=piece.at + n) for piece, n in less]
-        return pieces
+        lost = max(0, len(ids) - size) if long == "cut" else 0
+        if lost:
+            ids = ids[: size - tail] + ids[len(ids) - tail :]
+        read.append(len(ids))
+        cut.append(lost)
+        pieces = cover(ids, lead, tail, size)  # no window owns the prompt
+        return [replace(p, at=max(p.at, skip)) for p in pieces if p.end > skip] if skip else pieces
 
-    pooled = pooled_runs(network, (list(map(split, run)) for run in sequences()), pooling)
+    runs = ahead(tokenize, _runs(texts, CHARACTERS[on_cpu(network)]))
+    pooled = pooled_runs(network, (list(map(split, ids)) for ids in runs), pooling)
     found = [pooling.finish(torch.from_numpy(x)).numpy() for x in pooled]
     return Embedded(np.concatenate(found), read, cut)
 
@@ -174,7 +167,7 @@ def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Call
         owned, owned_TH = batch, x_TH
         if any(piece.count < len(piece.ids) for piece in own):  # of a window, only the tokens that it owns
             owned = Ragged.flat(_owned(batch.tokens_T, batch, own), [piece.count for piece in own])
-            at_T = np.concatenate([np.arange(piece.at, piece.at + piece.count) for piece in own])
+            at_T = np.concatenate([np.arange(piece.at, piece.end) for piece in own])
             owned = replace(owned, positions_T=torch.from_numpy(at_T).to(batch.device))
             owned_TH = _owned(x_TH, batch, own)
         in_order = which[-1] - which[0] == len(which) - 1 and which == sorted(which)

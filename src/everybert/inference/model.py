@@ -373,8 +373,7 @@ class Model:
 
         def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
             for k, x_nH in zip(which, batch.split(x_TH)):
-                piece = pieces[k]
-                vectors[piece.at : piece.at + piece.count] = x_nH[piece.own].float().cpu().numpy()
+                vectors[pieces[k].at : pieces[k].end] = x_nH[pieces[k].own].float().cpu().numpy()
 
         segments = [encoding.segments] if pair is not None else None
         encode(self.network, Inputs([p.ids for p in pieces], segments), read, layer)

@@ -123,7 +123,7 @@ def at_masks(
     """
     every = [(t, piece) for t, encoding in enumerate(encodings) for piece in pieces_of(encoding, size)]
     pieces = [(t, piece) for t, piece in every if any(map(piece.owns, masks[t]))]
-    places = [[piece.index(i) for i in masks[t] if piece.owns(i)] for t, piece in pieces]
+    places = [[i - piece.shift for i in masks[t] if piece.owns(i)] for t, piece in pieces]
     found: dict[int, Sequence[Made]] = {}
 
     def split(which: list[int], logits_MV: Tensor) -> None:
@@ -210,7 +210,7 @@ def pseudo_likelihoods(
     mask = 0 if network.config.causal else mask_id(tokenizer)
     each = [(encoding.special, pieces_of(encoding, window)) for encoding in encodings]
     flat = [(special, piece) for special, pieces in each for piece in pieces]
-    places = [[p.start + k for k in range(p.count) if not special[p.at + k]] for special, p in flat]
+    places = [[i - p.shift for i in range(p.at, p.end) if not special[i]] for special, p in flat]
     values = iter(token_log_probs(network, [piece.ids for _, piece in flat], places, mask))
     return [np.concatenate([next(values) for _ in pieces]) for _, pieces in each]
 
