@@ -19,7 +19,6 @@ from torch import Tensor
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder
 from everybert.inference import embedding, multi
-from everybert.inference.adapters import Bundle, base_of, read_bundle
 from everybert.inside import masked
 from everybert.inside.attention import Attention, read_attention
 from everybert.inside.attribution import Attribution, attribute
@@ -114,7 +113,7 @@ def load(
     """
     folder = resolve(name, revision, allow_pickle)
     if adapters.is_adapter(folder):
-        model = load(base_of(folder), device, dtype, allow_pickle=allow_pickle)
+        model = load(adapters.base_of(folder), device, dtype, allow_pickle=allow_pickle)
         model.use(model.add_adapter(folder))
         return model
     int8 = dtype in ("int8", torch.int8)
@@ -178,7 +177,7 @@ class Model:
         self.report = report or Report()
         """Weights that the folder did not have, and those that were not used."""
         self.folder = folder
-        self.bundle = read_bundle(folder, self.extras) if folder is not None else Bundle()
+        self.bundle = adapters.read_bundle(folder, self.extras) if folder is not None else adapters.Bundle()
         self.pooling = pooling or Pooling()
         """How `embed` makes vectors by default: as sentence-transformers files say, else everybert.json."""
         own = self.extras.get("embedding", {})
@@ -474,9 +473,9 @@ class Model:
         if how := self.pooling.multi:
             (asked,), documents = self.multi([query], "query"), self.multi(texts)
             scores = logits = multi.maxsim(asked, documents, how.per_token)
-            return [Ranked(i, float(scores[i])) for i in np.argsort(-scores, kind="stable")[:top].tolist()]
-        logits = np.fromiter(self.predict("rank", [(query, text) for text in texts], adapter), float, len(texts))
-        scores = relevance(logits, None if adapter or self.adapter else self.raw_config)
+        else:
+            logits = np.fromiter(self.predict("rank", [(query, text) for text in texts], adapter), float, len(texts))
+            scores = relevance(logits, None if adapter or self.adapter else self.raw_config)
         order = np.argsort(-logits, kind="stable")[:top].tolist()
         return [Ranked(i, float(scores[i])) for i in order]
 
@@ -630,7 +629,7 @@ class Model:
         self.extras = {**self.extras, "task": task}
         self.labels = task.get("labels")
         self.adapters.merge()
-        self.adapters, self.bundle = None, Bundle()
+        self.adapters, self.bundle = None, adapters.Bundle()
 
     @property
     def active_extras(self) -> dict[str, Any]:
