@@ -160,7 +160,9 @@ class Graph(nn.Module):
             x_TH = self.network.encoder(batch, states)
             found = {"last_hidden_state": x_TH}
             if self.task == "embed":
-                found["sentence_embedding"] = self.sentence(token_vectors(x_TH, states, self.pooling), batch)
+                vectors_TH = token_vectors(x_TH, states, self.pooling)
+                pooled = [pool(vectors_TH, batch, mode) for mode in self.pooling.modes]
+                found["sentence_embedding"] = self.pooling.finish(torch.cat(pooled, dim=-1))
             elif self.network.pooler is not None:
                 found["pooler_output"] = self.network.pooler(x_TH[batch.first_B])
             return found
@@ -169,10 +171,6 @@ class Graph(nn.Module):
         logits = head_logits(self.network, batch, head)
         names = TASKS[self.task].graph_outputs if self.task in TASKS else ("logits",)
         return {"logits": logits} if len(names) == 1 else dict(zip(names, logits.unbind(-1)))
-
-    def sentence(self, x_TH: Tensor, batch: Ragged) -> Tensor:
-        """(B, out): one vector per sequence, as the folder's sentence-transformers files define it."""
-        return self.pooling.finish(torch.cat([pool(x_TH, batch, mode) for mode in self.pooling.modes], dim=-1))
 
     def forward(
         self,
