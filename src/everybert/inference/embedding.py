@@ -166,10 +166,9 @@ def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Call
         own = [pieces[i] for i in which]
         owned, owned_TH = batch, x_TH
         if any(piece.count < len(piece.ids) for piece in own):  # of a window, only the tokens that it owns
-            owned = Ragged.flat(_owned(batch.tokens_T, batch, own), [piece.count for piece in own])
-            at_T = np.concatenate([np.arange(piece.at, piece.end) for piece in own])
-            owned = replace(owned, positions_T=torch.from_numpy(at_T).to(batch.device))
-            owned_TH = _owned(x_TH, batch, own)
+            at_T = torch.from_numpy(np.concatenate([np.arange(piece.at, piece.end) for piece in own])).to(batch.device)
+            owned = replace(Ragged.flat(at_T, [piece.count for piece in own]), positions_T=at_T)  # pooling reads no ids
+            owned_TH = torch.cat([x_nH[piece.own] for piece, x_nH in zip(own, batch.split(x_TH))])
         in_order = which[-1] - which[0] == len(which) - 1 and which == sorted(which)
         rows = slice(which[0], which[-1] + 1) if in_order else which
         skips = any(texts[owners[i]][0].at for i in which)
@@ -206,11 +205,6 @@ def term_weights(network: Network, x_TH: Tensor, pooling: Pooling) -> Tensor:
     """(T, V): the weight of each word of the vocabulary at each token, log(1 + relu(logit)) (Formal et al. 2021)."""
     weight_TV = network.mlm_logits(x_TH).relu_().log1p_()
     return weight_TV.log1p_() if pooling.splade == "log1p_relu" else weight_TV
-
-
-def _owned(x: Tensor, batch: Ragged, pieces: list[Piece]) -> Tensor:
-    """Of a per-token tensor, the rows of the tokens that each sequence owns."""
-    return torch.cat([part[piece.own] for piece, part in zip(pieces, batch.split(x))])
 
 
 def _combined(

@@ -45,13 +45,8 @@ TOLERANCE = 1e-4
 """Largest difference from torch, relative to the largest value if that is above 1."""
 ONE_FILE = 1_900_000_000
 """Bytes of weights that fit into the graph's file (protobuf is limited to 2 GiB). Larger models have a second file."""
-HEADS: dict[str, str | None] = {
-    "hidden": None,
-    "embed": None,
-    "fill": "mlm",
-    "next": "nsp",
-    **{name: TASKS[name].head for name in ("classify", "regress", "rank", "tag", "answer")},
-}
+HEADS: dict[str, str | None] = {"hidden": None, "embed": None, "fill": "mlm", "next": "nsp"}
+HEADS |= {name: TASKS[name].head for name in ("classify", "regress", "rank", "tag", "answer")}
 """The head that each task of a graph needs."""
 
 
@@ -292,8 +287,7 @@ def _quiet() -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(level)

@@ -40,10 +40,8 @@ if hasattr(os, "register_at_fork") and _PARALLEL not in os.environ:
 class Encoding:
     """The tokens of a text or pair. Each attribute is a list with one entry per token, computed on first use."""
 
-    def __init__(self, raw: Any, alias: int | None = None, mask: tuple[int, str] = (0, "")):
-        self._raw = raw
-        self._alias = alias  # the id that "[MASK]" was read as, if the mask token is another
-        self._mask = mask
+    def __init__(self, raw: Any, tokenizer: "Tokenizer"):
+        self._raw, self._by = raw, tokenizer
 
     def __len__(self) -> int:
         return len(self._raw)
@@ -51,14 +49,14 @@ class Encoding:
     @cached_property
     def ids(self) -> list[int]:
         """Token ids."""
-        ids = self._raw.ids
-        return [self._mask[0] if i == self._alias else i for i in ids] if self._alias in ids else ids
+        ids, alias, mask = self._raw.ids, self._by.alias, self._by.mask_id or 0
+        return [mask if i == alias else i for i in ids] if alias in ids else ids
 
     @cached_property
     def tokens(self) -> list[str]:
         """The tokens as written in the vocabulary."""
-        named = zip(self._raw.tokens, self._raw.ids, strict=True)
-        tokens = [self._mask[1] if i == self._alias else token for token, i in named]
+        named, mask = zip(self._raw.tokens, self._raw.ids, strict=True), self._by.mask_token or ""
+        tokens = [mask if i == self._by.alias else token for token, i in named]
         return [token.strip() or token for token in tokens]  # a mask token may include the space before it
 
     @cached_property
@@ -121,7 +119,7 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
         self.single_special: int = backend.num_special_tokens_to_add(False)
         self.pair_special: int = backend.num_special_tokens_to_add(True)
-        self._work, self._alias = self._working_backend()
+        self._work, self.alias = self._working_backend()  # the id that "[MASK]" is read as, if the mask is another
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -199,14 +197,12 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str | tuple[str, str]], specials: bool = True) -> list[Encoding]:
         """Tokenize texts and pairs on all cores."""
-        mask = (self.mask_id or 0, self.mask_token or "")
-        return [Encoding(raw, self._alias, mask) for raw in self._run(self._work.encode_batch, texts, specials)]
+        return [Encoding(raw, self) for raw in self._run(self._work.encode_batch, texts, specials)]
 
     def ids_batch(self, texts: Sequence[str | tuple[str, str]], specials: bool = True) -> list[list[int]]:
         """The ids of texts and pairs. Faster than `encode_batch`, which computes offsets."""
-        mask = (self.mask_id or 0, "")
         raws = self._run(self._work.encode_batch_fast, texts, specials)
-        return [Encoding(raw, self._alias, mask).ids if self._alias else raw.ids for raw in raws]
+        return [Encoding(raw, self).ids if self.alias else raw.ids for raw in raws]
 
     def _run(self, encode: Any, texts: Sequence[str | tuple[str, str]], specials: bool) -> list[Any]:
         """Encode. On a TypeError (a lone surrogate, or an object that is not text), clean or refuse the texts."""
