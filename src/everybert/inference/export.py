@@ -8,7 +8,6 @@ S texts.
 """
 
 import logging
-import random
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -301,39 +300,25 @@ def compare(graph: Graph, path: Path) -> tuple[float, float]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    rng = random.Random(0)
+    draw = torch.Generator().manual_seed(0)
     windows = [w for w in graph.config.windows or () if w]
     longest = min(graph.config.max_positions, max([48, *(3 * w for w in windows)]))
     difference = values = 0.0
     for lengths in ((1,), (longest,), (1, longest // 2 or 1, longest, min(5, longest)), (min(2, longest),) * 2):
-        ids = [[rng.randrange(graph.config.vocab_size) for _ in range(n)] for n in lengths]
-        segments = [[int(i > n // 2) for i in range(n)] for n in lengths] if graph.config.segments > 1 else None
-        marks = [[0, *rng.sample(range(n), n // 8)] for n in lengths] if graph.config.global_attention else None
-        batch = Ragged.of(ids, segments, marks)
-        feed = padded(graph, batch)
+        visible_BN = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        feed = {name: torch.randint(2, visible_BN.shape, generator=draw) for name in graph.inputs()}
+        feed["input_ids"] = torch.randint(graph.config.vocab_size, visible_BN.shape, generator=draw)
+        feed["attention_mask"] = visible_BN.long()
+        flat = {name: x[visible_BN] for name, x in feed.items()}
+        marked_T = flat["global_attention_mask"] > 0 if graph.config.global_attention else None
+        batch = Ragged.flat(flat["input_ids"], lengths, flat.get("token_type_ids"), marked_T)
         found = map(torch.from_numpy, session.run(None, {name: x.numpy() for name, x in feed.items()}))
-        visible = feed["attention_mask"] > 0
         for (name, ours), theirs in zip(graph.outputs(batch).items(), found):
-            theirs = theirs[visible] if graph.per_token(name) else theirs
+            theirs = theirs[visible_BN] if graph.per_token(name) else theirs
             gap = (ours - theirs.view_as(ours)).abs().max()
             difference = max(difference, float("inf") if gap.isnan() else float(gap))
             values = max(values, float(ours.abs().max()))
     return difference, values
-
-
-def padded(graph: Graph, batch: Ragged) -> dict[str, Tensor]:
-    """A ragged batch as the inputs of the graph, int64 (B, N)."""
-    ones, zeros = torch.ones_like(batch.tokens_T), torch.zeros_like(batch.tokens_T)
-    flat = {
-        "input_ids": batch.tokens_T,
-        "attention_mask": ones,
-        "token_type_ids": zeros if batch.segments_T is None else batch.segments_T,
-        "global_attention_mask": zeros if batch.globals_T is None else batch.globals_T.long(),
-    }
-    fill = {"input_ids": graph.config.pad_id}
-    return {
-        name: nn.utils.rnn.pad_sequence(batch.split(flat[name]), True, fill.get(name, 0)) for name in graph.inputs()
-    }
 
 
 # ── transformers ────────────────────────────────────────────────────────────────────────────────────────────

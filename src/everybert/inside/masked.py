@@ -5,7 +5,7 @@ Legend: M masked tokens, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -81,12 +81,15 @@ def fill_sides(
     at = [i for i, token in enumerate(encoding.ids) if token == mask]
     if not at:
         raise EverybertError("the text has no [MASK]; put [MASK] where a word is missing, or click a word")
+    given: Any = (text,) if pair is None else (text, pair)
     halves, places = [], []
     for i in at:
-        for before in (True, False):
-            halves.append(tokenizer.encode(*_half(encoding, i, text, pair, before)))
+        n, (start, end) = encoding.sequence[i] or 0, encoding.offsets[i]
+        before, after = (*given[:n], given[n][:end]), (given[n][start:], *given[n + 1 :])
+        for half in (before, after):
+            halves.append(tokenizer.encode(*half))
             own = [k for k, token in enumerate(halves[-1].ids) if token == mask]
-            places.append(own[-1:] if before else own[:1])
+            places.append(own[-1:] if half is before else own[:1])
 
     def read(p_MV: Tensor) -> list[tuple[list[Candidate], Tensor]]:
         return list(zip(best(tokenizer, p_MV, top), p_MV[:, : tokenizer.size].cpu()))
@@ -99,15 +102,6 @@ def fill_sides(
         ((left, _),), ((right, _),) = sides[2 * m : 2 * m + 2]
         found.append(MaskedToken(candidates, left, right, original))
     return found
-
-
-def _half(encoding: Encoding, i: int, text: str, pair: str | None, before: bool) -> tuple[str, str | None]:
-    """The text or pair up to the end of token i, or from its start."""
-    start, end = encoding.offsets[i]
-    second = encoding.sequence[i] == 1
-    if before:
-        return (text, (pair or "")[:end]) if second else (text[:end], None)
-    return ((pair or "")[start:], None) if second else (text[start:], pair)
 
 
 def at_masks(
