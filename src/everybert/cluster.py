@@ -41,8 +41,7 @@ def cluster(address: str | None = None, workers: int | None = None) -> Iterator[
         host, colon, port = (address or "").rpartition(":")
         if colon and port.isdigit() and "/" not in host:  # connect once: Ray itself would retry for minutes
             socket.create_connection((host, int(port)), timeout=10).close()
-        how: dict[str, Any] = {} if address else own
-        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **how)
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **({} if address else own))
     except Exception as error:  # Ray raises many types, including plain Exception
         ray.shutdown()
         reason = str(error).partition("\n")[0]

@@ -422,10 +422,8 @@ class Model:
 
         `labels` are any names, for which an entailment model reads each text with `template`; they may be `multi`.
         """
-        if labels is None:
-            return list(self.predict("classify", as_texts(texts), adapter))
-        zero: dict[str, Any] = {"labels": labels, "template": template, "multi": multi}
-        return list(self.predict("classify", as_texts(texts, False), adapter, **zero))
+        zero: dict[str, Any] = {} if labels is None else {"labels": labels, "template": template, "multi": multi}
+        return list(self.predict("classify", as_texts(texts, pairs=labels is None), adapter, **zero))
 
     def regress(self, texts: Text | Sequence[Text], adapter: str | None = None) -> list[float]:
         """A number for every text or pair."""

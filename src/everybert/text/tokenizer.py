@@ -232,9 +232,8 @@ class Tokenizer:
             working.post_processor = processors.Sequence([trim, backend.post_processor])
         if self.mask_id is None or MASK in self._vocab:
             return working, None
-        mask = backend.get_added_tokens_decoder()[self.mask_id]
-        flags = {name: getattr(mask, name) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
-        working.add_tokens([AddedToken(MASK, **flags)])
+        mask: Any = backend.get_added_tokens_decoder()[self.mask_id]
+        working.add_tokens([AddedToken(**mask.__getstate__() | {"content": MASK})])
         alias = working.token_to_id(MASK)
         return working, alias if alias not in self._vocab.values() else None
 

@@ -11,10 +11,11 @@ import json
 import logging
 import unicodedata
 import zlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Literal
 
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
@@ -200,14 +201,9 @@ def _alphabet(words: Counter[str], size: int, min_frequency: int) -> list[str]:
     for word, count in words.items():
         for letter in word:
             letters[letter] += count
-    left = _COVERAGE * letters.total()
-    kept: list[str] = []
-    for letter, count in sorted(letters.items(), key=lambda item: (-item[1], item[0])):
-        if count < min_frequency or (left <= 0 and len(kept) >= size):
-            break
-        left -= count
-        kept.append(letter)
-    return sorted(kept)
+    ranked = sorted(letters.items(), key=lambda item: (-item[1], item[0]))
+    covering = 1 + bisect_left(list(accumulate(count for _, count in ranked)), _COVERAGE * letters.total())
+    return sorted(letter for letter, count in ranked[: max(size, covering)] if count >= min_frequency)
 
 
 def _train_bpe(words: Counter[str], size: int, lowercase: bool, min_frequency: int) -> Backend:
