@@ -4,7 +4,6 @@ Every step calls the function that users call on their own data and leaves its r
 stopped resumes when it is started again. The text and the template of the report are bundled (`everybert.data`).
 """
 
-import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +17,7 @@ from everybert import data
 from everybert.corpus.build import build_corpus
 from everybert.errors import EverybertError
 from everybert.evaluation.evaluate import evaluate
-from everybert.files import atomic_folder, is_complete, write_text
+from everybert.files import atomic_folder, is_complete, write_json, write_text
 from everybert.inference.model import Model, load
 from everybert.model.heads import Network
 from everybert.text.tokenizer import Tokenizer
@@ -132,5 +131,5 @@ def write_report(out: Path, story: dict[str, Any]) -> str:
         predictions=table([one["text"], one["label"], f"{one['score']:.0%}"] for one in story["predictions"]),
     )
     write_text(out / "report.md", text)
-    write_text(out / "report.json", json.dumps(story, indent=2) + "\n")
+    write_json(out / "report.json", story)
     return text

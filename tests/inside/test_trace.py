@@ -7,8 +7,7 @@ from tiny_models import STEMS, make
 
 from everybert.errors import EverybertError
 from everybert.inside import trace as module
-from everybert.inside.steps import needed, part_value, story
-from everybert.inside.trace import read_trace
+from everybert.inside.trace import needed, part_value, read_trace, story
 from everybert.model.config import PRESETS
 from everybert.model.heads import Network
 from everybert.store.huggingface import load_network

@@ -163,6 +163,9 @@ def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Call
     out_PMH = torch.empty(size, dtype=torch.float32, device=device_of(network.encoder))
 
     def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
+        if pooling.splade:  # (T, V): the weight of each word at each token, log(1 + relu(logit)) (Formal et al. 2021)
+            x_TH = network.mlm_logits(x_TH).relu_().log1p_()
+            x_TH = x_TH.log1p_() if pooling.splade == "log1p_relu" else x_TH
         own = [pieces[i] for i in which]
         owned, owned_TH = batch, x_TH
         if any(piece.count < len(piece.ids) for piece in own):  # of a window, only the tokens that it owns
@@ -182,11 +185,8 @@ def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Call
     inputs = Inputs([piece.ids for piece in pieces])
     if pooling.layers:
         encode_layers(network, inputs, lambda w, batch, x: read(w, batch, token_vectors(x[-1], x, pooling)))
-    elif pooling.splade:
-        budget = max(1, TERMS // width)
-        encode(network, inputs, lambda w, batch, x: read(w, batch, term_weights(network, x, pooling)), budget=budget)
     else:
-        encode(network, inputs, read)
+        encode(network, inputs, read, budget=max(1, TERMS // width) if pooling.splade else None)
     pooled = fetched(out_PMH)
     return lambda: _combined(pooled(), pieces, owners, pooling.modes, len(texts))
 
@@ -199,12 +199,6 @@ def token_vectors(x_TH: Tensor, states: list[Tensor], pooling: Pooling) -> Tenso
         raise EverybertError(f"the folder weighs {len(pooling.layers)} hidden states, the model has {len(states)}")
     weights = torch.tensor(pooling.layers, device=x_TH.device) / sum(pooling.layers)
     return torch.einsum("l,lth->th", weights, torch.stack(states).float()).to(x_TH.dtype)
-
-
-def term_weights(network: Network, x_TH: Tensor, pooling: Pooling) -> Tensor:
-    """(T, V): the weight of each word of the vocabulary at each token, log(1 + relu(logit)) (Formal et al. 2021)."""
-    weight_TV = network.mlm_logits(x_TH).relu_().log1p_()
-    return weight_TV.log1p_() if pooling.splade == "log1p_relu" else weight_TV
 
 
 def _combined(
