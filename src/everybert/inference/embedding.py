@@ -54,7 +54,7 @@ class Sparse:
     def of(cls, row: np.ndarray, top: int | None) -> "Sparse":
         """The numbers of a row that are not 0, or the `top` largest."""
         kept = np.flatnonzero(row)
-        kept = kept if top is None else np.sort(kept[np.argsort(-row[kept], kind="stable")[:top]])
+        kept = np.sort(kept[np.argsort(-row[kept], kind="stable")[:top]])
         return cls(kept, row[kept])
 
 

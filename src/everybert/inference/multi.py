@@ -116,11 +116,10 @@ def _tokenized(
     """The ids of texts with prompt and prefix, and the numbers of tokens before and after each."""
     assert pooling.multi is not None
     lead, tail = specials(tokenizer)
-    marker: list[int] = []
     prefix = pooling.multi.prefixes.get(task, "")
-    for name in (prefix, prefix.split(" ")[0]):
-        if name and not marker and (number := tokenizer.id(name)) is not None:
-            marker, prefix = [number], ""
+    ids = [tokenizer.id(name) for name in (prefix, prefix.split(" ")[0]) if name]
+    marker = [i for i in ids if i is not None][:1]
+    prefix = "" if marker else prefix
     names = [task, "passage", "corpus"] if task == "document" else [task]
     before = prefix + next((pooling.prompts[name] for name in names if name in pooling.prompts), "")
     given = [before + (text.lower() if pooling.lowercase else text) for text in texts]
