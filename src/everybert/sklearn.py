@@ -35,8 +35,7 @@ class _Packed(BaseEstimator):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
-        model = state.pop("model_", None)
-        if model is not None:
+        if (model := state.pop("model_", None)) is not None:
             state["files_"] = pack(model)
         return state
 

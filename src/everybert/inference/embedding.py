@@ -8,6 +8,7 @@ Legend: N texts, P pieces (sequences, several for a long text), M pooling modes,
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 
 import numpy as np
 import torch
@@ -103,16 +104,11 @@ def specials(tokenizer: Tokenizer) -> tuple[int, int]:
     return lead, len(ids) - 1 - lead
 
 
-def _runs(texts: Sequence[str], most: int) -> Iterator[Sequence[str]]:
-    """Consecutive texts, `most` characters at a time."""
-    start = total = 0
-    for i, text in enumerate(texts):
-        total += len(text) if isinstance(text, str) else 0  # the tokenizer names inputs that are not strings
-        if total >= most:
-            yield texts[start : i + 1]
-            start, total = i + 1, 0
-    if start < len(texts):
-        yield texts[start:]
+def _runs(texts: Sequence[str], size: int) -> Iterator[list[str]]:
+    """Consecutive texts, about `size` characters at a time."""
+    ends = accumulate(len(text) if isinstance(text, str) else 0 for text in texts)  # the tokenizer names other inputs
+    for _, run in groupby(zip(ends, texts), key=lambda pair: pair[0] // size):
+        yield [text for _, text in run]
 
 
 def on_cpu(network: Network) -> bool:
