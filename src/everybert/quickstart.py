@@ -75,7 +75,15 @@ def quickstart(
     columns = zip(texts, before, after, answers)
     story["masked"] = [dict(zip(("text", "before", "after", "answer"), row)) for row in columns]
     title("6  Fine-tuning: 400 labelled sentences, praise or complaint")
-    story["scores"] = fine_tune(out)
+    story["scores"] = {}
+    for name, base in (("sentiment", "pretrained/model"), ("untrained-sentiment", "untrained")):
+        if not is_complete(out / name):
+            tuned = finetune(out / base, "classify", out / "train.tsv", out / "dev.tsv", out / name, **TUNING)
+            if not tuned.runs[0].finished:
+                raise Stopped
+        model = load(out / name, device="cpu")
+        parts = {part: evaluate("classify", model, out / f"{part}.tsv") for part in ("dev", "test")}
+        story["scores"][name] = {part: one.scores["accuracy"] for part, one in parts.items()}
     title("7  Predictions: sentences it has never seen")
     found = load(out / "sentiment", device="cpu").classify(TEXTS)
     story["predictions"] = [{"text": t, "label": p.label, "score": p.score} for t, p in zip(TEXTS, found)]
@@ -97,20 +105,6 @@ def write_inputs(out: Path, size: int) -> None:
     for name, text in files.items():
         if not (out / name).exists() or (out / name).read_text("utf-8") != text:  # what was made from it stays valid
             write_text(out / name, text)
-
-
-def fine_tune(out: Path) -> dict[str, dict[str, float]]:
-    """sentiment/: the pre-trained model, fine-tuned; untrained-sentiment/: the same from random weights. Accuracies."""
-    scores: dict[str, dict[str, float]] = {}
-    for name, base in (("sentiment", "pretrained/model"), ("untrained-sentiment", "untrained")):
-        if not is_complete(out / name):
-            tuned = finetune(out / base, "classify", out / "train.tsv", out / "dev.tsv", out / name, **TUNING)
-            if not tuned.runs[0].finished:
-                raise Stopped
-        model = load(out / name, device="cpu")
-        parts = ("dev", "test")
-        scores[name] = {part: evaluate("classify", model, out / f"{part}.tsv").scores["accuracy"] for part in parts}
-    return scores
 
 
 def write_report(out: Path, story: dict[str, Any]) -> str:
