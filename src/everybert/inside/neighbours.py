@@ -86,13 +86,20 @@ def find_neighbours(
     candidates = _candidates(tokenizer, table_VE, word, encodings, tokens)
     ids = [i for i, _ in candidates]
     alone = [tokenizer.build([i])[0] for i in ids]
-    states = _states(network, [e.ids for e in encodings] + alone)
+    states: dict[int, list[Tensor]] = {}
+
+    def read(which: list[int], batch: Ragged, hidden: list[Tensor]) -> None:
+        """Keep the vectors (n, H) of each sequence at every level: the token table, then the L + 1 hidden states."""
+        levels = (batch.split(x) for x in (table_VE[batch.tokens_T], *hidden))
+        states.update(zip(which, map(list, zip(*levels))))
+
+    encode_layers(network, Inputs([e.ids for e in encodings] + alone), read)
     at_word = alone[0].index(ids[0]) if alone else 0
     levels = ["static", "embeddings", *(f"layer {i + 1}" for i in range(len(states[0]) - 2))]
     similarity, nearest = [], []
     for level in range(len(levels)):
         own_kH = torch.stack([states[o.text][level][at].float().mean(0) for o, at in zip(found, places)])
-        others = [one[level][at_word].float() for one in states[len(texts) :]]
+        others = [states[k][level][at_word].float() for k in range(len(texts), len(states))]
         unit_kH = normalize(own_kH, dim=-1)
         unit_CH = normalize(torch.stack(others) if others else own_kH[:0], dim=-1)
         similarity.append((unit_kH @ unit_kH.T).cpu().numpy())
@@ -106,19 +113,6 @@ def _places(start: int, end: int, encoding: Encoding) -> list[int]:
     """The tokens that overlap text[start:end]."""
     spans = zip(encoding.offsets, encoding.special)
     return [i for i, ((a, b), special) in enumerate(spans) if not special and a < end and b > start]
-
-
-def _states(network: Network, sequences: Sequence[Sequence[int]]) -> list[list[Tensor]]:
-    """The vectors (n, H) of each sequence's tokens at every level: the token table, then the L + 1 hidden states."""
-    table_VE = network.encoder.embeddings.token.weight
-    out: dict[int, list[Tensor]] = {}
-
-    def read(which: list[int], batch: Ragged, states: list[Tensor]) -> None:
-        levels = (batch.split(x) for x in (table_VE[batch.tokens_T], *states))
-        out.update(zip(which, map(list, zip(*levels))))
-
-    encode_layers(network, Inputs(sequences), read)
-    return [out[i] for i in range(len(sequences))]
 
 
 def _candidates(
