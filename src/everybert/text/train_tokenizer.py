@@ -120,8 +120,8 @@ def _install(kind: Kind, lowercase: bool, backend: Backend, charsmap: bytes | No
     return formats.roberta_pipeline(backend)
 
 
-def _splitter(kind: Kind, lowercase: bool) -> Callable[[str], list[str]]:
-    """A function that splits a string between spaces into words, as the tokenizer will."""
+def _count_words(lines: Iterable[str], kind: Kind, lowercase: bool) -> Counter[str]:
+    """Count words, split as the tokenizer will. Above the limit, the rarer half is dropped (ties broken by hash)."""
     names = dict.fromkeys([*formats.BERT_NAMES.values(), *formats.ROBERTA_NAMES.values()])
     specials = models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]")
     backend = _install(kind, lowercase, Backend(specials))
@@ -130,16 +130,11 @@ def _splitter(kind: Kind, lowercase: bool) -> Callable[[str], list[str]]:
     if kind == "unigram":  # SentencePiece adds the word marker itself
         pre_tokenizer = pre_tokenizers.WhitespaceSplit()
 
+    @lru_cache(_RUNS)
     def split(run: str) -> list[str]:
         words = [word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(run))]
         return [word[i : i + _WORD_LENGTH] for word in words for i in range(0, len(word), _WORD_LENGTH)]
 
-    return split
-
-
-def _count_words(lines: Iterable[str], kind: Kind, lowercase: bool) -> Counter[str]:
-    """Count words. Above the limit, the rarer half is dropped (ties are broken by hash)."""
-    split = lru_cache(_RUNS)(_splitter(kind, lowercase))
     words: Counter[str] = Counter()
     for line in lines:
         runs = line.split()
