@@ -9,8 +9,7 @@ S texts.
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -262,32 +261,25 @@ def _trace(graph: Graph, path: Path) -> None:
     given["attention_mask"] += 1
     longest = config.max_positions if config.positions != "rotary" else None
     dims = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=1, max=longest)}
-    with _quiet(), torch.no_grad():
-        program = torch.onnx.export(
-            graph,
-            (),
-            kwargs=given,
-            dynamo=True,
-            input_names=names,
-            output_names=list(graph.outputs(Ragged.of([[0, 0]]))),
-            dynamic_shapes=dict.fromkeys(names, dims),
-            opset_version=OPSET,
-            verbose=False,
-        )
-        assert program is not None
-        for node in program.model.graph:  # their metadata has the source lines, with this machine's paths
-            node.metadata_props.clear()
-        program.save(path, external_data=sum(p.numel() * p.element_size() for p in graph.parameters()) > ONE_FILE)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress warnings of the exporters that users cannot act on."""
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.WARNING)  # users cannot act on the warnings of the exporters
     try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
+            program = torch.onnx.export(
+                graph,
+                (),
+                kwargs=given,
+                dynamo=True,
+                input_names=names,
+                output_names=list(graph.outputs(Ragged.of([[0, 0]]))),
+                dynamic_shapes=dict.fromkeys(names, dims),
+                opset_version=OPSET,
+                verbose=False,
+            )
+            assert program is not None
+            for node in program.model.graph:  # their metadata has the source lines, with this machine's paths
+                node.metadata_props.clear()
+            program.save(path, external_data=sum(p.numel() * p.element_size() for p in graph.parameters()) > ONE_FILE)
     finally:
         logging.disable(level)
 
