@@ -187,6 +187,10 @@ def test_impossible_requests():
         train_tokenizer(["some text " * 5], "bpe", 100)
     with pytest.raises(EverybertError, match="size"):
         train_tokenizer(["some text " * 5], "unigram", 8)
+    with pytest.raises(EverybertError, match="too small for the 6 single letters"):
+        train_tokenizer(["some text " * 5], "wordpiece", 10)
+    vocab = train_tokenizer(["some text " * 5], "wordpiece", 11)[0].vocab()
+    assert vocab.keys() - {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"} == {*"emostx", *(f"##{c}" for c in "emotx")}
 
 
 def test_command_line(tmp_path):

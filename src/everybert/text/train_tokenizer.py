@@ -158,8 +158,8 @@ def _train_bpe_model(
     words: dict[str, int], size: int, min_frequency: int, alphabet: list[str], mark: str = ""
 ) -> dict[str, Any]:
     """Train BPE on counted words; returns the "model" part of a tokenizer.json. `mark` begins pieces inside a word."""
-    if size < len(alphabet):
-        raise EverybertError(f"size is too small for the {len(alphabet)} single letters: give at least twice as many")
+    if size < (letters := sum(len(piece) == 1 for piece in alphabet)):
+        raise EverybertError(f"size is too small for the {letters} single letters: give at least twice as many")
     scale = max(1.0, sum(words.values()) / _FED_WORDS)
     scaled = {word: round(count / scale) for word, count in words.items()}
     backend = Backend(models.BPE())
