@@ -39,9 +39,11 @@ from everybert.model.engine import BUDGET_GPU
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import save_network
+from everybert.store.sentence_transformers import Pooling
 from everybert.text.sentences import split_sentences
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.train_tokenizer import train_tokenizer
+from everybert.text.windows import cover
 
 LENGTH = 128
 """Tokens per sequence in the measurement from ids."""
@@ -127,7 +129,8 @@ def from_ids(folder: Path, model: Model, ids: list[list[int]], compiled: bool, b
 
     ways = {f"transformers, batch {size}": transformers(size) for size in (64, 256)}
     ways |= {f"everybert, forward, {budget:,} tokens per batch": everybert(budget) for budget in budgets}
-    ways["everybert, vectors"] = lambda: list(pooled_runs(model.network, [ids], ("mean",), 1, 1, 512))
+    run = [cover(row, 1, 1, 512) for row in ids]
+    ways["everybert, vectors"] = lambda: list(pooled_runs(model.network, [run], Pooling()))
     if compiled:
         fast, batches = torch.compile(encoder, dynamic=False), cut(BUDGET_GPU)
 

@@ -19,18 +19,6 @@ OBJECT_STORE = 256 << 20
 """Bytes of shared memory of a cluster that is started here."""
 
 
-def import_ray() -> Any:
-    """The ray package, without its usage reports unless the user enables them."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the future default: avoids a warning
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # errors are raised
-    try:
-        import ray
-    except ImportError:
-        raise EverybertError("--engine ray needs Ray: pip install 'everybert[scale]'") from None
-    return ray
-
-
 @contextmanager
 def cluster(address: str | None = None, workers: int | None = None) -> Iterator[Any]:
     """Ray, connected to the cluster at `address` ("auto": the one that this machine belongs to).
@@ -38,7 +26,13 @@ def cluster(address: str | None = None, workers: int | None = None) -> Iterator[
     Without an address, a cluster of `workers` processes runs on this machine during the block. If the caller has
     connected already, that connection is used and left open.
     """
-    ray = import_ray()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports unless the user enables them
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the future default: avoids a warning
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # errors are raised
+    try:
+        import ray
+    except ImportError:
+        raise EverybertError("--engine ray needs Ray: pip install 'everybert[scale]'") from None
     if ray.is_initialized():
         yield ray
         return
@@ -47,8 +41,7 @@ def cluster(address: str | None = None, workers: int | None = None) -> Iterator[
         host, colon, port = (address or "").rpartition(":")
         if colon and port.isdigit() and "/" not in host:  # connect once: Ray itself would retry for minutes
             socket.create_connection((host, int(port)), timeout=10).close()
-        how: dict[str, Any] = {} if address else own
-        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **how)
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **({} if address else own))
     except Exception as error:  # Ray raises many types, including plain Exception
         ray.shutdown()
         reason = str(error).partition("\n")[0]

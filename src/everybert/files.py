@@ -158,9 +158,7 @@ def _write_manifest(folder: Path, files: list[Path]) -> None:
         if not file.is_symlink():  # some writers create private files: give them the folder's permissions
             file.chmod(file.stat().st_mode | (folder.stat().st_mode & 0o666))
         sync(file)
-    listed = {
-        file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": sha256(file)} for file in files
-    }
+    listed = {f.relative_to(folder).as_posix(): dict(zip(("size", "sha256"), size_and_hash(f))) for f in files}
     draft = folder / (MANIFEST + ".tmp")
     draft.write_text(json.dumps({"everybert": FORMAT, "files": listed}, indent=2) + "\n", encoding="utf-8")
     sync(draft)

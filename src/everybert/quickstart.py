@@ -4,7 +4,6 @@ Every step calls the function that users call on their own data and leaves its r
 stopped resumes when it is started again. The text and the template of the report are bundled (`everybert.data`).
 """
 
-import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +17,7 @@ from everybert import data
 from everybert.corpus.build import build_corpus
 from everybert.errors import EverybertError
 from everybert.evaluation.evaluate import evaluate
-from everybert.files import atomic_folder, is_complete, write_text
+from everybert.files import atomic_folder, is_complete, write_json, write_text
 from everybert.inference.model import Model, load
 from everybert.model.heads import Network
 from everybert.text.tokenizer import Tokenizer
@@ -50,7 +49,11 @@ def quickstart(
     title("1  Text: documents about a small world of facts")
     screen.print(*(f"  {text[:110]}" for text in data.documents(4)[1:]), sep="\n", style="dim", highlight=False)
     title("2  Tokenizer: words and pieces of words, learnt from that text")
-    tokenizer = make_tokenizer(out)
+    if not is_complete(out / "tokenizer"):
+        learnt, _ = train_tokenizer((out / "world.txt").read_text("utf-8").split("\n\n"), "wordpiece", 1500)
+        with atomic_folder(out / "tokenizer") as draft:
+            learnt.save(draft)
+    tokenizer = Tokenizer.load(out / "tokenizer")
     shown = " ".join(tokenizer.encode("Unhappy bakers sing in Paris.").tokens)
     screen.print(f'{tokenizer.size:,} tokens. "Unhappy bakers sing in Paris." becomes {shown}', markup=False)
     title("3  Corpus: the text as numbers, some of it held out")
@@ -58,15 +61,29 @@ def quickstart(
     screen.print(f"{made['documents']:,} documents, {made['tokens']:,} tokens: {out / 'corpus'}")
     title("4  Pre-training: predict masked tokens")
     recipe = Recipe.load(out / "recipe.toml", **({"steps": steps} if steps else {}))
-    untrained = make_untrained(out, recipe, tokenizer)
+    if not is_complete(out / "untrained"):  # the same network with random weights
+        torch.manual_seed(recipe.seed)
+        Model(Network(fit_config(recipe.config, tokenizer), {"mlm": None}), tokenizer).save(out / "untrained")
     result = pretrain(recipe, out / "corpus", out / "pretrained", device="cpu")
     if not result.finished:
         raise Stopped
     title("5  Masked tokens: sentences that are nowhere in the text")
     story: dict[str, Any] = {"heldout": result.figures}
-    story["masked"] = fill_masks(untrained, load(result.model, device="cpu"))
+    texts, answers = zip(*data.rows("masked.tsv"))
+    models = [load(folder, device="cpu") for folder in (out / "untrained", result.model)]
+    before, after = ([model.fill(text, top=1)[0][0].token for text in texts] for model in models)
+    columns = zip(texts, before, after, answers)
+    story["masked"] = [dict(zip(("text", "before", "after", "answer"), row)) for row in columns]
     title("6  Fine-tuning: 400 labelled sentences, praise or complaint")
-    story["scores"] = fine_tune(out)
+    story["scores"] = {}
+    for name, base in (("sentiment", "pretrained/model"), ("untrained-sentiment", "untrained")):
+        if not is_complete(out / name):
+            tuned = finetune(out / base, "classify", out / "train.tsv", out / "dev.tsv", out / name, **TUNING)
+            if not tuned.runs[0].finished:
+                raise Stopped
+        model = load(out / name, device="cpu")
+        parts = {part: evaluate("classify", model, out / f"{part}.tsv") for part in ("dev", "test")}
+        story["scores"][name] = {part: one.scores["accuracy"] for part, one in parts.items()}
     title("7  Predictions: sentences it has never seen")
     found = load(out / "sentiment", device="cpu").classify(TEXTS)
     story["predictions"] = [{"text": t, "label": p.label, "score": p.score} for t, p in zip(TEXTS, found)]
@@ -90,46 +107,6 @@ def write_inputs(out: Path, size: int) -> None:
             write_text(out / name, text)
 
 
-def make_tokenizer(out: Path) -> Tokenizer:
-    """tokenizer/: a WordPiece vocabulary."""
-    if not is_complete(out / "tokenizer"):
-        made, _ = train_tokenizer((out / "world.txt").read_text("utf-8").split("\n\n"), "wordpiece", 1500)
-        with atomic_folder(out / "tokenizer") as draft:
-            made.save(draft)
-    return Tokenizer.load(out / "tokenizer")
-
-
-def make_untrained(out: Path, recipe: Recipe, tokenizer: Tokenizer) -> Model:
-    """untrained/: the same network with random weights."""
-    if not is_complete(out / "untrained"):
-        torch.manual_seed(recipe.seed)
-        Model(Network(fit_config(recipe.config, tokenizer), {"mlm": None}), tokenizer).save(out / "untrained")
-    return load(out / "untrained", device="cpu")
-
-
-def fill_masks(untrained: Model, trained: Model) -> list[dict[str, Any]]:
-    """The predictions of both models for masked tokens."""
-    found = []
-    for text, answer in data.rows("masked.tsv"):
-        before, after = (model.fill(text, top=1)[0][0].token for model in (untrained, trained))
-        found.append({"text": text, "before": before, "after": after, "answer": answer})
-    return found
-
-
-def fine_tune(out: Path) -> dict[str, dict[str, float]]:
-    """sentiment/: the pre-trained model, fine-tuned; untrained-sentiment/: the same from random weights. Accuracies."""
-    scores: dict[str, dict[str, float]] = {}
-    for name, base in (("sentiment", "pretrained/model"), ("untrained-sentiment", "untrained")):
-        if not is_complete(out / name):
-            tuned = finetune(out / base, "classify", out / "train.tsv", out / "dev.tsv", out / name, **TUNING)
-            if not tuned.runs[0].finished:
-                raise Stopped
-        model = load(out / name, device="cpu")
-        parts = ("dev", "test")
-        scores[name] = {part: evaluate("classify", model, out / f"{part}.tsv").scores["accuracy"] for part in parts}
-    return scores
-
-
 def write_report(out: Path, story: dict[str, Any]) -> str:
     """Write report.md and report.json; returns the text."""
 
@@ -148,5 +125,5 @@ def write_report(out: Path, story: dict[str, Any]) -> str:
         predictions=table([one["text"], one["label"], f"{one['score']:.0%}"] for one in story["predictions"]),
     )
     write_text(out / "report.md", text)
-    write_text(out / "report.json", json.dumps(story, indent=2) + "\n")
+    write_json(out / "report.json", story)
     return text

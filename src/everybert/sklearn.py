@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 
 from everybert.errors import EverybertError
-from everybert.inference.model import Model, load
+from everybert.inference.model import load
 from everybert.tasks import dataset
 
 SETTINGS = ("mode", "epochs", "lr", "batch_size", "device", "window")
@@ -35,16 +35,23 @@ class _Packed(BaseEstimator):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
-        model = state.pop("model_", None)
-        if model is not None:
-            state["files_"] = pack(model)
+        if (model := state.pop("model_", None)) is not None:
+            with tempfile.TemporaryDirectory(prefix="everybert-") as parent:
+                model.save(folder := Path(parent) / "model")
+                files = sorted(path for path in folder.rglob("*") if path.is_file())
+                state["files_"] = {str(path.relative_to(folder)): path.read_bytes() for path in files}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         files = state.pop("files_", None)
         super().__setstate__(state)
         if files is not None:
-            self.model_ = unpack(files, self.device)  # type: ignore[attr-defined]
+            with tempfile.TemporaryDirectory(prefix="everybert-") as folder:
+                for name, content in files.items():
+                    path = Path(folder, name)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content)
+                self.model_ = load(folder, device=self.device)  # type: ignore[attr-defined]
 
 
 @dataclass(eq=False, repr=False)
@@ -215,29 +222,8 @@ class TextEmbedder(TransformerMixin, _Packed):
         return np.array([f"everybert{i}" for i in range(self.transform(["a"]).shape[1])], dtype=object)
 
 
-# ── texts and pickles ────────────────────────────────────────────────────────────────────────────────────────
-
-
 def as_texts(X: Any) -> list[Any]:
     """Texts, or pairs of texts, of a list, a Series, an array, or a DataFrame of one or two columns."""
     if isinstance(X, str):
         raise EverybertError("give a list of texts, not one text")
     return dataset.as_texts(X)
-
-
-def pack(model: Model) -> dict[str, bytes]:
-    """The files of a model's folder."""
-    with tempfile.TemporaryDirectory(prefix="everybert-") as parent:
-        folder = Path(parent) / "model"
-        model.save(folder)
-        return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def unpack(files: dict[str, bytes], device: str | None = None) -> Model:
-    """The model of such files."""
-    with tempfile.TemporaryDirectory(prefix="everybert-") as folder:
-        for name, content in files.items():
-            path = Path(folder, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        return load(folder, device=device)

@@ -227,8 +227,7 @@ def test_tokens_that_no_token_attends_to_are_those_of_transformers_mask(kind: st
 
     import tiny_models
 
-    from everybert.inference.multi import _FilledInputs
-    from everybert.model.engine import encode
+    from everybert.inference.multi import encode_filled
     from everybert.store.huggingface import load_network
 
     theirs = tiny_models.make(kind)
@@ -236,7 +235,7 @@ def test_tokens_that_no_token_attends_to_are_those_of_transformers_mask(kind: st
         theirs.save_pretrained(folder)
         network = load_network(folder).network
     ids, real, found = [[5, 6, 7, 8, 9, 9, 9], [5, 6, 4, 9, 9, 9, 9], [5, 6, 7, 8, 2, 3, 7, 8, 9, 9]], [4, 3, 9], {}
-    encode(network, _FilledInputs(ids, real=real), lambda w, b, x: found.update(zip(w, b.split(x))))
+    encode_filled(network, ids, real, lambda w, b, x: found.update(zip(w, b.split(x))))
     for i, n in enumerate(real):
         mask = torch.arange(len(ids[i]))[None] < n
         with torch.no_grad():

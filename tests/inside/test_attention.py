@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tiny_models import STEMS, make
 
 from everybert.errors import EverybertError
-from everybert.inside.attention import Attention, asset, attention, batch_of, inlined, quantised, without_heads
+from everybert.inside.attention import Attention, asset, batch_of, inlined, quantised, read_attention, without_heads
 from everybert.store.huggingface import load_network
 
 KINDS = [kind for kind in STEMS if kind != "longformer"]  # whose weights are no square: below
@@ -29,7 +29,7 @@ def test_weights_equal_the_eager_ones(tmp_path, kind):
     ids = torch.randint(5, 60, (23,), generator=torch.Generator().manual_seed(3)).tolist()
     with torch.no_grad():
         expected = theirs(input_ids=torch.tensor([ids]), output_attentions=True).attentions
-    found = attention(network, Encoded.of(ids))
+    found = read_attention(network, Encoded.of(ids))
     assert len(expected) == len(found.weights)
     for ours, wanted in zip(found.weights, expected):
         assert np.abs(ours - wanted[0].numpy()).max() < 1e-5
@@ -78,7 +78,7 @@ def test_longformers_weights_equal_the_eager_ones(tmp_path, marked):
     mask[0, marked] = 1
     with torch.no_grad():
         expected = theirs(input_ids=torch.tensor([ids]), global_attention_mask=mask, output_attentions=True)
-    found = attention(network, Encoded.of(ids), marked or None)
+    found = read_attention(network, Encoded.of(ids), marked or None)
     assert len(found.weights) == len(expected.attentions) == 2
     for layer, ours in enumerate(found.weights):
         own = expected.global_attentions[layer][0].numpy() if marked else None

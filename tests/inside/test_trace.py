@@ -7,8 +7,7 @@ from tiny_models import STEMS, make
 
 from everybert.errors import EverybertError
 from everybert.inside import trace as module
-from everybert.inside.steps import needed, part_value, story
-from everybert.inside.trace import trace
+from everybert.inside.trace import needed, part_value, read_trace, story
 from everybert.model.config import PRESETS
 from everybert.model.heads import Network
 from everybert.store.huggingface import load_network
@@ -26,7 +25,7 @@ def test_equals_the_fast_path_in_every_family(tmp_path, kind):
     network = load_network(tmp_path / "m").network.eval()
     ids = list(range(5, 25))
     n = len(ids)
-    found = trace(network, Encoded.of(ids))
+    found = read_trace(network, Encoded.of(ids))
     assert found.gap < 1e-5
     assert found["mlm.probabilities"].shape == (n, 60) and close(found["mlm.probabilities"].sum(-1), 1)
     layers = len(network.config.layer_order)
@@ -75,7 +74,7 @@ FAMILIES = ["bert-tiny", "modernbert-base", "prenorm-bert-base", "mpnet-base", "
 def test_the_equations_are_those_of_the_family(words, name):
     config = PRESETS[name].replace(vocab_size=90, hidden_size=32, heads=2, layers=2, intermediate_size=24, windows=None)
     network = Network(config, {"mlm": None}).eval()
-    found = trace(network, words.tokenizer.encode("the cat"))
+    found = read_trace(network, words.tokenizer.encode("the cat"))
     for layer in range(2):
         equations = " ; ".join(step.equation for step in story(found, layer) if step.group.startswith("Layer"))
         normed = config.norm == "pre" and (layer > 0 or config.first_attention_norm)
@@ -88,7 +87,7 @@ def test_the_equations_are_those_of_the_family(words, name):
 
 def test_story_names_what_it_keeps(words):
     whole = words.trace(TEXT)
-    kept = trace(words.network, words.tokenizer.encode(TEXT), keep=needed(1))
+    kept = read_trace(words.network, words.tokenizer.encode(TEXT), keep=needed(1))
     assert len(kept.values) < len(whole.values)
     for step, again in zip(story(whole, 1, 1), story(kept, 1, 1), strict=True):
         assert step == again

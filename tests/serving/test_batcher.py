@@ -10,11 +10,11 @@ import time
 import pytest
 from server import until
 
-from everybert.inference.adapters import Bundle
 from everybert.serving.batcher import Batcher, Job, once
 from everybert.serving.limits import HttpError, Limits, RequestContext
 from everybert.serving.metrics import Metrics
 from everybert.serving.models import LoadedModel, Served
+from everybert.store.adapters import Bundle
 
 
 def submit(batcher: Batcher, job: Job) -> asyncio.Future[bytes]:

@@ -63,6 +63,6 @@ def test_windows_own_every_token_once_in_order(n, lead, tail, size):
         assert list(piece.ids[len(piece.ids) - tail :]) == ids[len(ids) - tail :]
         for token in range(len(ids)):
             if piece.owns(token):
-                assert piece.ids[piece.index(token)] == ids[token]
+                assert piece.ids[token - piece.shift] == ids[token]
     for token in range(len(ids)):
         assert sum(piece.owns(token) for piece in pieces) == 1

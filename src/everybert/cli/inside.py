@@ -34,7 +34,7 @@ def explain(
     use: LectureOptions,
 ) -> Output:
     """Every step of the forward pass, from text to prediction. Layers and heads are printed counted from 1."""
-    from everybert.inside.steps import needed, part_value, story
+    from everybert.inside.trace import needed, part_value, story
 
     model = use.load()
     trace = model.trace(refuse_files([text])[0], pair, keep=needed(layer))

@@ -50,9 +50,9 @@ def describe_preset(name: str, config: EncoderConfig) -> dict[str, Any]:
 
 def describe_folder(folder: Path, allow_pickle: bool = False) -> dict[str, Any]:
     """A folder as plain data, from its config.json and the headers of its weights."""
-    from everybert.inference.adapters import read_bundle
     from everybert.inference.model import has_tokenizer
     from everybert.store import config_json, layouts
+    from everybert.store.adapters import read_bundle
     from everybert.store.weights import INT8, open_weights
     from everybert.text.tokenizer import Tokenizer
 

@@ -8,6 +8,7 @@ Legend: N texts, P pieces (sequences, several for a long text), M pooling modes,
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 
 import numpy as np
 import torch
@@ -54,7 +55,7 @@ class Sparse:
     def of(cls, row: np.ndarray, top: int | None) -> "Sparse":
         """The numbers of a row that are not 0, or the `top` largest."""
         kept = np.flatnonzero(row)
-        kept = kept if top is None else np.sort(kept[np.argsort(-row[kept], kind="stable")[:top]])
+        kept = np.sort(kept[np.argsort(-row[kept], kind="stable")[:top]])
         return cls(kept, row[kept])
 
 
@@ -81,24 +82,17 @@ def embed(
         if skip >= size:
             raise EverybertError(f"the prompt has {skip} tokens, the model reads {size} at once; use a shorter one")
 
-    def sequences() -> Iterator[list[list[int]]]:
-        for ids in ahead(tokenize, _runs(texts, CHARACTERS[on_cpu(network)])):
-            for i, sequence in enumerate(ids):
-                lost = max(0, len(sequence) - size) if long == "cut" else 0
-                if lost:
-                    ids[i] = sequence[: size - tail] + sequence[len(sequence) - tail :]
-                read.append(len(sequence) - lost)
-                cut.append(lost)
-            yield ids
-
     def split(ids: list[int]) -> list[Piece]:
-        pieces = cover(ids, lead, tail, size)
-        if skip:  # no window owns the prompt
-            less = [(piece, max(0, skip - piece.at)) for piece in pieces if piece.at + piece.count > skip]
-            return [replace(piece, start=piece.start + n, at=piece.at + n) for piece, n in less]
-        return pieces
+        lost = max(0, len(ids) - size) if long == "cut" else 0
+        if lost:
+            ids = ids[: size - tail] + ids[len(ids) - tail :]
+        read.append(len(ids))
+        cut.append(lost)
+        pieces = cover(ids, lead, tail, size)  # no window owns the prompt
+        return [replace(p, at=max(p.at, skip)) for p in pieces if p.end > skip] if skip else pieces
 
-    pooled = pooled_runs(network, (list(map(split, run)) for run in sequences()), pooling)
+    runs = ahead(tokenize, _runs(texts, CHARACTERS[on_cpu(network)]))
+    pooled = pooled_runs(network, (list(map(split, ids)) for ids in runs), pooling)
     found = [pooling.finish(torch.from_numpy(x)).numpy() for x in pooled]
     return Embedded(np.concatenate(found), read, cut)
 
@@ -110,16 +104,11 @@ def specials(tokenizer: Tokenizer) -> tuple[int, int]:
     return lead, len(ids) - 1 - lead
 
 
-def _runs(texts: Sequence[str], most: int) -> Iterator[Sequence[str]]:
-    """Consecutive texts, `most` characters at a time."""
-    start = total = 0
-    for i, text in enumerate(texts):
-        total += len(text) if isinstance(text, str) else 0  # the tokenizer names inputs that are not strings
-        if total >= most:
-            yield texts[start : i + 1]
-            start, total = i + 1, 0
-    if start < len(texts):
-        yield texts[start:]
+def _runs(texts: Sequence[str], size: int) -> Iterator[list[str]]:
+    """Consecutive texts, about `size` characters at a time."""
+    ends = accumulate(len(text) if isinstance(text, str) else 0 for text in texts)  # the tokenizer names other inputs
+    for _, run in groupby(zip(ends, texts), key=lambda pair: pair[0] // size):
+        yield [text for _, text in run]
 
 
 def on_cpu(network: Network) -> bool:
@@ -170,13 +159,15 @@ def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Call
     out_PMH = torch.empty(size, dtype=torch.float32, device=device_of(network.encoder))
 
     def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
+        if pooling.splade:  # (T, V): the weight of each word at each token, log(1 + relu(logit)) (Formal et al. 2021)
+            x_TH = network.mlm_logits(x_TH).relu_().log1p_()
+            x_TH = x_TH.log1p_() if pooling.splade == "log1p_relu" else x_TH
         own = [pieces[i] for i in which]
         owned, owned_TH = batch, x_TH
         if any(piece.count < len(piece.ids) for piece in own):  # of a window, only the tokens that it owns
-            owned = Ragged.flat(_owned(batch.tokens_T, batch, own), [piece.count for piece in own])
-            at_T = np.concatenate([np.arange(piece.at, piece.at + piece.count) for piece in own])
-            owned = replace(owned, positions_T=torch.from_numpy(at_T).to(batch.device))
-            owned_TH = _owned(x_TH, batch, own)
+            at_T = torch.from_numpy(np.concatenate([np.arange(piece.at, piece.end) for piece in own])).to(batch.device)
+            owned = replace(Ragged.flat(at_T, [piece.count for piece in own]), positions_T=at_T)  # pooling reads no ids
+            owned_TH = torch.cat([x_nH[piece.own] for piece, x_nH in zip(own, batch.split(x_TH))])
         in_order = which[-1] - which[0] == len(which) - 1 and which == sorted(which)
         rows = slice(which[0], which[-1] + 1) if in_order else which
         skips = any(texts[owners[i]][0].at for i in which)
@@ -190,11 +181,8 @@ def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Call
     inputs = Inputs([piece.ids for piece in pieces])
     if pooling.layers:
         encode_layers(network, inputs, lambda w, batch, x: read(w, batch, token_vectors(x[-1], x, pooling)))
-    elif pooling.splade:
-        budget = max(1, TERMS // width)
-        encode(network, inputs, lambda w, batch, x: read(w, batch, term_weights(network, x, pooling)), budget=budget)
     else:
-        encode(network, inputs, read)
+        encode(network, inputs, read, budget=max(1, TERMS // width) if pooling.splade else None)
     pooled = fetched(out_PMH)
     return lambda: _combined(pooled(), pieces, owners, pooling.modes, len(texts))
 
@@ -207,17 +195,6 @@ def token_vectors(x_TH: Tensor, states: list[Tensor], pooling: Pooling) -> Tenso
         raise EverybertError(f"the folder weighs {len(pooling.layers)} hidden states, the model has {len(states)}")
     weights = torch.tensor(pooling.layers, device=x_TH.device) / sum(pooling.layers)
     return torch.einsum("l,lth->th", weights, torch.stack(states).float()).to(x_TH.dtype)
-
-
-def term_weights(network: Network, x_TH: Tensor, pooling: Pooling) -> Tensor:
-    """(T, V): the weight of each word of the vocabulary at each token, log(1 + relu(logit)) (Formal et al. 2021)."""
-    weight_TV = network.mlm_logits(x_TH).relu_().log1p_()
-    return weight_TV.log1p_() if pooling.splade == "log1p_relu" else weight_TV
-
-
-def _owned(x: Tensor, batch: Ragged, pieces: list[Piece]) -> Tensor:
-    """Of a per-token tensor, the rows of the tokens that each sequence owns."""
-    return torch.cat([part[piece.own] for piece, part in zip(pieces, batch.split(x))])
 
 
 def _combined(

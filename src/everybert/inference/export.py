@@ -8,10 +8,8 @@ S texts.
 """
 
 import logging
-import random
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,13 +43,8 @@ TOLERANCE = 1e-4
 """Largest difference from torch, relative to the largest value if that is above 1."""
 ONE_FILE = 1_900_000_000
 """Bytes of weights that fit into the graph's file (protobuf is limited to 2 GiB). Larger models have a second file."""
-HEADS: dict[str, str | None] = {
-    "hidden": None,
-    "embed": None,
-    "fill": "mlm",
-    "next": "nsp",
-    **{name: TASKS[name].head for name in ("classify", "regress", "rank", "tag", "answer")},
-}
+HEADS: dict[str, str | None] = {"hidden": None, "embed": None, "fill": "mlm", "next": "nsp"}
+HEADS |= {name: TASKS[name].head for name in ("classify", "regress", "rank", "tag", "answer")}
 """The head that each task of a graph needs."""
 
 
@@ -160,7 +153,9 @@ class Graph(nn.Module):
             x_TH = self.network.encoder(batch, states)
             found = {"last_hidden_state": x_TH}
             if self.task == "embed":
-                found["sentence_embedding"] = self.sentence(token_vectors(x_TH, states, self.pooling), batch)
+                vectors_TH = token_vectors(x_TH, states, self.pooling)
+                pooled = [pool(vectors_TH, batch, mode) for mode in self.pooling.modes]
+                found["sentence_embedding"] = self.pooling.finish(torch.cat(pooled, dim=-1))
             elif self.network.pooler is not None:
                 found["pooler_output"] = self.network.pooler(x_TH[batch.first_B])
             return found
@@ -169,10 +164,6 @@ class Graph(nn.Module):
         logits = head_logits(self.network, batch, head)
         names = TASKS[self.task].graph_outputs if self.task in TASKS else ("logits",)
         return {"logits": logits} if len(names) == 1 else dict(zip(names, logits.unbind(-1)))
-
-    def sentence(self, x_TH: Tensor, batch: Ragged) -> Tensor:
-        """(B, out): one vector per sequence, as the folder's sentence-transformers files define it."""
-        return self.pooling.finish(torch.cat([pool(x_TH, batch, mode) for mode in self.pooling.modes], dim=-1))
 
     def forward(
         self,
@@ -270,33 +261,25 @@ def _trace(graph: Graph, path: Path) -> None:
     given["attention_mask"] += 1
     longest = config.max_positions if config.positions != "rotary" else None
     dims = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=1, max=longest)}
-    with _quiet(), torch.no_grad():
-        program = torch.onnx.export(
-            graph,
-            (),
-            kwargs=given,
-            dynamo=True,
-            input_names=names,
-            output_names=list(graph.outputs(Ragged.of([[0, 0]]))),
-            dynamic_shapes=dict.fromkeys(names, dims),
-            opset_version=OPSET,
-            verbose=False,
-        )
-        assert program is not None
-        for node in program.model.graph:  # their metadata has the source lines, with this machine's paths
-            node.metadata_props.clear()
-        program.save(path, external_data=sum(p.numel() * p.element_size() for p in graph.parameters()) > ONE_FILE)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress warnings of the exporters that users cannot act on."""
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.WARNING)  # users cannot act on the warnings of the exporters
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
+            program = torch.onnx.export(
+                graph,
+                (),
+                kwargs=given,
+                dynamo=True,
+                input_names=names,
+                output_names=list(graph.outputs(Ragged.of([[0, 0]]))),
+                dynamic_shapes=dict.fromkeys(names, dims),
+                opset_version=OPSET,
+                verbose=False,
+            )
+            assert program is not None
+            for node in program.model.graph:  # their metadata has the source lines, with this machine's paths
+                node.metadata_props.clear()
+            program.save(path, external_data=sum(p.numel() * p.element_size() for p in graph.parameters()) > ONE_FILE)
     finally:
         logging.disable(level)
 
@@ -309,39 +292,25 @@ def compare(graph: Graph, path: Path) -> tuple[float, float]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    rng = random.Random(0)
+    draw = torch.Generator().manual_seed(0)
     windows = [w for w in graph.config.windows or () if w]
     longest = min(graph.config.max_positions, max([48, *(3 * w for w in windows)]))
     difference = values = 0.0
     for lengths in ((1,), (longest,), (1, longest // 2 or 1, longest, min(5, longest)), (min(2, longest),) * 2):
-        ids = [[rng.randrange(graph.config.vocab_size) for _ in range(n)] for n in lengths]
-        segments = [[int(i > n // 2) for i in range(n)] for n in lengths] if graph.config.segments > 1 else None
-        marks = [[0, *rng.sample(range(n), n // 8)] for n in lengths] if graph.config.global_attention else None
-        batch = Ragged.of(ids, segments, marks)
-        feed = padded(graph, batch)
+        visible_BN = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        feed = {name: torch.randint(2, visible_BN.shape, generator=draw) for name in graph.inputs()}
+        feed["input_ids"] = torch.randint(graph.config.vocab_size, visible_BN.shape, generator=draw)
+        feed["attention_mask"] = visible_BN.long()
+        flat = {name: x[visible_BN] for name, x in feed.items()}
+        marked_T = flat["global_attention_mask"] > 0 if graph.config.global_attention else None
+        batch = Ragged.flat(flat["input_ids"], lengths, flat.get("token_type_ids"), marked_T)
         found = map(torch.from_numpy, session.run(None, {name: x.numpy() for name, x in feed.items()}))
-        visible = feed["attention_mask"] > 0
         for (name, ours), theirs in zip(graph.outputs(batch).items(), found):
-            theirs = theirs[visible] if graph.per_token(name) else theirs
+            theirs = theirs[visible_BN] if graph.per_token(name) else theirs
             gap = (ours - theirs.view_as(ours)).abs().max()
             difference = max(difference, float("inf") if gap.isnan() else float(gap))
             values = max(values, float(ours.abs().max()))
     return difference, values
-
-
-def padded(graph: Graph, batch: Ragged) -> dict[str, Tensor]:
-    """A ragged batch as the inputs of the graph, int64 (B, N)."""
-    ones, zeros = torch.ones_like(batch.tokens_T), torch.zeros_like(batch.tokens_T)
-    flat = {
-        "input_ids": batch.tokens_T,
-        "attention_mask": ones,
-        "token_type_ids": zeros if batch.segments_T is None else batch.segments_T,
-        "global_attention_mask": zeros if batch.globals_T is None else batch.globals_T.long(),
-    }
-    fill = {"input_ids": graph.config.pad_id}
-    return {
-        name: nn.utils.rnn.pad_sequence(batch.split(flat[name]), True, fill.get(name, 0)) for name in graph.inputs()
-    }
 
 
 # ── transformers ────────────────────────────────────────────────────────────────────────────────────────────

@@ -19,16 +19,12 @@ from torch import Tensor
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder
 from everybert.inference import embedding, multi
-from everybert.inference.adapters import Bundle, base_of, read_bundle
 from everybert.inside import masked
-from everybert.inside.attention import Attention
-from everybert.inside.attention import attention as read_attention
+from everybert.inside.attention import Attention, read_attention
 from everybert.inside.attribution import Attribution, attribute
 from everybert.inside.masked import Candidate, mask_id, pieces_of
-from everybert.inside.neighbours import Neighbours
-from everybert.inside.neighbours import neighbours as find_neighbours
-from everybert.inside.trace import Trace
-from everybert.inside.trace import trace as read_trace
+from everybert.inside.neighbours import Neighbours, find_neighbours
+from everybert.inside.trace import Trace, read_trace
 from everybert.model.config import EncoderConfig
 from everybert.model.engine import Inputs, encode, pick_device, run_head
 from everybert.model.heads import FeatureHead, Network
@@ -122,7 +118,7 @@ def load(
     """
     folder = resolve(name, revision, allow_pickle)
     if adapters.is_adapter(folder):
-        model = load(base_of(folder), device, dtype, allow_pickle=allow_pickle)
+        model = load(adapters.base_of(folder), device, dtype, allow_pickle=allow_pickle)
         model.use(model.add_adapter(folder))
         return model
     int8 = dtype in ("int8", torch.int8)
@@ -186,7 +182,7 @@ class Model:
         self.report = report or Report()
         """Weights that the folder did not have, and those that were not used."""
         self.folder = folder
-        self.bundle = read_bundle(folder, self.extras) if folder is not None else Bundle()
+        self.bundle = adapters.read_bundle(folder, self.extras) if folder is not None else adapters.Bundle()
         self.pooling = pooling or Pooling()
         """How `embed` makes vectors by default: as sentence-transformers files say, else everybert.json."""
         own = self.extras.get("embedding", {})
@@ -381,8 +377,7 @@ class Model:
 
         def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
             for k, x_nH in zip(which, batch.split(x_TH)):
-                piece = pieces[k]
-                vectors[piece.at : piece.at + piece.count] = x_nH[piece.own].float().cpu().numpy()
+                vectors[pieces[k].at : pieces[k].end] = x_nH[pieces[k].own].float().cpu().numpy()
 
         segments = [encoding.segments] if pair is not None else None
         encode(self.network, Inputs([p.ids for p in pieces], segments), read, layer)
@@ -432,10 +427,8 @@ class Model:
 
         `labels` are any names, for which an entailment model reads each text with `template`; they may be `multi`.
         """
-        if labels is None:
-            return list(self.predict("classify", as_texts(texts), adapter))
-        zero: dict[str, Any] = {"labels": labels, "template": template, "multi": multi}
-        return list(self.predict("classify", as_texts(texts, False), adapter, **zero))
+        zero: dict[str, Any] = {} if labels is None else {"labels": labels, "template": template, "multi": multi}
+        return list(self.predict("classify", as_texts(texts, pairs=labels is None), adapter, **zero))
 
     def regress(self, texts: Text | Sequence[Text], adapter: str | None = None) -> list[float]:
         """A number for every text or pair."""
@@ -483,9 +476,9 @@ class Model:
         if how := self.pooling.multi:
             (asked,), documents = self.multi([query], "query"), self.multi(texts)
             scores = logits = multi.maxsim(asked, documents, how.per_token)
-            return [Ranked(i, float(scores[i])) for i in np.argsort(-scores, kind="stable")[:top].tolist()]
-        logits = np.fromiter(self.predict("rank", [(query, text) for text in texts], adapter), float, len(texts))
-        scores = relevance(logits, None if adapter or self.adapter else self.raw_config)
+        else:
+            logits = np.fromiter(self.predict("rank", [(query, text) for text in texts], adapter), float, len(texts))
+            scores = relevance(logits, None if adapter or self.adapter else self.raw_config)
         order = np.argsort(-logits, kind="stable")[:top].tolist()
         return [Ranked(i, float(scores[i])) for i in order]
 
@@ -640,7 +633,7 @@ class Model:
         self.extras = {**self.extras, "task": task}
         self.labels = task.get("labels")
         self.adapters.merge()
-        self.adapters, self.bundle = None, Bundle()
+        self.adapters, self.bundle = None, adapters.Bundle()
 
     @property
     def active_extras(self) -> dict[str, Any]:

@@ -5,8 +5,8 @@ Short queries are filled up with [MASK]: these tokens get vectors too, but other
 Legend: T tokens in the batch, B sequences, A heads, D head size, n tokens of one sequence.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from everybert.errors import EverybertError
 from everybert.inference.embedding import specials
 from everybert.model.attention import Bias, Heads, Pattern
-from everybert.model.engine import Inputs, encode
+from everybert.model.engine import Inputs, Read, device_of, encode, run_batches
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.store.sentence_transformers import Pooling
@@ -30,10 +30,6 @@ class _Filled(Ragged):
 
     seen_T: Tensor
     """bool: whether a token is attended to."""
-
-    def map(self, fn: Callable[[Tensor], Tensor]) -> Ragged:
-        """The same batch with `fn` applied to each tensor."""
-        return replace(super().map(fn), seen_T=fn(self.seen_T))  # type: ignore[call-arg]
 
     def attend(  # type: ignore[override]
         self, qkv: Heads, pattern: Pattern, own: Heads | None, bias: Bias | None = None
@@ -50,16 +46,16 @@ class _Filled(Ragged):
         return self.from_lengths(parts)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _FilledInputs(Inputs):
-    """Sequences of which the first `real` tokens are attended to."""
+def encode_filled(network: Network, ids: Sequence[Sequence[int]], real: Sequence[int], read: Read) -> None:
+    """As the engine's `encode`, but of each sequence only the first `real` tokens are attended to."""
 
-    real: Sequence[int]
+    def work(which: list[int], batch: Ragged) -> None:
+        device = device_of(network.encoder)
+        seen_T = torch.from_numpy(np.concatenate([np.arange(len(ids[k])) < real[k] for k in which]))
+        filled = _Filled(**vars(batch.to(device)), seen_T=seen_T.to(device))
+        read(which, filled, network.encoder(filled))
 
-    def batch(self, which: Sequence[int]) -> Ragged:
-        """Some of the sequences as one batch, on the host."""
-        seen = [np.arange(len(self.ids[i])) < self.real[i] for i in which]
-        return _Filled(**vars(super().batch(which)), seen_T=torch.from_numpy(np.concatenate(seen)))
+    run_batches(network, Inputs(ids), work)
 
 
 @torch.inference_mode()
@@ -85,16 +81,14 @@ def token_vectors(
         sequences[i] = [*ids[: size - tail], *ids[len(ids) - tail :]] if lost else ids
     flat = [(i, piece) for i, ids in enumerate(sequences) for piece in cover(ids, lead, tail, size)]
     rows = [list(piece.ids) for _, piece in flat]
-    inputs = Inputs(rows)
+    real = [len(ids) for ids in rows]
     if expansion is not None:
         name = expansion.get("token") or tokenizer.mask_token
         if name is None or (filler := tokenizer.id(name)) is None:
             raise EverybertError(f"the folder fills queries up with {name!r}, which its vocabulary lacks")
         if not expansion.get("attend") and network.config.relative == "disentangled":
             raise EverybertError("DeBERTa's queries are filled up only if other tokens attend to what fills them")
-        real = [len(ids) for ids in rows]
         rows = [ids + [filler] * (min(expansion["length"], size) - len(ids)) for ids in rows]
-        inputs = Inputs(rows) if expansion.get("attend") else _FilledInputs(rows, real=real)
     skipped = [n for word in how.skip if task in how.skip_in and (n := tokenizer.id(word)) is not None]
     found: dict[int, np.ndarray] = {}
 
@@ -106,7 +100,10 @@ def token_vectors(
             kept = ~np.isin(rows[k][own], skipped)
             found[k] = x_nD[own].cpu().numpy()[kept]
 
-    encode(network, inputs, read)
+    if expansion is None or expansion.get("attend"):
+        encode(network, Inputs(rows), read)
+    else:
+        encode_filled(network, rows, real, read)
     parts: list[list[np.ndarray]] = [[] for _ in texts]
     for k, (i, _) in enumerate(flat):
         parts[i].append(found[k])
@@ -119,11 +116,10 @@ def _tokenized(
     """The ids of texts with prompt and prefix, and the numbers of tokens before and after each."""
     assert pooling.multi is not None
     lead, tail = specials(tokenizer)
-    marker: list[int] = []
     prefix = pooling.multi.prefixes.get(task, "")
-    for name in (prefix, prefix.split(" ")[0]):
-        if name and not marker and (number := tokenizer.id(name)) is not None:
-            marker, prefix = [number], ""
+    ids = [tokenizer.id(name) for name in (prefix, prefix.split(" ")[0]) if name]
+    marker = [i for i in ids if i is not None][:1]
+    prefix = "" if marker else prefix
     names = [task, "passage", "corpus"] if task == "document" else [task]
     before = prefix + next((pooling.prompts[name] for name in names if name in pooling.prompts), "")
     given = [before + (text.lower() if pooling.lowercase else text) for text in texts]

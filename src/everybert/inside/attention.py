@@ -23,7 +23,7 @@ from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Encoding
 
 LIMIT = 1 << 30
-"""Largest size in bytes of the attention weights. L·A·n² floats grow fast (BERT-base at 4,096 tokens: 9.7 GB)."""
+"""Largest size in bytes of what is kept of a text. L·A·n² weights grow fast (BERT-base at 4,096 tokens: 9.7 GB)."""
 PAGE_WEIGHTS = 24 << 20
 """Most weights that a page holds, with sixteen bits each (BERT-base: 418 tokens)."""
 THUMBNAIL = 32
@@ -118,7 +118,7 @@ def batch_of(
 
 
 @torch.inference_mode()
-def attention(
+def read_attention(
     network: Network,
     encoding: Encoding,
     global_tokens: Sequence[int] | None = None,

@@ -5,8 +5,7 @@ Legend: M masked tokens, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -82,12 +81,15 @@ def fill_sides(
     at = [i for i, token in enumerate(encoding.ids) if token == mask]
     if not at:
         raise EverybertError("the text has no [MASK]; put [MASK] where a word is missing, or click a word")
+    given: Any = (text,) if pair is None else (text, pair)
     halves, places = [], []
     for i in at:
-        for before in (True, False):
-            halves.append(tokenizer.encode(*_half(encoding, i, text, pair, before)))
+        n, (start, end) = encoding.sequence[i] or 0, encoding.offsets[i]
+        before, after = (*given[:n], given[n][:end]), (given[n][start:], *given[n + 1 :])
+        for half in (before, after):
+            halves.append(tokenizer.encode(*half))
             own = [k for k, token in enumerate(halves[-1].ids) if token == mask]
-            places.append(own[-1:] if before else own[:1])
+            places.append(own[-1:] if half is before else own[:1])
 
     def read(p_MV: Tensor) -> list[tuple[list[Candidate], Tensor]]:
         return list(zip(best(tokenizer, p_MV, top), p_MV[:, : tokenizer.size].cpu()))
@@ -100,15 +102,6 @@ def fill_sides(
         ((left, _),), ((right, _),) = sides[2 * m : 2 * m + 2]
         found.append(MaskedToken(candidates, left, right, original))
     return found
-
-
-def _half(encoding: Encoding, i: int, text: str, pair: str | None, before: bool) -> tuple[str, str | None]:
-    """The text or pair up to the end of token i, or from its start."""
-    start, end = encoding.offsets[i]
-    second = encoding.sequence[i] == 1
-    if before:
-        return (text, (pair or "")[:end]) if second else (text[:end], None)
-    return ((pair or "")[start:], None) if second else (text[start:], pair)
 
 
 def at_masks(
@@ -124,7 +117,7 @@ def at_masks(
     """
     every = [(t, piece) for t, encoding in enumerate(encodings) for piece in pieces_of(encoding, size)]
     pieces = [(t, piece) for t, piece in every if any(map(piece.owns, masks[t]))]
-    places = [[piece.index(i) for i in masks[t] if piece.owns(i)] for t, piece in pieces]
+    places = [[i - piece.shift for i in masks[t] if piece.owns(i)] for t, piece in pieces]
     found: dict[int, Sequence[Made]] = {}
 
     def split(which: list[int], logits_MV: Tensor) -> None:
@@ -209,17 +202,11 @@ def pseudo_likelihoods(
     that owns them.
     """
     mask = 0 if network.config.causal else mask_id(tokenizer)
-    pieces: list[Piece] = []
-    positions: list[list[int]] = []
-    counts = []
-    for encoding in encodings:
-        for piece in pieces_of(encoding, window):
-            own = [i for i in range(piece.at, piece.at + piece.count) if not encoding.special[i]]
-            pieces.append(piece)
-            positions.append([piece.index(i) for i in own])
-        counts.append(len(pieces))
-    values = token_log_probs(network, [piece.ids for piece in pieces], positions, mask)
-    return [np.concatenate(values[a:b]) for a, b in pairwise([0, *counts])]
+    each = [(encoding.special, pieces_of(encoding, window)) for encoding in encodings]
+    flat = [(special, piece) for special, pieces in each for piece in pieces]
+    places = [[i - p.shift for i in range(p.at, p.end) if not special[i]] for special, p in flat]
+    values = iter(token_log_probs(network, [piece.ids for _, piece in flat], places, mask))
+    return [np.concatenate([next(values) for _ in pieces]) for _, pieces in each]
 
 
 def pieces_of(encoding: Encoding, size: int) -> list[Piece]:

@@ -60,7 +60,7 @@ class Neighbours:
 
 
 @torch.inference_mode()
-def neighbours(
+def find_neighbours(
     network: Network, tokenizer: Tokenizer, word: str, texts: Sequence[str], top: int, size: int
 ) -> Neighbours:
     """Find the word in texts of at most `size` tokens, ignoring case, and compare its vectors with one another and with
@@ -70,25 +70,36 @@ def neighbours(
     if not word or not texts:
         raise EverybertError("neighbours compares a word in texts that hold it; give the word, then the texts")
     encodings = tokenizer.encode_batch(list(texts))
-    found = [o for i, (text, e) in enumerate(zip(texts, encodings)) for o in _occurrences(word, i, text, e)]
-    for i, encoding in enumerate(encodings):
+    found: list[Occurrence] = []
+    places: list[list[int]] = []  # the tokens of each occurrence
+    for i, (text, encoding) in enumerate(zip(texts, encodings)):
         if len(encoding) > size:
             raise EverybertError(f"text {i + 1} has {len(encoding)} tokens, the model reads {size}; shorten it")
+        for match in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE):
+            if at := _places(*match.span(), encoding):
+                found.append(Occurrence(i, *match.span(), [encoding.tokens[k] for k in at]))
+                places.append(at)
         if not any(o.text == i for o in found):
             raise EverybertError(f"{word!r} does not occur in text {i + 1}; each text must hold the word")
-    places = [(o.text, _places(o.start, o.end, encodings[o.text])) for o in found]
-    tokens = [[encodings[text].ids[i] for i in at] for text, at in places]
+    tokens = [encodings[o.text].ids[k] for o, at in zip(found, places) for k in at]
     table_VE = network.encoder.embeddings.token.weight.float()
     candidates = _candidates(tokenizer, table_VE, word, encodings, tokens)
     ids = [i for i, _ in candidates]
     alone = [tokenizer.build([i])[0] for i in ids]
-    states = _states(network, [e.ids for e in encodings] + alone)
+    states: dict[int, list[Tensor]] = {}
+
+    def read(which: list[int], batch: Ragged, hidden: list[Tensor]) -> None:
+        """Keep the vectors (n, H) of each sequence at every level: the token table, then the L + 1 hidden states."""
+        levels = (batch.split(x) for x in (table_VE[batch.tokens_T], *hidden))
+        states.update(zip(which, map(list, zip(*levels))))
+
+    encode_layers(network, Inputs([e.ids for e in encodings] + alone), read)
     at_word = alone[0].index(ids[0]) if alone else 0
     levels = ["static", "embeddings", *(f"layer {i + 1}" for i in range(len(states[0]) - 2))]
     similarity, nearest = [], []
     for level in range(len(levels)):
-        own_kH = torch.stack([states[text][level][at].float().mean(0) for text, at in places])
-        others = [one[level][at_word].float() for one in states[len(texts) :]]
+        own_kH = torch.stack([states[o.text][level][at].float().mean(0) for o, at in zip(found, places)])
+        others = [states[k][level][at_word].float() for k in range(len(texts), len(states))]
         unit_kH = normalize(own_kH, dim=-1)
         unit_CH = normalize(torch.stack(others) if others else own_kH[:0], dim=-1)
         similarity.append((unit_kH @ unit_kH.T).cpu().numpy())
@@ -98,38 +109,19 @@ def neighbours(
     return Neighbours(word, list(texts), found, levels, np.stack(similarity), nearest)
 
 
-def _occurrences(word: str, number: int, text: str, encoding: Encoding) -> list[Occurrence]:
-    spans = [m.span() for m in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)]
-    tokens = [[encoding.tokens[i] for i in _places(*span, encoding)] for span in spans]
-    return [Occurrence(number, *span, pieces) for span, pieces in zip(spans, tokens) if pieces]
-
-
 def _places(start: int, end: int, encoding: Encoding) -> list[int]:
     """The tokens that overlap text[start:end]."""
     spans = zip(encoding.offsets, encoding.special)
     return [i for i, ((a, b), special) in enumerate(spans) if not special and a < end and b > start]
 
 
-def _states(network: Network, sequences: Sequence[Sequence[int]]) -> list[list[Tensor]]:
-    """The vectors (n, H) of each sequence's tokens at every level: the token table, then the L + 1 hidden states."""
-    table_VE = network.encoder.embeddings.token.weight
-    out: dict[int, list[Tensor]] = {}
-
-    def read(which: list[int], batch: Ragged, states: list[Tensor]) -> None:
-        levels = (batch.split(x) for x in (table_VE[batch.tokens_T], *states))
-        out.update(zip(which, map(list, zip(*levels))))
-
-    encode_layers(network, Inputs(sequences), read)
-    return [out[i] for i in range(len(sequences))]
-
-
 def _candidates(
-    tokenizer: Tokenizer, table_VE: Tensor, word: str, encodings: Sequence[Encoding], tokens: Sequence[list[int]]
+    tokenizer: Tokenizer, table_VE: Tensor, word: str, encodings: Sequence[Encoding], tokens: list[int]
 ) -> list[tuple[int, str]]:
     """(id, word): whole words of the vocabulary that are near the word, or near a word beside it, in the table."""
     begins = ~tokenizer.continues_word()
     unit_VE = normalize(table_VE[: tokenizer.size], dim=-1)
-    own = unit_VE[[i for pieces in tokens for i in pieces]].mean(0)
+    own = unit_VE[tokens].mean(0)
     beside = sorted({t for e in encodings for t, s in zip(e.ids, e.special) if not s and begins[t]})
     order = [(unit_VE @ own).topk(min(NEAR_WORD, len(unit_VE))).indices.tolist()]
     order += (unit_VE[beside] @ unit_VE.T).topk(min(NEAR_COMPANION, len(unit_VE))).indices.tolist() if beside else []

@@ -9,6 +9,7 @@ fixed offset, such as "the head is the next word".
 Legend: L layers, A heads, W words of a sentence, n its tokens.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -105,8 +106,8 @@ def probe_heads(
 ) -> HeadProbe:
     """Measure every head on every relation. `progress` is called with the number of sentences so far."""
     shape = (2, len(network.config.layer_order), network.config.heads)
-    hits: dict[str, np.ndarray] = {}
-    gaps: dict[str, np.ndarray] = {}
+    hits: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(shape))
+    gaps: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2 * OFFSETS + 2))
     sentences = words = skipped = 0
     rest = iter(trees)
     while chunk := list(islice(rest, CHUNK)):
@@ -119,10 +120,8 @@ def probe_heads(
             for child, parent, name in arcs(tree, sentence):
                 right = np.stack((links[:, :, child] == parent, links[:, :, parent] == child))
                 for key in ("all", name):
-                    hits.setdefault(key, np.zeros(shape))
                     hits[key] += right
-                    gap = gaps.setdefault(key, np.zeros(2 * OFFSETS + 2))
-                    gap[parent - child + OFFSETS if abs(parent - child) <= OFFSETS else -1] += 1
+                    gaps[key][parent - child + OFFSETS if abs(parent - child) <= OFFSETS else -1] += 1
         progress(sentences + skipped)
     if not hits:
         raise EverybertError("no sentence has a word with a syntactic head; give a CoNLL-U file with HEAD and DEPREL")

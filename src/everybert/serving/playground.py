@@ -18,8 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from everybert.inside.attention import quantised, without_heads
 from everybert.inside.masked import best, fill_sides
-from everybert.inside.steps import Part, needed, part_value, story
-from everybert.inside.trace import Trace
+from everybert.inside.trace import Part, Trace, needed, part_value, story
 from everybert.serving.batcher import Job, once
 from everybert.serving.limits import HttpError, RequestContext, at_most
 from everybert.serving.models import Served

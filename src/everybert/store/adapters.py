@@ -8,7 +8,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from everybert.model.config import EncoderConfig
 from everybert.model.heads import HEADS, FeatureConfig, FeatureHead, Network, Pooler, add_feature_head, make_head
 from everybert.model.lora import PARTS, PROJECTION, QKV, TARGETS, AdapterSet, LoraConfig
 from everybert.store import layouts
+from everybert.store.hub import resolve
 from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, read_extras
 from everybert.store.weights import read_tensors
 
@@ -33,6 +34,9 @@ ROOT = "base_model.model."
 TASK_TYPES = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "answer": "QUESTION_ANS"}
 """Head → PEFT's task_type."""
 MERGE = "merge it into its base with peft's merge_and_unload(), and load the model that this gives"
+BUNDLED = "adapters"
+"""Where the adapters of a model's own folder are, in the folder and in its everybert.json."""
+BUNDLED_TASKS = ("classify", "classify pair", "regress", "tag", "answer", "choose", "embed", "rank")
 UNSUPPORTED = ("fan_in_fan_out", "alora_invocation_tokens", "layer_replication", "use_qalora", "use_bdlora")
 HARMLESS_INITS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights; others (pissa, olora …) change the weights of the base too."""
@@ -324,3 +328,43 @@ def load_feature_head(network: Network, name: str, folder: str | Path, described
     except (KeyError, TypeError, ValueError, RuntimeError):
         raise EverybertError(f"{folder}: {HEAD} and {EXTRAS} do not fit this model; restore the folder") from None
     head.eval()
+
+
+# ── the adapters of a model's own folder ─────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The adapters in a model's own folder, each of which is loaded when it is first used."""
+
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    """By name."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """By task ("classify pair" for pairs of texts), the adapter that is used for it."""
+
+    def default(self, task: str, pair: bool = False) -> str | None:
+        """The adapter for a task, on single texts or on pairs; None if there is none."""
+        named = self.defaults.get(f"{task} pair") if pair else None
+        return named or self.defaults.get(task)
+
+
+def read_bundle(folder: Path, extras: Mapping[str, Any]) -> Bundle:
+    """The adapters that a folder's everybert.json (`extras`) lists: {"sentiment": ["classify"], …}."""
+    listed = extras.get(BUNDLED, {})
+    if not isinstance(listed, dict) or not all(isinstance(tasks, list) for tasks in listed.values()):
+        raise EverybertError(f"{folder}: everybert.json lists its adapters wrongly; restore the folder")
+    for name, tasks in listed.items():
+        if not re.fullmatch(r"\w[\w-]*", name) or not set(tasks) <= set(BUNDLED_TASKS):
+            raise EverybertError(f"{folder}: everybert.json has an odd adapter {name[:40]!r}; restore the folder")
+    defaults = {task: name for name, tasks in listed.items() for task in tasks}
+    return Bundle({name: folder / BUNDLED / name for name in listed}, defaults)
+
+
+def base_of(folder: Path) -> Path:
+    """The folder of the model that an adapter was trained on."""
+    base = read_adapter(folder).base
+    try:
+        return resolve(base)
+    except EverybertError as error:
+        missing = f"{folder} is an adapter for {base or 'an unnamed model'}, which is not there ({error})"
+        raise EverybertError(f"{missing}; load that model, then model.add_adapter(folder)") from None

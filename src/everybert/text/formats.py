@@ -40,14 +40,6 @@ log = logging.getLogger("everybert")
 # ── pipelines ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def install(backend: Backend, normalizer: Any, pre_tokenizer: Any, post_processor: Any, decoder: Any) -> Backend:
-    """Set the parts around the vocabulary of a backend and return it."""
-    if normalizer is not None:
-        backend.normalizer = normalizer
-    backend.pre_tokenizer, backend.post_processor, backend.decoder = pre_tokenizer, post_processor, decoder
-    return backend
-
-
 def template(backend: Backend, cls: str, sep: str, pair_segment: int, separators: int) -> Any:
     """`cls A sep [sep] B sep`, with B in segment 0 or 1."""
     b = f"{' '.join([f'{sep}:0'] * separators)} $B:{pair_segment} {sep}:{pair_segment}"
@@ -64,33 +56,29 @@ def bert_pipeline(
     sep: str = "[SEP]",
 ) -> Backend:
     """BERT: cleaning, lower-casing, accent stripping; splits at spaces, punctuation and CJK characters."""
-    return install(
-        backend,
-        normalizers.BertNormalizer(
-            clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
-        ),
-        pre_tokenizers.BertPreTokenizer(),
-        template(backend, cls, sep, pair_segment=1, separators=1),
-        decoders.WordPiece(prefix="##"),
-    )
+    backend.normalizer = normalizers.BertNormalizer(True, chinese, strip_accents, lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = template(backend, cls, sep, pair_segment=1, separators=1)
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
 
 
 def roberta_pipeline(backend: Backend, add_prefix_space: bool = False) -> Backend:
     """RoBERTa: byte-level words as in GPT-2; `<s> A </s></s> B </s>`, all in segment 0."""
-    ids: dict[str, Any] = {token: backend.token_to_id(token) for token in ("</s>", "<s>")}
-    return install(
-        backend,
-        None,
-        pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space),
-        processors.RobertaProcessing(("</s>", ids["</s>"]), ("<s>", ids["<s>"]), True, add_prefix_space),
-        decoders.ByteLevel(),
-    )
+    sep, cls = ((token, backend.token_to_id(token)) for token in ("</s>", "<s>"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    backend.post_processor = processors.RobertaProcessing(sep, cls, True, add_prefix_space)  # type: ignore[arg-type]
+    backend.decoder = decoders.ByteLevel()
+    return backend
 
 
 def sentencepiece_pipeline(backend: Backend, normalizer: Any, post_processor: Any) -> Backend:
     """ALBERT and XLM-R: words begin with ▁."""
-    words = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
-    return install(backend, normalizer, words, post_processor, decoders.Metaspace())
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    backend.post_processor, backend.decoder = post_processor, decoders.Metaspace()
+    return backend
 
 
 def albert_pipeline(
@@ -110,11 +98,6 @@ def albert_pipeline(
 # ── special tokens ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def content(token: str | AddedToken) -> str:
-    """The string of a special token."""
-    return token if isinstance(token, str) else token.content
-
-
 def add_specials(backend: Backend, tokens: Iterable[str | AddedToken]) -> None:
     """Register special tokens: they are matched in text before normalization and are never split."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -122,19 +105,20 @@ def add_specials(backend: Backend, tokens: Iterable[str | AddedToken]) -> None:
     backend.add_special_tokens([t for t in new if t.content not in known])
 
 
-def special_token(settings: dict[str, Any], role: str) -> str | AddedToken | None:
-    """The special token of a role ("cls", "mask" …) in the settings of a folder: a string, or with its flags."""
-    value = settings.get(f"{role}_token")
-    if isinstance(value, dict) and isinstance(value.get("content"), str):
-        flags = {k: bool(value[k]) for k in ("single_word", "lstrip", "rstrip") if k in value}
-        return AddedToken(value["content"], special=True, normalized=False, **flags)
-    return value if isinstance(value, str) else None
+def special_token(settings: dict[str, Any], role: str, usual: str) -> AddedToken:
+    """The special token of a role ("cls", "mask" …) in the settings of a folder, a string or with flags; or `usual`."""
+    value: Any = settings.get(f"{role}_token")
+    given = value if isinstance(value, dict) else {"content": value}
+    if not isinstance(given.get("content"), str):
+        given = {"content": usual}
+    flags = {k: bool(given[k]) for k in ("single_word", "lstrip", "rstrip") if k in given}
+    return AddedToken(given["content"], special=True, normalized=False, **flags)
 
 
-def _special_tokens(settings: dict[str, Any], names: dict[str, str], vocab: Any) -> list[str | AddedToken]:
-    """The special tokens of a family that the vocabulary has, as the settings define them."""
-    tokens = [special_token(settings, role) or name for role, name in names.items()]
-    return [token for token in tokens if content(token) in vocab]
+def _add_family(backend: Backend, settings: dict[str, Any], names: dict[str, str]) -> None:
+    """Register the special tokens of a family that the vocabulary has, as the settings define them."""
+    vocab, tokens = backend.get_vocab(), [special_token(settings, role, name) for role, name in names.items()]
+    add_specials(backend, [token for token in tokens if token.content in vocab])
 
 
 # ── files ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -255,7 +239,7 @@ def _from_vocab(file: Path, settings: dict[str, Any]) -> Backend:
     """BERT: vocab.txt, one token per line. Without a setting it is uncased, as in transformers."""
     lines = file.read_text(encoding="utf-8").split("\n")
     vocab = {token: i for i, token in enumerate(lines if lines[-1] else lines[:-1])}
-    unk, cls, sep = (content(special_token(settings, role) or BERT_NAMES[role]) for role in ("unk", "cls", "sep"))
+    unk, cls, sep = (special_token(settings, role, BERT_NAMES[role]).content for role in ("unk", "cls", "sep"))
     for token in (unk, cls, sep):
         if token not in vocab:
             raise EverybertError(f"{file} has no line {token}: a WordPiece vocabulary is needed, one token per line")
@@ -266,7 +250,7 @@ def _from_vocab(file: Path, settings: dict[str, Any]) -> Backend:
             f"{file} has capitals, but nothing says whether text is lower-cased (transformers does it by default): "
             'put tokenizer_config.json with {"do_lower_case": false} beside it'
         )
-    add_specials(backend, _special_tokens(settings, BERT_NAMES, vocab))
+    _add_family(backend, settings, BERT_NAMES)
     return bert_pipeline(
         backend,
         lowercase=settings.get("do_lower_case", True),
@@ -286,7 +270,7 @@ def _from_merges(folder: Path, settings: dict[str, Any]) -> Backend:
     backend = Backend(model)
     if backend.token_to_id("<s>") is None or backend.token_to_id("</s>") is None:
         raise EverybertError(f"{folder / 'vocab.json'} lacks <s> and </s>: give RoBERTa's, or a tokenizer.json")
-    add_specials(backend, _special_tokens(settings, ROBERTA_NAMES, backend.get_vocab()))
+    _add_family(backend, settings, ROBERTA_NAMES)
     return roberta_pipeline(backend, settings.get("add_prefix_space", False))
 
 
@@ -321,9 +305,8 @@ def _from_sentencepiece(file: Path, settings: dict[str, Any]) -> Backend:
         names = ROBERTA_NAMES
         normalizer = normalizers.Precompiled(charsmap) if charsmap else None
         sentencepiece_pipeline(backend, normalizer, template(backend, "<s>", "</s>", pair_segment=0, separators=2))
-    vocab = backend.get_vocab()
-    add_specials(backend, _special_tokens(settings, names, vocab))
+    _add_family(backend, settings, names)
     # As in transformers, control pieces (type 3) are special and user-defined pieces (4) are never split.
-    whole = [m for m in messages if m.type in (3, 4) and m.piece in vocab]
+    whole = [m for m in messages if m.type in (3, 4) and backend.token_to_id(m.piece) is not None]
     backend.add_tokens([AddedToken(m.piece, special=m.type == 3, normalized=False) for m in whole])
     return backend

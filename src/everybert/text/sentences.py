@@ -27,9 +27,7 @@ _OPENERS = "\"'“‘„«‹([{¿¡*_"
 
 
 _LISTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-_INSIDE, _NUMBERED, _EITHER, _STARTERS = (
-    frozenset(_LISTS[name].split()) for name in ("inside", "numbered", "either", "starters")
-)
+_WORDS = {name: frozenset(words.split()) for name, words in _LISTS.items()}
 
 
 def split_sentences(text: str) -> list[str]:
@@ -66,14 +64,14 @@ def _ends(text: str, start: int, match: re.Match[str]) -> bool:
 def _full_stop(before: str, after: str, first: bool) -> bool:
     """Whether "." between two words ends a sentence; `first` tells that `before` is the first word of the sentence."""
     small = before.lower()
-    if small in _INSIDE:
+    if small in _WORDS["inside"]:
         return False
-    if small in _NUMBERED and after[:1].isdigit():
+    if small in _WORDS["numbered"] and after[:1].isdigit():
         return False
     if first and (before.isdigit() or len(before) == 1):
         return False  # "1. Introduction", "A. Method"
     initial = len(before) == 1 and before.isupper()
     acronym = "." in before and all(len(part) <= 2 for part in before.split("."))
-    if initial or acronym or small in _EITHER:
-        return after.lower() in _STARTERS
+    if initial or acronym or small in _WORDS["either"]:
+        return after.lower() in _WORDS["starters"]
     return True

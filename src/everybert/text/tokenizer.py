@@ -40,10 +40,8 @@ if hasattr(os, "register_at_fork") and _PARALLEL not in os.environ:
 class Encoding:
     """The tokens of a text or pair. Each attribute is a list with one entry per token, computed on first use."""
 
-    def __init__(self, raw: Any, alias: int | None = None, mask: tuple[int, str] = (0, "")):
-        self._raw = raw
-        self._alias = alias  # the id that "[MASK]" was read as, if the mask token is another
-        self._mask = mask
+    def __init__(self, raw: Any, tokenizer: "Tokenizer"):
+        self._raw, self._by = raw, tokenizer
 
     def __len__(self) -> int:
         return len(self._raw)
@@ -51,14 +49,14 @@ class Encoding:
     @cached_property
     def ids(self) -> list[int]:
         """Token ids."""
-        ids = self._raw.ids
-        return [self._mask[0] if i == self._alias else i for i in ids] if self._alias in ids else ids
+        ids, alias, mask = self._raw.ids, self._by.alias, self._by.mask_id or 0
+        return [mask if i == alias else i for i in ids] if alias in ids else ids
 
     @cached_property
     def tokens(self) -> list[str]:
         """The tokens as written in the vocabulary."""
-        named = zip(self._raw.tokens, self._raw.ids, strict=True)
-        tokens = [self._mask[1] if i == self._alias else token for token, i in named]
+        named, mask = zip(self._raw.tokens, self._raw.ids, strict=True), self._by.mask_token or ""
+        tokens = [mask if i == self._by.alias else token for token, i in named]
         return [token.strip() or token for token in tokens]  # a mask token may include the space before it
 
     @cached_property
@@ -107,8 +105,7 @@ class Tokenizer:
             raise EverybertError(f"the tokenizer has {len(self._vocab)} tokens, but the id {self.size - 1}: restore it")
         special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
         self._roles = _find_roles(self._vocab, special, settings)
-        tokens = [formats.special_token(settings, role) or name for role, name in self._roles.items()]
-        formats.add_specials(backend, tokens)
+        formats.add_specials(backend, [formats.special_token(settings, *role) for role in self._roles.items()])
         if backend.post_processor is None and {"cls", "sep"} <= self._roles.keys():
             cls, sep = self._roles["cls"], self._roles["sep"]
             pair = (0, 2) if cls == "<s>" else (1, 1)  # as in RoBERTa or BERT
@@ -122,7 +119,7 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
         self.single_special: int = backend.num_special_tokens_to_add(False)
         self.pair_special: int = backend.num_special_tokens_to_add(True)
-        self._work, self._alias = self._working_backend()
+        self._work, self.alias = self._working_backend()  # the id that "[MASK]" is read as, if the mask is another
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -200,14 +197,12 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str | tuple[str, str]], specials: bool = True) -> list[Encoding]:
         """Tokenize texts and pairs on all cores."""
-        mask = (self.mask_id or 0, self.mask_token or "")
-        return [Encoding(raw, self._alias, mask) for raw in self._run(self._work.encode_batch, texts, specials)]
+        return [Encoding(raw, self) for raw in self._run(self._work.encode_batch, texts, specials)]
 
     def ids_batch(self, texts: Sequence[str | tuple[str, str]], specials: bool = True) -> list[list[int]]:
         """The ids of texts and pairs. Faster than `encode_batch`, which computes offsets."""
-        mask = (self.mask_id or 0, "")
         raws = self._run(self._work.encode_batch_fast, texts, specials)
-        return [Encoding(raw, self._alias, mask).ids if self._alias else raw.ids for raw in raws]
+        return [Encoding(raw, self).ids if self.alias else raw.ids for raw in raws]
 
     def _run(self, encode: Any, texts: Sequence[str | tuple[str, str]], specials: bool) -> list[Any]:
         """Encode. On a TypeError (a lone surrogate, or an object that is not text), clean or refuse the texts."""
@@ -237,9 +232,8 @@ class Tokenizer:
             working.post_processor = processors.Sequence([trim, backend.post_processor])
         if self.mask_id is None or MASK in self._vocab:
             return working, None
-        mask = backend.get_added_tokens_decoder()[self.mask_id]
-        flags = {name: getattr(mask, name) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
-        working.add_tokens([AddedToken(MASK, **flags)])
+        mask: Any = backend.get_added_tokens_decoder()[self.mask_id]
+        working.add_tokens([AddedToken(**mask.__getstate__() | {"content": MASK})])
         alias = working.token_to_id(MASK)
         return working, alias if alias not in self._vocab.values() else None
 
@@ -291,16 +285,12 @@ class Tokenizer:
         config["model_input_names"] = ["input_ids", *pair, "attention_mask"]
         whole = self._backend.to_str(pretty=True)  # Backend.save() hides disk errors
         (folder / "tokenizer.json").write_text(whole, encoding="utf-8", newline="\n")
-        model = json.loads(whole)["model"]
-        words = sorted(model["vocab"], key=model["vocab"].get) if self.kind == "wordpiece" else []
-        if words and [model["vocab"][word] for word in words] == list(range(len(words))):
-            (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8", newline="\n")
+        words = self.kind == "wordpiece" and sorted(json.loads(whole)["model"]["vocab"].values())
+        if words and words == list(range(len(words))):  # vocab.txt leaves out no id
+            self._backend.model.save(str(folder))
             config["do_lower_case"] = self.lowercase
         elif self.kind == "bpe" and isinstance(self._backend.decoder, decoders.ByteLevel):
-            merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-            text = "".join(f"{line}\n" for line in ["#version: 0.2", *merges])
-            (folder / "merges.txt").write_text(text, encoding="utf-8", newline="\n")
-            write_json(folder / "vocab.json", model["vocab"])
+            self._backend.model.save(str(folder))
         tokens = {name: value for name, value in settings.items() if name.endswith("_token")}
         write_json(folder / "tokenizer_config.json", dict(sorted(config.items())))
         write_json(folder / "special_tokens_map.json", dict(sorted(tokens.items())))
@@ -311,7 +301,7 @@ def _find_roles(vocab: dict[str, int], special: list[str], settings: dict[str, A
     roles: dict[str, str] = {}
     for role in ROLES:
         usual = formats.BERT_NAMES[role], formats.ROBERTA_NAMES[role]
-        names = [formats.content(formats.special_token(settings, role) or usual[0]), *usual]
+        names = [formats.special_token(settings, role, usual[0]).content, *usual]
         names += [token for token in special if token.strip("[]<>|").lower() == role]
         found = next((name for name in names if name in vocab), None)
         if found is not None:

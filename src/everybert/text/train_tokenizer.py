@@ -11,8 +11,11 @@ import json
 import logging
 import unicodedata
 import zlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from itertools import accumulate, chain
 from typing import Any, Literal
 
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
@@ -25,14 +28,12 @@ from everybert.text.tokenizer import Tokenizer
 Kind = Literal["wordpiece", "bpe", "unigram"]
 log = logging.getLogger("everybert")
 
-_READ = 1 << 26  # characters that are read before the strings between spaces are split into words
-_RUNS = 1_000_000  # different strings between spaces that are held before they are split into words
+_RUNS = 1 << 18  # strings between spaces whose words are remembered
 _WORDS = 2_000_000  # different words that are held before the rarer half is dropped
 _WORD_LENGTH = 100  # longer words are split; WordPiece maps them to the unknown token
 _FED_WORDS = 50_000_000  # words given to the BPE trainer; above it, counts are scaled to avoid overflow
 _COVERAGE = 0.9999  # share of the letters of the text that the alphabet covers (WordPiece and Unigram)
 _HELD_OUT_CHARACTERS = 2_000_000
-_CONTINUING = 0xF0000  # private-use characters that stand for the letters inside a word (WordPiece)
 _ALBERT = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -119,8 +120,8 @@ def _install(kind: Kind, lowercase: bool, backend: Backend, charsmap: bytes | No
     return formats.roberta_pipeline(backend)
 
 
-def _splitter(kind: Kind, lowercase: bool) -> Callable[[str], list[str]]:
-    """A function that splits a string between spaces into words, as the tokenizer will."""
+def _count_words(lines: Iterable[str], kind: Kind, lowercase: bool) -> Counter[str]:
+    """Count words, split as the tokenizer will. Above the limit, the rarer half is dropped (ties broken by hash)."""
     names = dict.fromkeys([*formats.BERT_NAMES.values(), *formats.ROBERTA_NAMES.values()])
     specials = models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]")
     backend = _install(kind, lowercase, Backend(specials))
@@ -129,61 +130,36 @@ def _splitter(kind: Kind, lowercase: bool) -> Callable[[str], list[str]]:
     if kind == "unigram":  # SentencePiece adds the word marker itself
         pre_tokenizer = pre_tokenizers.WhitespaceSplit()
 
+    @lru_cache(_RUNS)
     def split(run: str) -> list[str]:
-        return [word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(run))]
+        words = [word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(run))]
+        return [word[i : i + _WORD_LENGTH] for word in words for i in range(0, len(word), _WORD_LENGTH)]
 
-    return split
-
-
-def _count_words(lines: Iterable[str], kind: Kind, lowercase: bool) -> Counter[str]:
-    """Count words. Strings between spaces are counted first, so that each different one is split only once."""
-    split = _splitter(kind, lowercase)
     words: Counter[str] = Counter()
-    runs: Counter[str] = Counter()
-    read = 0
     for line in lines:
-        found = line.split()
+        runs = line.split()
         if kind == "bpe":  # in byte-level BPE the first word of a line differs from one after a space
-            found[1:] = map(" ".__add__, found[1:])
-        runs.update(found)
-        read += len(line)
-        if len(runs) > _RUNS or read > _READ:
-            _add(words, runs, split)
-            runs, read = Counter(), 0
-    _add(words, runs, split)
+            runs[1:] = map(" ".__add__, runs[1:])
+        words.update(chain.from_iterable(map(split, runs)))
+        if len(words) > _WORDS:
+            ranked = sorted(words.items(), key=lambda item: (-item[1], zlib.crc32(item[0].encode())))
+            words = Counter(dict(ranked[: _WORDS // 2]))
     return words
 
 
-def _add(words: Counter[str], runs: Counter[str], split: Callable[[str], list[str]]) -> None:
-    """Add the words of counted strings. Above the limit, drop the rarer half (ties are broken by hash)."""
-    for run, count in runs.items():
-        for word in split(run):
-            for start in range(0, len(word), _WORD_LENGTH):
-                words[word[start : start + _WORD_LENGTH]] += count
-        if len(words) > _WORDS:
-            kept = sorted(words.items(), key=lambda item: (-item[1], zlib.crc32(item[0].encode())))[: _WORDS // 2]
-            words.clear()
-            words.update(dict(kept))
-
-
 def _feed(words: dict[str, int]) -> Iterator[str]:
-    """Each word as often as it was counted, in lines of about 10,000 words."""
-    line: list[str] = []
+    """Each word as often as it was counted, in lines of at most 10,000 words."""
     for word, count in words.items():
-        while count:
-            some = min(count, 10_000)
-            line += [word] * some
-            count -= some
-            if len(line) >= 10_000:
-                yield " ".join(line)
-                line = []
-    yield " ".join(line)
+        for start in range(0, count, 10_000):
+            yield " ".join([word] * min(10_000, count - start))
 
 
-def _train_bpe_model(words: dict[str, int], size: int, min_frequency: int, alphabet: list[str]) -> dict[str, Any]:
-    """Train BPE on counted words; returns the "model" part of a tokenizer.json."""
-    if size < len(alphabet):
-        raise EverybertError(f"size is too small for the {len(alphabet)} single letters: give at least twice as many")
+def _train_bpe_model(
+    words: dict[str, int], size: int, min_frequency: int, alphabet: list[str], mark: str = ""
+) -> dict[str, Any]:
+    """Train BPE on counted words; returns the "model" part of a tokenizer.json. `mark` begins pieces inside a word."""
+    if size < (letters := sum(len(piece) == 1 for piece in alphabet)):
+        raise EverybertError(f"size is too small for the {letters} single letters: give at least twice as many")
     scale = max(1.0, sum(words.values()) / _FED_WORDS)
     scaled = {word: round(count / scale) for word, count in words.items()}
     backend = Backend(models.BPE())
@@ -191,7 +167,8 @@ def _train_bpe_model(words: dict[str, int], size: int, min_frequency: int, alpha
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         min_frequency=max(1, round(min_frequency / scale)),
-        initial_alphabet=alphabet,
+        special_tokens=alphabet,  # in this order, whereas the trainer would take letters in hash order
+        continuing_subword_prefix=mark,
         show_progress=False,
     )
     backend.train_from_iterator(_feed(scaled), trainer)
@@ -200,15 +177,14 @@ def _train_bpe_model(words: dict[str, int], size: int, min_frequency: int, alpha
 
 def _train_wordpiece(words: Counter[str], size: int, lowercase: bool, min_frequency: int) -> Backend:
     """Train WordPiece as BPE in which the letters inside a word differ from the first letter of a word."""
-    alphabet = _alphabet(words, size // 32, min_frequency)
-    inside = {ord(letter): _CONTINUING + i for i, letter in enumerate(alphabet)}
-    known = set(alphabet)
-    coded = {word[0] + word[1:].translate(inside): count for word, count in words.items() if known.issuperset(word)}
+    letters = _alphabet(words, size // 32, min_frequency)
+    known = set(letters)
+    covered = {word: count for word, count in words.items() if known.issuperset(word)}
+    inside = sorted({letter for word in covered for letter in word[1:]})
     specials = list(formats.BERT_NAMES.values())
-    model = _train_bpe_model(coded, size - len(specials), min_frequency, alphabet)
-    outside = {code: letter for letter, code in inside.items()}
-    pieces = [("##" if ord(piece[0]) >= _CONTINUING else "") + piece.translate(outside) for piece in model["vocab"]]
-    vocab = {piece: i for i, piece in enumerate(dict.fromkeys([*specials, *pieces]))}
+    alphabet = [*letters, *("##" + letter for letter in inside)]
+    model = _train_bpe_model(covered, size - len(specials), min_frequency, alphabet, "##")
+    vocab = {piece: i for i, piece in enumerate(dict.fromkeys([*specials, *model["vocab"]]))}
     backend = Backend(models.WordPiece(vocab, unk_token="[UNK]"))
     formats.add_specials(backend, specials)
     return _install("wordpiece", lowercase, backend)
@@ -220,15 +196,9 @@ def _alphabet(words: Counter[str], size: int, min_frequency: int) -> list[str]:
     for word, count in words.items():
         for letter in word:
             letters[letter] += count
-    left = _COVERAGE * letters.total()
-    kept: list[str] = []
-    for letter, count in sorted(letters.items(), key=lambda item: (-item[1], item[0])):
-        if count < min_frequency or (left <= 0 and len(kept) >= size):
-            break
-        left -= count
-        if ord(letter) < _CONTINUING:
-            kept.append(letter)
-    return sorted(kept)
+    ranked = sorted(letters.items(), key=lambda item: (-item[1], item[0]))
+    covering = 1 + bisect_left(list(accumulate(count for _, count in ranked)), _COVERAGE * letters.total())
+    return sorted(letter for letter, count in ranked[: max(size, covering)] if count >= min_frequency)
 
 
 def _train_bpe(words: Counter[str], size: int, lowercase: bool, min_frequency: int) -> Backend:

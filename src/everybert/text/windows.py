@@ -40,29 +40,25 @@ class Piece:
     """A window of a text as a sequence with special tokens around it."""
 
     ids: Sequence[int]
-    start: int
-    stop: int
-    """Of this sequence, the tokens it owns: their results are taken from here."""
+    shift: int
+    """Token i of this sequence is token i + shift of the whole text's."""
     at: int
-    """Position of the first owned token in the sequence of the whole text."""
+    end: int
+    """Of the whole text, the tokens [at, end) that it owns: their results are taken from here."""
 
     @property
     def own(self) -> slice:
         """The owned tokens of this sequence."""
-        return slice(self.start, self.stop)
+        return slice(self.at - self.shift, self.end - self.shift)
 
     @property
     def count(self) -> int:
         """How many tokens it owns."""
-        return self.stop - self.start
-
-    def index(self, token: int) -> int:
-        """The position in this sequence of a token of the whole text."""
-        return token - self.at + self.start
+        return self.end - self.at
 
     def owns(self, token: int) -> bool:
         """Whether the result of a token of the whole text is taken from this window."""
-        return self.at <= token < self.at + self.stop - self.start
+        return self.at <= token < self.end
 
 
 def cover(ids: Sequence[int], lead: int, tail: int, size: int) -> list[Piece]:
@@ -72,16 +68,12 @@ def cover(ids: Sequence[int], lead: int, tail: int, size: int) -> list[Piece]:
     """
     n = len(ids)
     if n <= size:
-        return [Piece(ids, 0, n, 0)]
+        return [Piece(ids, 0, 0, n)]
     body, room = ids[lead : n - tail], size - lead - tail
     spans = windows(len(body), room, min(OVERLAP, room // 4))
     pieces = []
-    for span in spans:
-        start, stop = lead + span.own_start - span.start, lead + span.own_stop - span.start
-        at = lead + span.own_start
-        if span is spans[0]:
-            start, at = 0, 0
-        if span is spans[-1]:
-            stop = size
-        pieces.append(Piece([*ids[:lead], *body[span.start : span.stop], *ids[n - tail :]], start, stop, at))
+    for w in spans:
+        at = 0 if w is spans[0] else lead + w.own_start
+        end = n if w is spans[-1] else lead + w.own_stop
+        pieces.append(Piece([*ids[:lead], *body[w.start : w.stop], *ids[n - tail :]], w.start, at, end))
     return pieces
