@@ -94,11 +94,12 @@ def _heads(network: Network, x_nH: Tensor, batch: Ragged, watch: Callable[[str, 
         if not isinstance(head, MaskedLM):
             watch(f"{name}.logits", head_logits(network, batch, name, lambda _: x_nH))
             continue
-        dense_nE = head.dense(x_nH)
-        active_nE = activate(dense_nE, head.activation)
+        if head.dense is not None and head.norm is not None:
+            dense_nE = head.dense(x_nH)
+            active_nE = activate(dense_nE, head.activation)
+            watch("mlm.dense", dense_nE)
+            watch("mlm.active", active_nE)
+            watch("mlm.norm", head.norm(active_nE))
         logits_nV = network.mlm_logits(x_nH)
-        watch("mlm.dense", dense_nE)
-        watch("mlm.active", active_nE)
-        watch("mlm.norm", head.norm(active_nE))
         watch("mlm.logits", logits_nV)
         watch("mlm.probabilities", logits_nV.float().softmax(-1))

@@ -189,7 +189,8 @@ class _Content:
 
     def __init__(self, file: AdapterFile, tensors: Mapping[str, Tensor]) -> None:
         self.file = file
-        self.tensors = {_bare(name): value for name, value in tensors.items()}
+        # all-linear adapts ESM's head for contacts between residues, too, which nothing here computes
+        self.tensors = {_bare(name): value for name, value in tensors.items() if ".contact_head." not in name}
         self.full = {_bare(name): name.removeprefix(ROOT) for name in tensors}
         """As PEFT names them."""
 

@@ -19,7 +19,7 @@ KINDS: dict[str, Any] = get_type_hints(EncoderConfig)
 
 EVERYBERT_FIELDS = {
     *("classifier_form", "classifier_dropout", "classifier_pooling", "causal"),
-    *("dropout", "attention_dropout", "feed_forward_dropout"),
+    *("dropout", "attention_dropout", "feed_forward_dropout", "rotary_precision"),
 }
 """Fields that do not change the shape of tensors; everybert.json holds those that config.json cannot express."""
 
@@ -85,7 +85,7 @@ def read(raw: dict[str, Any], ours_alone: dict[str, Any] | None = None) -> Encod
         value = raw.get(their)
         if value is None:
             value = layout.defaults.get(ours, getattr(EncoderConfig, ours))
-        settings[ours] = _checked(ours, their, value)
+        settings[ours] = _checked(ours, their, "cls" if value == "bos" else value)
     if layout.positions_after_pad:
         settings["position_offset"] = settings["pad_id"] + 1
         settings["max_positions"] -= settings["position_offset"]
@@ -93,7 +93,11 @@ def read(raw: dict[str, Any], ours_alone: dict[str, Any] | None = None) -> Encod
         settings["positions"] = "sinusoidal"
     if settings.get("embedding_size") == settings["hidden_size"] and family != "albert":
         settings["embedding_size"] = None  # there is no projection
-    if settings.get("positions") == "rotary" and family != "modernbert":
+    if settings.get("key_value_heads") == settings["heads"]:
+        settings["key_value_heads"] = None  # each head has its own
+    if family == "esm" and raw.get("token_dropout"):
+        settings["mask_id"] = _checked("vocab_size", "mask_token_id", raw.get("mask_token_id"))
+    if "rotary_theta" in layout.defaults and "rotary_theta" not in settings:
         settings |= _rotation(raw, settings, layout.defaults["rotary_theta"])
     if family == "deberta-v2":
         settings |= _deberta_attention(raw, settings)
@@ -238,7 +242,8 @@ def _fields(config: EncoderConfig) -> dict[str, Any]:
     family, names = config.family, LAYOUTS[config.family].config
     fields: dict[str, Any] = {"model_type": LAYOUTS[family].model_type or family, **LAYOUTS[family].demanded}
     fields |= {their: getattr(config, ours) for ours, their in names.items()}
-    fields[names["activation"]] = ACTIVATION_NAMES[config.activation]
+    if "activation" in names:
+        fields[names["activation"]] = ACTIVATION_NAMES[config.activation]
     if LAYOUTS[family].positions_after_pad:
         fields["max_position_embeddings"] += config.position_offset
     if family == "distilbert":
@@ -247,10 +252,16 @@ def _fields(config: EncoderConfig) -> dict[str, Any]:
         fields[names["classifier_dropout"]] = config.dropout  # these families have no "same as dropout"
     if "embedding_size" in fields:
         fields["embedding_size"] = config.embedding_width
+    if family == "eurobert":
+        fields["num_key_value_heads"] = config.key_value_heads or config.heads
+        fields["classifier_pooling"] = fields["classifier_pooling"].replace("cls", "bos")
+    if family == "esm":
+        fields["token_dropout"] = config.mask_id is not None
+        fields |= {"mask_token_id": config.mask_id} if config.mask_id is not None else {}
     if family == "deberta-v2":
         fields |= {"pos_att_type": ["p2c", "c2p"], "max_relative_positions": config.relative_distance}
         fields["position_biased_input"] = config.positions == "learned"
-    if config.positions == "rotary" and family != "modernbert":
+    if "rotary_theta" in LAYOUTS[family].defaults and "rotary_theta" not in names:
         scaled = {"rope_type": "linear", "factor": config.rotary_scale} if config.rotary_scale != 1 else {}
         fields["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rotary_theta, **scaled}
     if family == "ernie":

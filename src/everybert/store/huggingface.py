@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from everybert.errors import EverybertError
 from everybert.files import inside, read_json, recover, verify_folder, write_json
 from everybert.model.config import EncoderConfig
+from everybert.model.embeddings import rotary_rates
 from everybert.model.encoder import initialise
 from everybert.model.heads import Network, Pooler
 from everybert.store import config_json, layouts
@@ -124,7 +125,9 @@ def load_network(
     config, raw = read_config(folder)
     verify_folder(folder, hashes=verify)
     aliases = layouts.LAYOUTS[config.family].aliases if raw.get("legacy") is False else {}
-    weights, original = _canonical(open_weights(folder, allow_pickle), config.family, aliases)
+    weights = open_weights(folder, allow_pickle)
+    config = _rotary_precision(config, weights, folder)
+    weights, original = _canonical(weights, config.family, aliases)
     last = f"encoder.layers.{max(config.layer_order)}.attention.output.weight"
     if not _in_file(config, last, (), weights):  # before many layers are built
         (name,) = layouts.transformers_names(config, last, ())
@@ -205,10 +208,25 @@ def _untie_if_different(config: EncoderConfig, weights: Weights) -> tuple[Encode
     return config.replace(tied=False), ["the MLM decoder differs from the token embedding and is kept"]
 
 
+def _rotary_precision(config: EncoderConfig, weights: Weights, folder: Path) -> EncoderConfig:
+    """ESM-2 was trained with rotary rates in half precision, which its files keep."""
+    name = next((name for name in weights.shapes if name.endswith("rotary_embeddings.inv_freq")), None)
+    if config.family != "esm" or name is None:
+        return config
+    stored = weights.get(name).float()
+    for precision in get_args(get_type_hints(EncoderConfig)["rotary_precision"]):
+        config = config.replace(rotary_precision=precision)
+        rates = rotary_rates(config, config.rotary_theta)
+        if rates.shape == stored.shape and torch.allclose(rates, stored, rtol=1e-6, atol=0):
+            return config
+    raise EverybertError(f"{folder}: {name} does not follow from rope_theta and the head size; correct config.json")
+
+
 def _rows(config: EncoderConfig, head: str, held: set[str], weights: Weights) -> int:
     """The number of outputs of a head in the file; 0 if the file lacks it."""
-    last = "heads.mlm.bias" if head == "mlm" else f"heads.{head}.output.weight"
-    shape = weights.shapes.get(layouts.transformers_names(config, last, held)[0], (0,))
+    if head == "mlm":  # EuroBERT's may be the token embedding alone
+        return config.vocab_size
+    shape = weights.shapes.get(layouts.transformers_names(config, f"heads.{head}.output.weight", held)[0], (0,))
     return shape[0] if shape else 0
 
 
@@ -222,8 +240,8 @@ def _collect(
         if absent := [part for part in parts if part not in weights.shapes]:
             lacking[name] = absent[0]
             continue
-        shape = (like.shape[0] // len(parts), *like.shape[1:])
-        for part in parts:
+        for part, rows in zip(parts, layouts.part_rows(network.config, len(parts), len(like))):
+            shape = (rows, *like.shape[1:])
             if weights.shapes[part] != shape:
                 raise EverybertError(
                     f"{folder}: {original[part]} has the shape {weights.shapes[part]}, config.json asks "

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from everybert.model.config import EncoderConfig
+from everybert.model.embeddings import rotary_rates
 from everybert.model.heads import Network
 
 OWN = "everybert."
@@ -99,8 +100,12 @@ def to_transformers(network: Network, suffix: str) -> dict[str, Tensor]:
     for name, value in network.state_dict().items():
         parts = transformers_names(config, name, layout.classes[suffix])
         bare = name.startswith(HEADS) or suffix == "Model" or parts[0].startswith(OWN)
-        for part, piece in zip(parts, value.detach().cpu().chunk(len(parts))):
+        for part, piece in zip(parts, value.detach().cpu().split(part_rows(config, len(parts), len(value)))):
             tensors[part if bare else layout.prefix + part] = piece.contiguous()
+    if config.family == "esm":  # by the names of its published files
+        for i in range(config.layers):
+            name = f"encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq"
+            tensors[name if suffix == "Model" else layout.prefix + name] = rotary_rates(config, config.rotary_theta)
     if not config.tied:  # an untied class stores the bias twice
         for second, first in copies(config.family).items():
             if first in tensors:
@@ -108,10 +113,16 @@ def to_transformers(network: Network, suffix: str) -> dict[str, Tensor]:
     return tensors
 
 
+def part_rows(config: EncoderConfig, parts: int, rows: int) -> tuple[int, ...]:
+    """How many of the rows of a matrix each of its parts has."""
+    return config.qkv_rows if parts == 3 else (rows // parts,) * parts
+
+
 def copies(family: str) -> dict[str, str]:
     """Second name of the MLM bias → first name. If a file has both, `transformers` uses the second."""
     mlm = LAYOUTS[family].heads["mlm"]
-    return {} if mlm[""] == mlm["decoder"] else {f"{mlm['decoder']}.bias": f"{mlm['']}.bias"}
+    once = mlm[""] == mlm["decoder"] or family == "esm"
+    return {} if once else {f"{mlm['decoder']}.bias": f"{mlm['']}.bias"}
 
 
 def canonical(name: str) -> str:

@@ -224,7 +224,7 @@ def last_projections(network: Network, states: list[Tensor]) -> Tensor:
     x_TH = states[-2]
     if network.config.norm == "pre" and layer.attention_norm is not None:
         x_TH = layer.attention_norm(x_TH)  # type: ignore[operator]
-    return layer.attention.qkv(x_TH).unflatten(-1, (3, -1))  # type: ignore[union-attr, operator]
+    return layer.attention.split(layer.attention.qkv(x_TH)).flatten(2)  # type: ignore[union-attr, operator]
 
 
 def relation_divergence(x_T3H: Tensor, y_T3H: Tensor, batch: Ragged, heads: int) -> Tensor:
