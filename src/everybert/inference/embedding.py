@@ -89,6 +89,8 @@ def embed(
                     ids[i] = sequence[: size - tail] + sequence[len(sequence) - tail :]
                 read.append(len(sequence) - lost)
                 cut.append(lost)
+                if not sequence:  # of a model without special tokens
+                    ids[i] = [0]
             yield ids
 
     def split(ids: list[int]) -> list[Piece]:
@@ -99,8 +101,9 @@ def embed(
         return pieces
 
     pooled = pooled_runs(network, (list(map(split, run)) for run in sequences()), pooling)
-    found = [pooling.finish(torch.from_numpy(x)).numpy() for x in pooled]
-    return Embedded(np.concatenate(found), read, cut)
+    found = np.concatenate([*pooled])
+    found[np.array(read) == 0] = 0
+    return Embedded(pooling.finish(torch.from_numpy(found)).numpy(), read, cut)
 
 
 def specials(tokenizer: Tokenizer) -> tuple[int, int]:

@@ -30,7 +30,10 @@ class EncoderConfig:
     hidden_size: int = 768
     """H: width of the residual stream."""
     layers: int = 12
-    """L: how many layers are applied, times `inner_layers`. ALBERT applies few sets of weights many times."""
+    """L: how many layers are applied, times `inner_layers`. ALBERT applies few sets of weights many times.
+
+    0: the vector of a token is its embedding (StaticEmbedding).
+    """
     heads: int = 12
     """A: attention heads; the head size D is H / A."""
     key_value_heads: int | None = None
@@ -134,8 +137,9 @@ class EncoderConfig:
         sizes = ("vocab_size", "hidden_size", "layers", "inner_layers", "heads", "intermediate_size", "max_positions")
         for name in sizes:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                refuse(f"{name} must be a whole number of at least 1, not {value!r}")
+            least = 0 if name == "layers" and self.family == "static" else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                refuse(f"{name} must be a whole number of at least {least}, not {value!r}")
         if self.hidden_size % self.heads:
             refuse(f"hidden_size {self.hidden_size} is not a multiple of heads {self.heads}")
         if self.key_value_heads is not None and (self.key_value_heads < 1 or self.heads % self.key_value_heads):
@@ -182,6 +186,11 @@ class EncoderConfig:
             group = i * self.layer_groups // self.layers
             order += [group * self.inner_layers + k for k in range(self.inner_layers)]
         return tuple(order)
+
+    @property
+    def distinct_layers(self) -> int:
+        """How many layers have weights of their own."""
+        return max(self.layer_order, default=-1) + 1
 
     def window(self, layer: int) -> int | None:
         """The one-sided sliding window of an applied layer, or None for full attention."""

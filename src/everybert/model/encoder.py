@@ -142,8 +142,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.embeddings = Embeddings(config)
-        distinct, width = max(config.layer_order) + 1, config.hidden_size
-        self.layers = nn.ModuleList(Layer(config, first=i == 0) for i in range(distinct))
+        width = config.hidden_size
+        self.layers = nn.ModuleList(Layer(config, first=i == 0) for i in range(config.distinct_layers))
         self.norm = _norm(config) if config.norm == "pre" else None
         self.relative_bias = self.relative_table = self.relative_norm = self.rotary = None
         if config.rotary_pairs:

@@ -244,7 +244,7 @@ class AdapterSet:
 def _places(config: EncoderConfig, lora: LoraConfig) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
     """For each adapted matrix: the module, its adapted parts, and the rows of all its parts (none: it is one)."""
     chosen, thirds = tuple(i for i, name in enumerate(QKV) if name in lora.targets), config.qkv_rows
-    for i in range(max(config.layer_order) + 1):
+    for i in range(config.distinct_layers):
         at = f"encoder.layers.{i}."
         if chosen:
             yield f"{at}attention.qkv", *(((0,), ()) if config.family in QKV_IN_ONE else (chosen, thirds))

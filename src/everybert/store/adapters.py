@@ -53,7 +53,7 @@ def encoder_digest(network: Network) -> str:
 def _matrices(config: EncoderConfig, targets: tuple[str, ...]) -> dict[str, str]:
     """The adapted matrices: our name ("encoder.layers.0.attention.qkv.query") → module in the file, without prefix."""
     found: dict[str, str] = {}
-    for i in range(max(config.layer_order) + 1):
+    for i in range(config.distinct_layers):
         at = f"encoder.layers.{i}."
         for target in dict.fromkeys("attention.qkv" if t in QKV else t for t in targets if t != PROJECTION):
             names = layouts.transformers_names(config, f"{at}{target}.weight", ())

@@ -18,7 +18,7 @@ from everybert.model.encoder import initialise
 from everybert.model.heads import Network, Pooler
 from everybert.store import config_json, layouts
 from everybert.store.layouts import to_transformers
-from everybert.store.weights import Weights, finite, open_weights, refuse_tensorflow, save_weights
+from everybert.store.weights import SAFE, Weights, finite, open_weights, refuse_tensorflow, save_weights
 from everybert.text.tokenizer import Tokenizer
 
 EXTRAS = "everybert.json"
@@ -73,6 +73,8 @@ def read_config(folder: str | Path) -> tuple[EncoderConfig, dict[str, Any]]:
     """The encoder configuration of a folder, and its config.json."""
     folder = Path(folder)
     path = folder / "config.json"
+    if (static := _static(folder)) is not None:
+        return config_json.read(static), static
     if not path.exists():
         refuse_tensorflow(folder)
         what = "has no config.json" if folder.is_dir() else "is not a folder"
@@ -84,6 +86,18 @@ def read_config(folder: str | Path) -> tuple[EncoderConfig, dict[str, Any]]:
         return config_json.read(raw, ours), raw
     except EverybertError as error:
         raise EverybertError(f"{path}: {error}") from None
+
+
+def _static(folder: Path) -> dict[str, Any] | None:
+    """In place of config.json: the form of a StaticEmbedding of sentence-transformers, or of model2vec."""
+    file = folder / "config.json"
+    if (file.exists() and read_json(file).get("model_type") != "model2vec") or not (folder / SAFE).is_file():
+        return None
+    shapes = open_weights(folder).shapes
+    if len(shapes) != 1 or not shapes.keys() <= {"embedding.weight", "embeddings"}:
+        return None
+    ((rows, width),) = shapes.values()
+    return {"model_type": "static", "vocab_size": rows, "hidden_size": width}
 
 
 def read_extras(folder: str | Path) -> dict[str, Any]:
@@ -128,8 +142,8 @@ def load_network(
     weights = open_weights(folder, allow_pickle)
     config = _rotary_precision(config, weights, folder)
     weights, original = _canonical(weights, config.family, aliases)
-    last = f"encoder.layers.{max(config.layer_order)}.attention.output.weight"
-    if not _in_file(config, last, (), weights):  # before many layers are built
+    last = f"encoder.layers.{config.distinct_layers - 1}.attention.output.weight"
+    if config.layers and not _in_file(config, last, (), weights):  # before many layers are built
         (name,) = layouts.transformers_names(config, last, ())
         raise EverybertError(
             f"{folder}: config.json describes a {config.family} encoder of {config.layers} layers, but the weights "

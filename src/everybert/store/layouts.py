@@ -131,6 +131,7 @@ def canonical(name: str) -> str:
     if name.startswith(OWN):
         return name
     name = name.removeprefix(next(filter(name.startswith, PREFIXES), ""))
+    name = "embedding.weight" if name == "embeddings" else name  # of model2vec
     name = name.replace(".parametrizations.weight.original", ".weight")  # jina v3, below its adapters
     return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 

@@ -127,9 +127,15 @@ class Tokenizer:
         self._work, self._alias = self._working_backend()
 
     @classmethod
-    def load(cls, path: str | Path) -> "Tokenizer":
-        """Read a folder or file: tokenizer.json, vocab.txt, vocab.json + merges.txt, SentencePiece model."""
+    def load(cls, path: str | Path, specials: bool = True) -> "Tokenizer":
+        """Read a folder or file: tokenizer.json, vocab.txt, vocab.json + merges.txt, SentencePiece model.
+
+        Without `specials`, no tokens are added around a text.
+        """
         backend, settings = formats.read_backend(path)
+        if not specials:
+            settings |= {"model_max_length": (backend.truncation or settings).get("max_length")}
+            backend.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1")
         with formats.one_line_errors(f"the tokenizer in {path} cannot be used", "use another model or tokenizer"):
             return cls(backend, settings)
 
