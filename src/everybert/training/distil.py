@@ -78,7 +78,7 @@ def read_student(student: str | Path) -> ModelSettings:
             return parse_model(tomllib.loads(text(path)).get("model", {}))
     if (path / "config.json").is_file():
         config, base = read_config(path)[0], EncoderConfig()
-        fixed = ("vocab_size", "pad_id", "position_offset")
+        fixed = ("vocab_size", "pad_id", "mask_id", "position_offset")
         changes = {k: v for k, v in vars(config).items() if v != getattr(base, k) and k not in fixed}
         return ModelSettings(changes=tuple(sorted(changes.items())))
     if str(student) not in PRESETS:
