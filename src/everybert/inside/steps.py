@@ -69,7 +69,7 @@ def story(trace: Trace, layer: int = 0, head: int = 0) -> list[ExplainedStep]:
     config = trace.config
     layers = len(config.layer_order)
     if not 0 <= layer < layers:
-        raise EverybertError(f"there is no layer {layer}: the model has {layers}, counted from 0")
+        raise EverybertError(f"there is no layer {layer}: the model's layers are 0 to {layers - 1}")
     if not 0 <= head < config.heads:
         raise EverybertError(f"there is no head {head}: a layer's heads are 0 to {config.heads - 1}")
     pre = config.norm == "pre"

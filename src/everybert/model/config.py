@@ -224,10 +224,8 @@ def _read_presets() -> dict[str, EncoderConfig]:
         size, own = PUBLISHED["sizes"][given["size"]], PUBLISHED["families"][given["family"]]
         shape = dict(zip(("layers", "hidden_size", "heads", "intermediate_size"), size))
         values = {**PUBLISHED["families"].get(own.get("like"), {}), **own, **shape, **given}
-        if given["family"] == "longformer":
-            values["windows"] = (256,) * shape["layers"]
-        elif given["family"] == "modernbert":
-            values["windows"] = tuple(None if i % 3 == 0 else 64 for i in range(shape["layers"]))
+        if pattern := values.get("windows"):
+            values["windows"] = tuple(pattern[i % len(pattern)] or None for i in range(shape["layers"]))
         found[name] = EncoderConfig(**{key: value for key, value in values.items() if key not in ("like", "size")})
     return found
 

@@ -194,27 +194,26 @@ class Encoder(nn.Module):
         config, device = self.config, batch.device
         buckets, far = config.relative_buckets, config.relative_distance
         once: Any = cache if batch.attend is None else lambda make: make  # in ONNX export n is a symbol
-        biases = None
+        both = ABSOLUTE
         if self.relative_bias is not None:
             table_RA = self.relative_bias.weight
             biases = once(lambda n: table_RA[bias_rows(gaps(n, device), buckets, far)].permute(2, 0, 1)[None])
-        elif config.relative == "alibi":
-            biases = once(lambda n: -alibi_slopes(config.heads, device)[None, :, None, None] * gaps(n, device).abs())
-        if biases is not None:
             both = Relative(bias=lambda q, k: biases(q.shape[2]))
-            return both, both
-        if self.relative_table is not None and self.relative_norm is not None:
+        elif config.relative == "alibi":
+            falls = once(lambda n: -alibi_slopes(config.heads, device)[None, :, None, None] * gaps(n, device).abs())
+            both = Relative(bias=lambda q, k: falls(q.shape[2]))
+        elif self.relative_table is not None and self.relative_norm is not None:
             rows = once(lambda n: table_rows(gaps(n, device), buckets, far))
             both = Relative(table=(self.relative_norm(self.relative_table.weight), rows))
-            return both, both
-        if config.positions != "rotary":
-            return ABSOLUTE, ABSOLUTE
-        if self.rotary is not None:
+        elif self.rotary is not None:
             sin, cos = (x.repeat_interleave(2, dim=-1) for x in self.rotary(batch.positions_T).chunk(2, dim=-1))
-            return Relative((cos, sin)), Relative((cos, sin))
-        thetas = (config.rotary_theta, config.rotary_theta if config.windows is None else config.rotary_theta_local)
-        full, local = (rotary_table(batch.positions_T, config, theta) for theta in thetas)
-        return Relative(full), Relative(local)
+            both = Relative((cos, sin))
+        elif config.positions == "rotary":
+            full = Relative(rotary_table(batch.positions_T, config, config.rotary_theta))
+            if config.windows is None:
+                return full, full
+            return full, Relative(rotary_table(batch.positions_T, config, config.rotary_theta_local))
+        return both, both
 
     def check(self, batch: Ragged) -> None:
         """Raise an error for ids, segments or lengths beyond the tables, before a kernel reads out of bounds."""

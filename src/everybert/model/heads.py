@@ -146,8 +146,12 @@ class Network(nn.Module):
         """Add a freshly initialised head, and the pooler if the head needs one."""
         like = self.encoder.embeddings.token.weight
         self.heads[name] = make_head(self.config, name, labels).to(device=like.device, dtype=like.dtype)
-        if self.reads_pooler(name) and self.pooler is None:
-            pooler = Pooler(self.config)
+        self.add_pooler()
+
+    def add_pooler(self) -> None:
+        """Add a freshly initialised pooler, if a head reads one and there is none."""
+        if self.pooler is None and any(map(self.reads_pooler, self.heads)):
+            pooler, like = Pooler(self.config), self.encoder.embeddings.token.weight
             initialise(pooler, self.config)
             self.pooler = pooler.to(device=like.device, dtype=like.dtype)
 

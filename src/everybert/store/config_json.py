@@ -91,10 +91,9 @@ def read(raw: dict[str, Any], ours_alone: dict[str, Any] | None = None) -> Encod
         settings["max_positions"] -= settings["position_offset"]
     elif family == "distilbert" and raw.get("sinusoidal_pos_embds"):
         settings["positions"] = "sinusoidal"
-    if settings.get("embedding_size") == settings["hidden_size"] and family != "albert":
-        settings["embedding_size"] = None  # there is no projection
-    if settings.get("key_value_heads") == settings["heads"]:
-        settings["key_value_heads"] = None  # each head has its own
+    for name, same in (("embedding_size", "hidden_size"), ("key_value_heads", "heads")):
+        if settings.get(name) == settings[same] and family != "albert":  # which has a projection all the same
+            settings[name] = None
     if family == "esm" and raw.get("token_dropout"):
         settings["mask_id"] = _checked("vocab_size", "mask_token_id", raw.get("mask_token_id"))
     if "rotary_theta" in layout.defaults and "rotary_theta" not in settings:
@@ -177,10 +176,9 @@ def _modernbert_attention(raw: dict[str, Any], settings: dict[str, Any]) -> dict
     if raw.get("rope_scaling"):
         raise EverybertError("rope_scaling is not supported for ModernBERT; only the default rotary positions are")
     local = theta[0] if theta[1] is None else theta[1]
+    windows = tuple(width // 2 if kind.startswith("s") else None for kind in kinds)
     return {
-        "windows": tuple(width // 2 if k.startswith("s") else None for k in kinds)
-        if "sliding_attention" in kinds
-        else None,
+        "windows": windows if any(windows) else None,
         "rotary_theta": _checked("rotary_theta", "rope_theta", theta[0]),
         "rotary_theta_local": _checked("rotary_theta", "rope_theta", local),
     }
@@ -241,19 +239,19 @@ DROPPED = ("legacy", "_name_or_path", "auto_map", "torch_dtype", "dtype", "archi
 def _fields(config: EncoderConfig) -> dict[str, Any]:
     family, names = config.family, LAYOUTS[config.family].config
     fields: dict[str, Any] = {"model_type": LAYOUTS[family].model_type or family, **LAYOUTS[family].demanded}
-    fields |= {their: getattr(config, ours) for ours, their in names.items()}
+    usual: dict[str, Any] = {"embedding_size": config.hidden_size, "key_value_heads": config.heads}
+    if family in ("distilbert", "albert", "modernbert"):  # these have no "same as dropout"
+        usual["classifier_dropout"] = config.dropout
+    for ours, their in names.items():
+        value = getattr(config, ours)
+        fields[their] = usual.get(ours) if value is None else value
     if "activation" in names:
         fields[names["activation"]] = ACTIVATION_NAMES[config.activation]
     if LAYOUTS[family].positions_after_pad:
         fields["max_position_embeddings"] += config.position_offset
     if family == "distilbert":
         fields["sinusoidal_pos_embds"] = config.positions == "sinusoidal"
-    if family in ("distilbert", "albert", "modernbert") and config.classifier_dropout is None:
-        fields[names["classifier_dropout"]] = config.dropout  # these families have no "same as dropout"
-    if "embedding_size" in fields:
-        fields["embedding_size"] = config.embedding_width
     if family == "eurobert":
-        fields["num_key_value_heads"] = config.key_value_heads or config.heads
         fields["classifier_pooling"] = fields["classifier_pooling"].replace("cls", "bos")
     if family == "esm":
         fields["token_dropout"] = config.mask_id is not None

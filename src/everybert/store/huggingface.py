@@ -14,8 +14,7 @@ from everybert.errors import EverybertError
 from everybert.files import inside, read_json, recover, verify_folder, write_json
 from everybert.model.config import EncoderConfig
 from everybert.model.embeddings import rotary_rates
-from everybert.model.encoder import initialise
-from everybert.model.heads import Network, Pooler
+from everybert.model.heads import Network
 from everybert.store import config_json, layouts
 from everybert.store.layouts import to_transformers
 from everybert.store.weights import SAFE, Weights, finite, open_weights, refuse_tensorflow, save_weights
@@ -143,8 +142,8 @@ def load_network(
     config = _rotary_precision(config, weights, folder)
     weights, original = _canonical(weights, config.family, aliases)
     last = f"encoder.layers.{config.distinct_layers - 1}.attention.output.weight"
-    if config.layers and not _in_file(config, last, (), weights):  # before many layers are built
-        (name,) = layouts.transformers_names(config, last, ())
+    (name,) = layouts.transformers_names(config, last, ())
+    if config.layers and name not in weights.shapes:  # before many layers are built
         raise EverybertError(
             f"{folder}: config.json describes a {config.family} encoder of {config.layers} layers, but the weights "
             f"have no {name}; take both from one source"
@@ -156,14 +155,14 @@ def load_network(
     asked = found if heads is None else {h: n for h, n in found.items() if h in heads and heads[h] in (n, None)}
 
     with torch.device("meta"), SkipInit():
-        network = Network(config, dict(asked), pooler=_in_file(config, "pooler.dense.weight", held, weights))
+        network = Network(config, dict(asked), pooler=True)
     state, lacking = _collect(network, held, weights, original, folder)
     used = {part for name in state for part in layouts.transformers_names(config, name, held)}
-    new = _remove_missing(network, lacking, folder)
+    _remove_missing(network, lacking, folder)
     state = {name: state[name] for name in network.state_dict()}
     dtype, widened = _choose_dtype(state.values(), dtype, device)
     network.load_state_dict({name: x.to(device, dtype) for name, x in state.items()}, assign=True)
-    new += _add_heads(network, heads or {}, "pooler" in new)
+    new = _add_heads(network, heads or {})
 
     absent = [h for h in natural if heads is None and h not in network.heads]
     notes += ["its adapters for tasks are not read: the model is that of no task"] if "lora_adaptations" in raw else []
@@ -204,10 +203,6 @@ def _canonical(weights: Weights, family: str, aliases: Mapping[str, str]) -> tup
             original[first] = original.pop(second)
     shapes = {canonical: weights.shapes[name] for canonical, name in original.items()}
     return Weights(shapes, lambda canonical: weights.get(original[canonical])), original
-
-
-def _in_file(config: EncoderConfig, name: str, held: Iterable[str], weights: Weights) -> bool:
-    return all(part in weights.shapes for part in layouts.transformers_names(config, name, set(held)))
 
 
 def _untie_if_different(config: EncoderConfig, weights: Weights) -> tuple[EncoderConfig, list[str]]:
@@ -276,7 +271,7 @@ def _tensor(weights: Weights, name: str, original: str, folder: Path) -> Tensor:
     return finite(tensor, f"{folder}: {original}")
 
 
-def _remove_missing(network: Network, lacking: dict[str, str], folder: Path) -> list[str]:
+def _remove_missing(network: Network, lacking: dict[str, str], folder: Path) -> None:
     """Remove heads and pooler that the file lacks; a part of the encoder may not be missing."""
     body = [name for name in lacking if name.startswith("encoder.")]
     if body:
@@ -286,22 +281,17 @@ def _remove_missing(network: Network, lacking: dict[str, str], folder: Path) -> 
         )
     for head in {name.split(".")[1] for name in lacking if name.startswith(layouts.HEADS)}:
         del network.heads[head]
-    if not any(name.startswith("pooler.") for name in lacking):
-        return []
-    network.pooler = None
-    return ["pooler"] if any(network.reads_pooler(head) for head in network.heads) else []
+    if any(name.startswith("pooler.") for name in lacking):
+        network.pooler = None
 
 
-def _add_heads(network: Network, heads: Mapping[str, int | None], pooler: bool) -> list[str]:
-    """Add the requested heads that the folder lacks, freshly initialised; returns what was added."""
-    if pooler:
-        fresh, like = Pooler(network.config), network.encoder.embeddings.token.weight
-        initialise(fresh, network.config)
-        network.pooler = fresh.to(like.device, like.dtype)
+def _add_heads(network: Network, heads: Mapping[str, int | None]) -> list[str]:
+    """Add the requested heads that the folder lacks, and the pooler of its own, freshly; returns what was added."""
     missing = [head for head in heads if head not in network.heads]
     pooled = network.pooler is not None
     for head in missing:
         network.add_head(head, heads[head])
+    network.add_pooler()
     named = [f"{head} head" + (f" ({heads[head]} labels)" if heads[head] else "") for head in missing]
     return named + (["pooler"] if network.pooler is not None and not pooled else [])
 
