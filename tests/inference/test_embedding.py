@@ -339,6 +339,32 @@ def test_a_static_embedding_has_no_layers(bert_folder: Path, tmp_path: Path, for
     assert ours.attention("a cat").weights.shape == (0, 1, 2, 2)
 
 
+def test_a_router_is_refused_with_a_remedy_that_works(bert_folder: Path, tmp_path: Path):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import (
+        Normalize,
+        Pooling,
+        Router,
+        StaticEmbedding,
+        Transformer,
+    )
+    from tokenizers import Tokenizer as Backend
+
+    static = StaticEmbedding(Backend.from_file(str(bert_folder / "tokenizer.json")), embedding_dim=48)
+    routes = {"query_modules": [static], "document_modules": [Transformer(str(bert_folder)), Pooling(48)]}
+    SentenceTransformer(modules=[Router.for_query_document(**routes), Normalize()]).save(str(tmp_path / "both"))
+    with pytest.raises(EverybertError, match="is a Router of several encoders") as caught:
+        load(tmp_path / "both", device="cpu")
+    remedy = str(caught.value).partition("by sentence-transformers: ")[2]
+    assert "sub_modules['query']" in remedy
+    model = SentenceTransformer(str(tmp_path / "both"), device="cpu")
+    for route in ("query", "document"):
+        place = tmp_path / route
+        eval(remedy.replace("'query'", repr(route)).replace("FOLDER", repr(str(place))))
+        texts = ["The dog plays", "a cat"]
+        np.testing.assert_allclose(load(place, device="cpu").embed(texts), model.encode(texts, task=route), atol=1e-5)
+
+
 def test_what_a_static_embedding_has_not(bert_folder: Path, tmp_path: Path):
     from safetensors.torch import save_file
 

@@ -142,15 +142,12 @@ def canonical(name: str) -> str:
 def class_for(config: EncoderConfig, heads: Iterable[str]) -> str:
     """The suffix of the class to save a network with these heads as: that of the first task, else of pre-training."""
     layout, heads = LAYOUTS[config.family], list(heads)
-    for name in heads:
-        fits = name != "classify" or config.classifier_form == "family"
-        suffix = next((suffix for suffix, held in layout.classes.items() if held == [name]), None)
-        if name in TASKS and fits and suffix:
-            return suffix
+    odd = "classify" if config.classifier_form != "family" else ""
     kept = {name for name in heads if name in ("mlm", "nsp", "rtd")}
-    for suffix, held in layout.classes.items():
-        if kept and set(held) == kept:
-            return suffix
+    for wanted in (*({name} for name in heads if name in TASKS and name != odd), kept):
+        for suffix, held in layout.classes.items():
+            if wanted and set(held) == wanted:
+                return suffix
     return "ForMaskedLM" if "mlm" in kept else "Model"
 
 

@@ -168,7 +168,7 @@ def encoder_folder(folder: Path) -> Path:
     if kind == "Router":
         raise EverybertError(
             f"{folder} is a Router of several encoders; save each as a folder of its own, by sentence-transformers: "
-            "SentenceTransformer(modules=[*model[0].sub_modules['query'], *model[1:]]).save(FOLDER)"
+            "SentenceTransformer(modules=[*model[0].sub_modules['query'], *list(model)[1:]]).save(FOLDER)"
         )
     if kind not in ENCODER_MODULES:
         raise _unsupported(folder, f"begin with a {kind or 'nameless'} module, not with an encoder")

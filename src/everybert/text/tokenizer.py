@@ -107,7 +107,7 @@ class Tokenizer:
             raise EverybertError(f"the tokenizer has {len(self._vocab)} tokens, but the id {self.size - 1}: restore it")
         special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
         self._roles = _find_roles(self._vocab, special, settings)
-        if len(ends := backend.encode("").tokens) > 1:  # EuroBERT's and ESM's have other names
+        if len(ends := backend.encode("").tokens) > 1 and {*ends} <= {*special}:  # other names
             self._roles = {"cls": ends[0], "sep": ends[-1]} | self._roles
         tokens = [formats.special_token(settings, role) or name for role, name in self._roles.items()]
         formats.add_specials(backend, tokens)
