@@ -14,6 +14,7 @@ from everybert.inference.model import Model, load
 from everybert.model import engine
 from everybert.model.engine import in_order
 from everybert.model.ragged import Ragged
+from everybert.training.finetune import finetune
 
 WORDS = [
     *("river", "mountain", "engine", "whisper", "theorem", "bread", "quickly", "violet", "because", "seven"),
@@ -291,10 +292,93 @@ def test_an_encoder_in_a_folder_of_its_own(bert_folder: Path, tmp_path: Path):
     model.save(tmp_path / "again")
     assert load(tmp_path / "again", device="cpu").pooling.size == 20
     np.testing.assert_allclose(theirs(tmp_path / "again", texts), model.embed(texts), atol=1e-5)
-    modules[0]["type"] = "sentence_transformers.models.StaticEmbedding"
-    (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(EverybertError, match="begin with a StaticEmbedding module"):
-        load(folder, device="cpu")
+    for name, cause in (("BoW", "begin with a BoW module"), ("Router", "save each as a folder of its own")):
+        modules[0]["type"] = f"sentence_transformers.models.{name}"
+        (folder / "modules.json").write_text(json.dumps(modules))
+        with pytest.raises(EverybertError, match=cause):
+            load(folder, device="cpu")
+
+
+@pytest.mark.parametrize("form", ["its own", "with more", "older", "model2vec"])
+def test_a_static_embedding_has_no_layers(bert_folder: Path, tmp_path: Path, form: str):
+    from safetensors.torch import load_file, save_file
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, StaticEmbedding
+    from tokenizers import Tokenizer as Backend
+
+    torch.manual_seed(0)
+    backend = Backend.from_file(str(bert_folder / "tokenizer.json"))
+    if form == "with more":
+        backend.enable_truncation(5)
+    more = [Dense(24, 8), Normalize()] if form == "with more" else []
+    prompts = {"query": "the cat: "}
+    model = SentenceTransformer(modules=[StaticEmbedding(backend, embedding_dim=24), *more], prompts=prompts)
+    folder = tmp_path / "static"
+    model.save(str(folder))
+    if form == "older":
+        (folder / "0_StaticEmbedding").mkdir()
+        for name in ("model.safetensors", "tokenizer.json"):
+            (folder / name).rename(folder / "0_StaticEmbedding" / name)
+        modules = json.loads((folder / "modules.json").read_text())
+        (folder / "modules.json").write_text(json.dumps([{**modules[0], "path": "0_StaticEmbedding"}]))
+    elif form == "model2vec":
+        (folder / "config.json").write_text(json.dumps({"model_type": "model2vec", "normalize": True}))
+        table = load_file(folder / "model.safetensors")["embedding.weight"]
+        save_file({"embeddings": table}, folder / "model.safetensors")
+    texts = ["The dog plays", "", "a cat", "cat", "The dog plays in the house with a cat " * 20]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = load(folder, device="cpu")
+        ours.save(tmp_path / "again")
+        for one in (ours, load(tmp_path / "again", device="cpu")):
+            np.testing.assert_allclose(one.embed(texts, long="cut"), theirs(folder, texts), atol=1e-6)
+            found = one.embed(texts, long="cut", prompt="query")
+            np.testing.assert_allclose(found, theirs(folder, texts, prompt_name="query"), atol=1e-6)
+        np.testing.assert_allclose(theirs(tmp_path / "again", texts), theirs(folder, texts), atol=1e-6)
+    assert load(folder, device="cpu", dtype="int8").embed(texts).shape == (5, 8 if more else 24)
+    assert ours.attention("a cat").weights.shape == (0, 1, 2, 2)
+
+
+def test_a_router_is_refused_with_a_remedy_that_works(bert_folder: Path, tmp_path: Path):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import (
+        Normalize,
+        Pooling,
+        Router,
+        StaticEmbedding,
+        Transformer,
+    )
+    from tokenizers import Tokenizer as Backend
+
+    static = StaticEmbedding(Backend.from_file(str(bert_folder / "tokenizer.json")), embedding_dim=48)
+    routes = {"query_modules": [static], "document_modules": [Transformer(str(bert_folder)), Pooling(48)]}
+    SentenceTransformer(modules=[Router.for_query_document(**routes), Normalize()]).save(str(tmp_path / "both"))
+    with pytest.raises(EverybertError, match="is a Router of several encoders") as caught:
+        load(tmp_path / "both", device="cpu")
+    remedy = str(caught.value).partition("by sentence-transformers: ")[2]
+    assert "sub_modules['query']" in remedy
+    model = SentenceTransformer(str(tmp_path / "both"), device="cpu")
+    for route in ("query", "document"):
+        place = tmp_path / route
+        eval(remedy.replace("'query'", repr(route)).replace("FOLDER", repr(str(place))))
+        texts = ["The dog plays", "a cat"]
+        np.testing.assert_allclose(load(place, device="cpu").embed(texts), model.encode(texts, task=route), atol=1e-5)
+
+
+def test_what_a_static_embedding_has_not(bert_folder: Path, tmp_path: Path):
+    from safetensors.torch import save_file
+
+    static = tmp_path / "static"
+    static.mkdir()
+    shutil.copy(bert_folder / "tokenizer.json", static)
+    (static / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.StaticEmbedding"}]))
+    table = torch.randn(200, 8)
+    save_file({"embedding.weight": table}, static / "model.safetensors")
+    with pytest.raises(EverybertError, match="has no layers; fine-tune an encoder"):
+        finetune(static, "classify", [("a", "b")], [("a", "b")], tmp_path / "out", quiet=True)
+    save_file({"embeddings": table, "weights": table[:, 0].clone()}, static / "model.safetensors")
+    with pytest.raises(EverybertError, match=r"has no config\.json"):
+        load(static, device="cpu")
 
 
 def test_pickled_dense_weights_need_permission(bert_folder: Path, tmp_path: Path):

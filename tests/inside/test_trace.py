@@ -67,7 +67,15 @@ def test_pre_norm_adds_to_the_stream(pre):
     assert titles.index("LayerNorm") < titles.index("Queries, keys, values"), "pre-norm: before attention"
 
 
-FAMILIES = ["bert-tiny", "modernbert-base", "prenorm-bert-base", "mpnet-base", "deberta-v3-base"]
+FAMILIES = [
+    "bert-tiny",
+    "modernbert-base",
+    "prenorm-bert-base",
+    "mpnet-base",
+    "deberta-v3-base",
+    "eurobert-210m",
+    "esm2-8m",
+]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -17,7 +17,7 @@ from everybert.store.huggingface import load_network, save_network, to_transform
 
 FAMILIES = list(STEMS)
 LENGTHS = (1, 30, 3, 38, 17, 17)
-NO_SEGMENTS = ("distilbert", "modernbert", "mpnet")
+NO_SEGMENTS = ("distilbert", "modernbert", "mpnet", "eurobert", "esm")
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 OFF = {
     kind: {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0} for kind in STEMS
@@ -25,6 +25,7 @@ OFF = {
     "distilbert": {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0, "qa_dropout": 0.0},
     "albert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout_prob": 0.0},
     "modernbert": {},
+    "eurobert": {},
     "electra": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "summary_last_dropout": 0.0},
 }
 
@@ -41,7 +42,7 @@ def texts(kind, lengths=LENGTHS, seed=1):
     generator = torch.Generator().manual_seed(seed)
     ids = [torch.randint(5, 60, (n,), generator=generator).tolist() for n in lengths]
     segments = [[0] * (n // 2) + [1] * (n - n // 2) for n in lengths]
-    two = kind in ("bert", "albert", "megatron-bert", "roberta-prelayernorm", "longformer", "nomic_bert")
+    two = kind in ("bert", "albert", "megatron-bert", "roberta-prelayernorm", "longformer", "nomic_bert", "roformer")
     return ids, segments if two else None
 
 

@@ -30,6 +30,9 @@ FAMILIES = [
     ("modernbert", "ForSequenceClassification", "classify"),
     ("bert", "ForQuestionAnswering", "answer"),
     ("megatron-bert", "ForTokenClassification", "tag"),
+    ("eurobert", "ForSequenceClassification", "classify"),
+    ("esm", "ForTokenClassification", "tag"),
+    ("roformer", "ForSequenceClassification", "classify"),
 ]
 
 
@@ -95,6 +98,10 @@ LINEAR = {"target_modules": "all-linear"}
         ("modernbert", "SEQ_CLS", {"target_modules": ["Wqkv"]}),  # the head's first layers are the base's
         ("modernbert", "SEQ_CLS", LINEAR | {"use_dora": True}),
         ("modernbert", None, LINEAR),
+        ("eurobert", "SEQ_CLS", {"target_modules": ["k_proj", "v_proj", "up_proj"]}),
+        ("eurobert", None, LINEAR | {"use_dora": True}),
+        ("esm", "SEQ_CLS", LINEAR),
+        ("roformer", "SEQ_CLS", LINEAR | {"use_dora": True}),
     ],
 )
 def test_we_read_what_peft_writes(tmp_path, kind, task, settings):

@@ -31,7 +31,7 @@ def refused(folder: Path, **options) -> str:
     with pytest.raises(EverybertError) as caught:
         load_network(folder, **options)
     message = str(caught.value)
-    assert "\n" not in message and len(message) < 400
+    assert "\n" not in message and len(message) < 450
     return message
 
 

@@ -26,7 +26,7 @@ def test_presets_survive_config_json_and_mean_the_same_there(name: str):
     assert config_json.read(json.loads(json.dumps(theirs))) == config
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "deberta-v2"])  # other positions there
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("deberta-v2", "esm")])  # other positions there
 def test_an_empty_config_means_what_it_means_there(kind: str):
     theirs = transformers.AutoConfig.for_model(kind).to_dict()
     assert config_json.read({"model_type": kind}) == config_json.read(json.loads(json.dumps(theirs)))

@@ -280,6 +280,95 @@ def test_the_published_slopes():
     assert torch.allclose(alibi_slopes(12, device)[8:], torch.tensor([2.0 ** -(i + 0.5) for i in range(4)]))
 
 
+# ── EuroBERT, ESM-2 and RoFormer ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("pooling", ["bos", "mean", "late"])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_what_euroberts_classifier_reads(tmp_path: Path, pooling: str, groups: int):
+    model = make("eurobert", "ForSequenceClassification", classifier_pooling=pooling, num_key_value_heads=groups)
+    model.save_pretrained(tmp_path / "hub")
+    rewrite(tmp_path / "hub", ("classifier_pooling",), clf_pooling=pooling)  # as its code on the hub names it
+    loaded, batch = load_network(tmp_path / "hub"), Ragged.of([IDS, IDS[:3]])
+    with torch.no_grad():
+        found = loaded.network.sequence_logits(loaded.network.encoder(batch), batch, "classify")
+        wanted = torch.cat([model(torch.tensor([ids])).logits for ids in (IDS, IDS[:3])])
+        torch.testing.assert_close(found, wanted, **CLOSE)
+        again = type(model).from_pretrained(saved_back(tmp_path / "hub", tmp_path / "native")).eval()
+        assert again.config.classifier_pooling == pooling
+        torch.testing.assert_close(again(torch.tensor([IDS])).logits, wanted[:1], **CLOSE)
+
+
+def test_euroberts_tied_head_has_no_tensors(tmp_path: Path):
+    model = make("eurobert", "ForMaskedLM", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path / "tied")
+    loaded = load_network(tmp_path / "tied")
+    assert str(loaded.report) == "" and not loaded.network.heads["mlm"].state_dict()
+    with torch.no_grad():
+        found = loaded.network.mlm_logits(loaded.network.encoder(Ragged.of([IDS])))
+        torch.testing.assert_close(found, model(torch.tensor([IDS])).logits[0], **CLOSE)
+    again = load_network(saved_back(tmp_path / "tied", tmp_path / "again")).network
+    assert list(again.heads) == ["mlm"] and again.config.tied
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_esms_rotary_rates_are_as_precise_as_in_its_file(tmp_path: Path, precision: str):
+    model = make("esm", "ForMaskedLM", mask_token_id=IDS[3])
+    model.esm.rotary_embeddings.inv_freq.copy_(model.esm.rotary_embeddings.inv_freq.to(getattr(torch, precision)))
+    model.save_pretrained(tmp_path / "odd")
+    kept, table = load_file(tmp_path / "odd" / "model.safetensors"), "rotary_embeddings.inv_freq"
+    published = {name: value for name, value in kept.items() if not name.endswith(table)}
+    rates = next(value for name, value in kept.items() if name.endswith(table))
+    published |= {f"esm.encoder.layer.{i}.attention.self.{table}": rates.clone() for i in range(2)}
+    save_file(published, tmp_path / "odd" / "model.safetensors", {"format": "pt"})
+    long = IDS * 4
+    with torch.no_grad():
+        wanted = model(torch.tensor([long])).logits[0]
+        for folder in (tmp_path / "odd", saved_back(tmp_path / "odd", tmp_path / "again")):
+            loaded = load_network(folder)
+            assert loaded.config.rotary_precision == precision and loaded.config.mask_id == IDS[3]
+            torch.testing.assert_close(loaded.network.mlm_logits(loaded.network.encoder(Ragged.of([long]))), wanted)
+            there = type(model).from_pretrained(folder).eval()
+            torch.testing.assert_close(there(torch.tensor([long])).logits[0], wanted)
+        rewrite(tmp_path / "odd", rope_theta=500.0)
+        with pytest.raises(EverybertError, match="does not follow from rope_theta"):
+            load_network(tmp_path / "odd")
+
+
+@pytest.mark.parametrize("changes", [{}, {"token_dropout": False}, {"emb_layer_norm_before": True}])
+def test_masked_tokens_of_esm(tmp_path: Path, changes: dict):
+    model = make("esm", "Model", **{"mask_token_id": 8} | changes)
+    model.save_pretrained(tmp_path)
+    rows = [IDS, [8, 8, 4], [4], IDS[::-1] * 2]
+    with torch.no_grad():
+        loaded, batch = load_network(tmp_path), Ragged.of(rows)
+        wanted = torch.cat([model(torch.tensor([row])).last_hidden_state[0] for row in rows])
+        torch.testing.assert_close(loaded.network.encoder(batch), wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("changes", [{"embedding_size": None}, {"rotary_value": False}, {"hidden_act": "relu"}])
+def test_settings_of_roformer(tmp_path: Path, changes: dict):
+    model = make("roformer", "ForSequenceClassification", **changes)
+    model.save_pretrained(tmp_path / "theirs")
+    loaded, batch = load_network(tmp_path / "theirs"), Ragged.of([IDS])
+    with torch.no_grad():
+        found = loaded.network.sequence_logits(loaded.network.encoder(batch), batch, "classify")
+        torch.testing.assert_close(found, model(torch.tensor([IDS])).logits, **CLOSE)
+        again = type(model).from_pretrained(saved_back(tmp_path / "theirs", tmp_path / "ours")).eval()
+        torch.testing.assert_close(again(torch.tensor([IDS])).logits, found, **CLOSE)
+    with pytest.raises(EverybertError, match="longer than this model's 40 positions"):
+        loaded.network.encoder.check(Ragged.of([[5] * 41]))
+
+
+def test_a_roformer_that_reads_from_the_left(tmp_path: Path):
+    model = make("roformer", "ForCausalLM", is_decoder=True)
+    model.save_pretrained(tmp_path)
+    network = load_network(tmp_path).network
+    with torch.no_grad():
+        found = network.mlm_logits(network.encoder(Ragged.of([IDS])))
+        torch.testing.assert_close(found, model(torch.tensor([IDS])).logits[0], **CLOSE)
+
+
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────
 
 REFUSED = [
@@ -297,6 +386,18 @@ REFUSED = [
     ("gte-multilingual-base", {"rope_parameters": "yarn"}, "'yarn'"),
     ("jina-bert-base", {"feed_forward_type": "original"}, "feed_forward_type"),
     ("jina-embeddings-v3", {"position_embedding_type": "absolute"}, "position_embedding_type"),
+    ("eurobert-210m", {"attention_bias": True}, "attention_bias True"),
+    ("eurobert-210m", {"mlp_bias": True}, "mlp_bias True"),
+    ("eurobert-210m", {"num_key_value_heads": 5}, "12 is not a multiple of key_value_heads 5"),
+    ("eurobert-210m", {"num_key_value_heads": 0}, "12 is not a multiple of key_value_heads 0"),
+    ("eurobert-210m", {"head_dim": 32}, "head_dim 32"),
+    ("eurobert-210m", {"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "'llama3'"),
+    ("eurobert-210m", {"classifier_pooling": "last"}, "cls or mean or late"),
+    ("esm2-8m", {"position_embedding_type": "absolute"}, "position_embedding_type 'absolute'"),
+    ("esm2-8m", {"position_embedding_type": None}, "position_embedding_type None"),
+    ("esm2-8m", {"is_folding_model": True}, "is_folding_model"),
+    ("esm2-8m", {"mask_token_id": None}, "mask_token_id must be a whole number"),
+    ("esm2-8m", {"is_decoder": True}, "no left-to-right esm"),
 ]
 
 

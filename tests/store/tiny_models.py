@@ -54,16 +54,32 @@ STEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "nomic_bert": ("NomicBert", {}),
     "gte": ("Gte", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 1.5}}),
     "jina_embeddings_v3": ("JinaEmbeddingsV3", {}),
+    "eurobert": (
+        "EuroBert",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "pad_token_id": 1,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "mask_token_id": 3,
+        },
+    ),
+    "esm": (
+        "Esm",
+        {"position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 17, "pad_token_id": 1},
+    ),
+    "roformer": ("RoFormer", {"embedding_size": 8, "rotary_value": True}),
     "megatron-bert": ("MegatronBert", {}),
     "roberta-prelayernorm": ("RobertaPreLayerNorm", {}),
 }
 COMMON = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-FEW = ("nomic_bert", "gte")
+FEW = ("nomic_bert", "gte", "eurobert", "esm")
 """Families without classes for questions and choices."""
 CLASSES = {
     kind: (
         *(COMMON if kind not in FEW else COMMON[:-1]),
-        *(("ForMultipleChoice",) if kind not in (*FEW, "jina_embeddings_v3") else ()),
+        *(("ForMultipleChoice",) if kind not in (*FEW, "jina_embeddings_v3", "roformer") else ()),
         *(("ForPreTraining",) if kind in ("bert", "albert", "megatron-bert", "ernie", "electra") else ()),
         *(("ForNextSentencePrediction",) if kind in ("bert", "megatron-bert", "ernie") else ()),
     )

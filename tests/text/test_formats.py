@@ -108,6 +108,41 @@ def test_files_of_another_class_are_refused(folders, bert, tmp_path, file, besid
             Tokenizer.load(read)
 
 
+RESIDUES = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
+
+
+def test_proteins_have_the_ids_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "vocab.txt").write_text("\n".join(RESIDUES))
+    theirs = transformers.EsmTokenizer(str(tmp_path / "vocab.txt"))
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = Tokenizer.load(tmp_path / "theirs")
+    ours.save(tmp_path / "ours")
+    saved = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    for text in ("MKTV", "", "MK<mask>T JJ M k", "A<cls>B-.", "mktJ <null_1>A", "MKé\tV\n", "A <mask> B"):
+        wanted = theirs(text)["input_ids"]
+        assert ours.encode(text).ids == Tokenizer.load(tmp_path / "ours").encode(text).ids == wanted
+        assert saved(text)["input_ids"] == wanted
+    assert ours.encode("MK", "AG").ids == theirs("MK", "AG")["input_ids"]
+    assert (ours.cls_id, ours.sep_id, ours.pad_id, ours.mask_id, ours.unk_id) == (0, 2, 1, 32, 3)
+    (tmp_path / "ours" / "tokenizer_config.json").write_text('{"tokenizer_class": "RoFormerTokenizer"}')
+    with pytest.raises(EverybertError, match="which everybert does not implement"):
+        Tokenizer.load(tmp_path / "ours")
+
+
+def test_special_tokens_of_other_names_have_their_roles(bert, tmp_path):
+    """EuroBERT begins with <|begin_of_text|> and ends with <|end_of_text|>."""
+    bert.save(tmp_path)
+    whole = (tmp_path / "tokenizer.json").read_text()
+    for old, new in (("[CLS]", "<|begin_of_text|>"), ("[SEP]", "<|end_of_text|>"), ("[MASK]", "<|mask|>")):
+        whole = whole.replace(old, new)
+    (tmp_path / "tokenizer.json").write_text(whole)
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<|begin_of_text|>"}')
+    renamed = Tokenizer.load(tmp_path)
+    assert (renamed.cls_id, renamed.sep_id, renamed.mask_id) == (bert.cls_id, bert.sep_id, bert.mask_id)
+    assert renamed.encode("a b").ids == bert.encode("a b").ids
+
+
 def test_a_bare_file_that_could_be_read_in_two_ways(folders, tmp_path, caplog):
     shutil.copy(folders["cased"] / "vocab.txt", tmp_path)
     with pytest.raises(EverybertError, match="has capitals, but nothing says"):

@@ -60,6 +60,21 @@ def test_the_model_loads_in_transformers_with_the_same_answers(done):
     assert torch.equal(trained["encoder.embeddings.token.weight"], ours.encoder.embeddings.token.weight)
 
 
+@pytest.mark.parametrize("preset", ["eurobert-610m", "esm2-8m", "roformer-chinese-base"])
+def test_newer_architectures_are_pretrained(corpus, tmp_path, preset):
+    from transformers import AutoModelForMaskedLM
+
+    changes = {"model__preset": preset, "model__key_value_heads": 1} if "euro" in preset else {"model__preset": preset}
+    result = run(corpus, tmp_path / "run", steps=3, examples__kind="full", **changes)
+    theirs = AutoModelForMaskedLM.from_pretrained(result.model).eval()
+    loaded, tokenizer = load_network(result.model), Tokenizer.load(result.model)
+    assert loaded.config.mask_id == (tokenizer.mask_id if "esm" in preset else None)
+    ids = tokenizer.encode("this farmer [MASK] a boat .").ids
+    with torch.no_grad():
+        found = loaded.network.mlm_logits(loaded.network.encoder(Ragged.of([ids])))
+        torch.testing.assert_close(found, theirs(torch.tensor([ids])).logits[0], atol=1e-5, rtol=1e-5)
+
+
 def test_evaluations_and_bookkeeping(done):
     _, out = done
     lines = logged(out)

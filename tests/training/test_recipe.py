@@ -36,6 +36,11 @@ def test_reads_a_recipe():
     assert recipe.mask_rate == (0.15, 0.15)
 
 
+def test_the_windows_of_a_preset_follow_its_layers():
+    recipe = parse(GOOD.replace('"bert-tiny"', '"modernbert-base"\nlayers = 6'))
+    assert recipe.config.windows == (None, 64, 64, None, 64, 64)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -30,6 +30,8 @@ def parameters(
         network = Network(config, heads, pooler=pooler)
     counts: Counter[str] = Counter()
     for name, value in network.named_parameters():
+        if not value.requires_grad:  # a fixed table
+            continue
         head = f"{name.split('.')[1]} head" if name.startswith("heads.") else None
         part = head or next(part for key, part in TABLES["parts"].items() if key in name)
         counts[part] += value.numel()

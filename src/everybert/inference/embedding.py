@@ -88,13 +88,15 @@ def embed(
             ids = ids[: size - tail] + ids[len(ids) - tail :]
         read.append(len(ids))
         cut.append(lost)
-        pieces = cover(ids, lead, tail, size)  # no window owns the prompt
+        pieces = cover(ids or [0], lead, tail, size)  # a model without special tokens has no ids for an empty text
+        # no window owns the prompt
         return [replace(p, at=max(p.at, skip)) for p in pieces if p.end > skip] if skip else pieces
 
     runs = ahead(tokenize, _runs(texts, CHARACTERS[on_cpu(network)]))
     pooled = pooled_runs(network, (list(map(split, ids)) for ids in runs), pooling)
-    found = [pooling.finish(torch.from_numpy(x)).numpy() for x in pooled]
-    return Embedded(np.concatenate(found), read, cut)
+    found = np.concatenate([*pooled])
+    found[np.array(read) == 0] = 0
+    return Embedded(pooling.finish(torch.from_numpy(found)).numpy(), read, cut)
 
 
 def specials(tokenizer: Tokenizer) -> tuple[int, int]:

@@ -130,7 +130,8 @@ def load(
     if int8:
         found.network.digest = adapters.encoder_digest(found.network)
         to_int8(found.network.encoder)
-    tokenizer = Tokenizer.load(inner) if has_tokenizer(inner) else None
+    specials = found.config.family != "static"
+    tokenizer = Tokenizer.load(inner, specials) if has_tokenizer(inner) else None
     about = {name: value for name, value in vars(found).items() if name not in ("network", "config")}
     about["pooling"] = sentences.read_pooling(folder, found.config.hidden_size, allow_pickle)
     model = Model(found.network, tokenizer, folder=folder, **about)

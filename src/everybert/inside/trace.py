@@ -106,12 +106,13 @@ def _heads(network: Network, x_nH: Tensor, batch: Ragged, watch: Callable[[str, 
         if not isinstance(head, MaskedLM):
             watch(f"{name}.logits", head_logits(network, batch, name, lambda _: x_nH))
             continue
-        dense_nE = head.dense(x_nH)
-        active_nE = activate(dense_nE, head.activation)
+        if head.dense is not None and head.norm is not None:
+            dense_nE = head.dense(x_nH)
+            active_nE = activate(dense_nE, head.activation)
+            watch("mlm.dense", dense_nE)
+            watch("mlm.active", active_nE)
+            watch("mlm.norm", head.norm(active_nE))
         logits_nV = network.mlm_logits(x_nH)
-        watch("mlm.dense", dense_nE)
-        watch("mlm.active", active_nE)
-        watch("mlm.norm", head.norm(active_nE))
         watch("mlm.logits", logits_nV)
         watch("mlm.probabilities", logits_nV.float().softmax(-1))
 
@@ -178,7 +179,8 @@ def story(trace: Trace, layer: int = 0, head: int = 0) -> list[ExplainedStep]:
     keys += ["qkv", "scores", "softmax", "mixed", "joined", "attention_residual"]
     keys += ["feed_forward_norm"] if pre else ["attention_norm"]
     keys += ["feed_forward", "feed_forward_output", "pre_norm_residual" if pre else "post_norm_residual", "output"]
-    keys += ["mlm", "vocabulary"] if "mlm.logits" in trace.values else []
+    keys += ["mlm"] if "mlm.dense" in trace.values else []
+    keys += ["vocabulary"] if "mlm.logits" in trace.values else []
     keys += ["pooler"] if "pooler" in trace.values else []
     steps = [_step(trace, key, values) for key in keys]
     heads = [name for name in ("nsp", "classify", "choose", "tag", "answer") if f"{name}.logits" in trace.values]
@@ -198,6 +200,7 @@ def _values(trace: Trace, layer: int, pre: bool, normed: bool) -> dict[str, Any]
     """What the texts of the steps leave open. `normed`: whether attention reads normalised vectors."""
     config = trace.config
     summed = [name for name in EMBEDDINGS if f"embeddings.{name}" in trace.values]
+    norm = "RMSNorm" if config.norm_kind == "rms" else "LayerNorm"
     curve, widened = TEXTS["curves"][config.activation], "y" if pre else "x"
     projected = f" Then a matrix maps {config.embedding_size} numbers to {config.hidden_size}."
     sliding = config.window(layer // config.inner_layers)
@@ -207,7 +210,8 @@ def _values(trace: Trace, layer: int, pre: bool, normed: bool) -> dict[str, Any]
         "layers": len(config.layer_order),
         "terms": " + ".join(f"{name}[{EMBEDDINGS[name][0]}]" for name in summed),
         "reasons": ", ".join(f"one for {EMBEDDINGS[name][1]}" for name in summed),
-        "norm": "y = γ ⊙ (x − μ) / √(σ² + ε)" + (" + β" if config.norm_bias else ""),
+        "norm": TEXTS["norms"][config.norm_kind] + (" + β" if config.norm_bias else ""),
+        "norm_name": norm,
         "shift": " and moved by the learnt shift β" if config.norm_bias else "",
         "projected": projected if config.embedding_size else "",
         "rotary": " Q and K are rotated by the angles of their positions." if config.positions == "rotary" else "",
@@ -224,6 +228,7 @@ def _values(trace: Trace, layer: int, pre: bool, normed: bool) -> dict[str, Any]
         "activation": curve.split("(")[0],
         "curve": curve,
         "gate": f" ⊙ W₃{widened}" if config.feed_forward == "glu" else "",
-        "final": ", followed by one last LayerNorm" if pre else "",
+        "final": f", followed by one last {norm}" if pre else "",
+        "logits": "E·g + c" if "mlm.dense" in trace.values else "E·h",
         "tied": "the token embeddings" if config.tied else "a separate matrix",
     }

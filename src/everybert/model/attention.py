@@ -87,12 +87,13 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        width = config.hidden_size
-        self.heads = config.heads
+        width, rows = config.hidden_size, sum(config.qkv_rows)
+        self.heads, self.key_value_heads = config.heads, config.key_value_heads or config.heads
         self.causal = config.causal
         self.dropout = config.attention_dropout
-        self.qkv = nn.Linear(width, 3 * width, bias=config.linear_bias)
-        self.qkv_global = nn.Linear(width, 3 * width, bias=config.linear_bias) if config.global_attention else None
+        self.rotary_pairs, self.rotary_value = config.rotary_pairs, config.rotary_value
+        self.qkv = nn.Linear(width, rows, bias=config.linear_bias)
+        self.qkv_global = nn.Linear(width, rows, bias=config.linear_bias) if config.global_attention else None
         self.output = nn.Linear(width, width, bias=config.linear_bias)
         self.table_dropout = nn.Dropout(config.dropout)
 
@@ -101,10 +102,11 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """(T, H) → (T, H)."""
         rotary, bias, table = relative
-        qkv_T3AD = self.qkv(x_TH).unflatten(-1, (3, self.heads, -1))
+        qkv_T3AD = self.split(self.qkv(x_TH))
         own: Heads | None = None  # Q, K and V of the global tokens (Longformer, §3.1)
         if self.qkv_global is not None and batch.globals_T is not None:
-            own = self.qkv_global(x_TH).unflatten(-1, (3, self.heads, -1)).unbind(1)
+            q_TAD, k_TAD, v_TAD = self.split(self.qkv_global(x_TH)).unbind(1)
+            own = q_TAD, k_TAD, v_TAD
         p = self.dropout if self.training else 0.0
         pattern = Pattern(window, self.causal)
         plain = watch is None and own is None and pattern == FULL and relative == ABSOLUTE and p == 0.0
@@ -115,10 +117,11 @@ class SelfAttention(nn.Module):
         else:
             q_TAD, k_TAD, v_TAD = qkv_T3AD.unbind(1)
             if rotary is not None:
-                q_TAD, k_TAD = rotate(q_TAD, *rotary), rotate(k_TAD, *rotary)
+                q_TAD, k_TAD = (rotate(x, *rotary, self.rotary_pairs) for x in (q_TAD, k_TAD))
+                v_TAD = rotate(v_TAD, *rotary, self.rotary_pairs) if self.rotary_value else v_TAD
             if table is not None:
                 q_TAD = q_TAD * PARTS**-0.5
-                places_R3AD = self.qkv(self.table_dropout(table[0])).unflatten(-1, (3, self.heads, -1))
+                places_R3AD = self.split(self.qkv(self.table_dropout(table[0])))
                 bias = disentangled(places_R3AD[:, 0], places_R3AD[:, 1], table[1])
             qkv = q_TAD, k_TAD, v_TAD
             if watch is None:
@@ -126,6 +129,15 @@ class SelfAttention(nn.Module):
             else:
                 mixed_TAD = watched(qkv, batch, pattern, own, watch, bias)
         return self.output(mixed_TAD.flatten(1))
+
+    def split(self, wide: Tensor) -> Tensor:
+        """The projections of T tokens as (T, 3, A, D); keys and values that heads share are repeated."""
+        if self.key_value_heads == self.heads:
+            return wide.unflatten(-1, (3, self.heads, -1))
+        heads = wide.unflatten(-1, (self.heads + 2 * self.key_value_heads, -1))
+        q_TAD, kv = heads[:, : self.heads], heads[:, self.heads :].unflatten(1, (2, -1))
+        kv_T2AD = kv.repeat_interleave(self.heads // self.key_value_heads, dim=2)
+        return torch.cat((q_TAD[:, None], kv_T2AD), dim=1)
 
 
 def attend(
@@ -162,11 +174,18 @@ def disentangled(q_RAD: Tensor, k_RAD: Tensor, rows: Callable[[int], Tensor]) ->
     return bias
 
 
-def rotate(x_TAD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021, eq. 34): rotate each pair of features by an angle ∝ the position."""
+def rotate(x_TAD: Tensor, cos_TD: Tensor, sin_TD: Tensor, pairs: bool = False) -> Tensor:
+    """Rotary positions (Su et al. 2021, eq. 34): rotate each pair of features by an angle ∝ the position.
+
+    Features 2i and 2i + 1 are a pair if `pairs`, else i and i + D/2.
+    """
     x = x_TAD.float()
-    one, two = x.chunk(2, dim=-1)
-    return (x * cos_TD[:, None] + torch.cat((-two, one), dim=-1) * sin_TD[:, None]).to(x_TAD.dtype)
+    if pairs:
+        turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+    else:
+        one, two = x.chunk(2, dim=-1)
+        turned = torch.cat((-two, one), dim=-1)
+    return (x * cos_TD[:, None] + turned * sin_TD[:, None]).to(x_TAD.dtype)
 
 
 def fused(x: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """One frozen configuration for the whole family: a variant is a set of values, not a copy of a file.
 
 The fields of `EncoderConfig` are all that differs between BERT, RoBERTa, XLM-R, DistilBERT, ALBERT, Longformer,
-ModernBERT, DeBERTa, nomic_bert, gte, jina and the others. `PRESETS` has the published models, from presets.toml.
+ModernBERT, DeBERTa, EuroBERT and the others. `PRESETS` has the published models, from presets.toml.
 """
 
 import dataclasses
@@ -30,9 +30,14 @@ class EncoderConfig:
     hidden_size: int = 768
     """H: width of the residual stream."""
     layers: int = 12
-    """L: how many layers are applied, times `inner_layers`. ALBERT applies few sets of weights many times."""
+    """L: how many layers are applied, times `inner_layers`. ALBERT applies few sets of weights many times.
+
+    0: the vector of a token is its embedding (StaticEmbedding).
+    """
     heads: int = 12
     """A: attention heads; the head size D is H / A."""
+    key_value_heads: int | None = None
+    """Heads of keys and values, each shared by a group of A / this many heads (EuroBERT); None: A."""
     intermediate_size: int = 3072
     """Width inside the feed-forward block."""
     embedding_size: int | None = None
@@ -64,6 +69,8 @@ class EncoderConfig:
     """LayerNorm's epsilon."""
     norm_bias: bool = True
     """Whether LayerNorm has a bias."""
+    norm_kind: Literal["layer", "rms"] = "layer"
+    """LayerNorm, or RMSNorm: x / √mean(x²), scaled (EuroBERT)."""
     linear_bias: bool = True
     """Whether the layers' matrices have biases."""
     gate_bias: bool = True
@@ -90,6 +97,14 @@ class EncoderConfig:
     """Rotary base of the sliding-window layers."""
     rotary_scale: float = 1.0
     """Rotary angles are divided by it (linear scaling; NTK scaling is this and a larger base)."""
+    rotary_precision: Literal["float32", "float16", "bfloat16"] = "float32"
+    """What the rotary rates θ^(−2i/D) are rounded to (ESM-2: float16, in which it was trained)."""
+    rotary_pairs: bool = False
+    """Whether neighbouring features turn together, by a stored table of sines and cosines (RoFormer)."""
+    rotary_value: bool = False
+    """Whether the values are rotated, too."""
+    mask_id: int | None = None
+    """ESM-2: the id of the masked token, if its embedding counts as zero and the others are scaled up for it."""
     dropout: float = 0.1
     """On the embeddings and on each block's output, while training."""
     attention_dropout: float = 0.1
@@ -98,8 +113,8 @@ class EncoderConfig:
     """Inside the feed-forward block, before its second matrix (ModernBERT's mlp_dropout)."""
     classifier_dropout: float | None = None
     """Before a task head's output layer; None means `dropout`."""
-    classifier_pooling: Literal["cls", "mean"] = "cls"
-    """ModernBERT: what its sequence classifier reads."""
+    classifier_pooling: Literal["cls", "mean", "late"] = "cls"
+    """ModernBERT, EuroBERT: what their sequence classifier reads; late: each token, and the logits are averaged."""
     classifier_form: Literal["family", "cls"] = "family"
     """family: the sequence classifier `transformers` gives this family; cls: one matrix on the raw [CLS] vector."""
     head_bias: bool = True
@@ -122,10 +137,13 @@ class EncoderConfig:
         sizes = ("vocab_size", "hidden_size", "layers", "inner_layers", "heads", "intermediate_size", "max_positions")
         for name in sizes:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                refuse(f"{name} must be a whole number of at least 1, not {value!r}")
+            least = 0 if name == "layers" and self.family == "static" else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                refuse(f"{name} must be a whole number of at least {least}, not {value!r}")
         if self.hidden_size % self.heads:
             refuse(f"hidden_size {self.hidden_size} is not a multiple of heads {self.heads}")
+        if self.key_value_heads is not None and (self.key_value_heads < 1 or self.heads % self.key_value_heads):
+            refuse(f"heads {self.heads} is not a multiple of key_value_heads {self.key_value_heads}")
         for name in ("dropout", "attention_dropout", "feed_forward_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 refuse(f"{name} must lie in [0, 1), not {getattr(self, name)!r}")
@@ -148,6 +166,12 @@ class EncoderConfig:
         return self.hidden_size // self.heads
 
     @property
+    def qkv_rows(self) -> tuple[int, int, int]:
+        """The rows of Q, K and V in the matrix that holds all three."""
+        shared = (self.key_value_heads or self.heads) * self.head_size
+        return self.hidden_size, shared, shared
+
+    @property
     def embedding_width(self) -> int:
         """E, which is H unless the embeddings are factorised."""
         return self.embedding_size or self.hidden_size
@@ -162,6 +186,11 @@ class EncoderConfig:
             group = i * self.layer_groups // self.layers
             order += [group * self.inner_layers + k for k in range(self.inner_layers)]
         return tuple(order)
+
+    @property
+    def distinct_layers(self) -> int:
+        """How many layers have weights of their own."""
+        return max(self.layer_order, default=-1) + 1
 
     def window(self, layer: int) -> int | None:
         """The one-sided sliding window of an applied layer, or None for full attention."""
@@ -195,10 +224,8 @@ def _read_presets() -> dict[str, EncoderConfig]:
         size, own = PUBLISHED["sizes"][given["size"]], PUBLISHED["families"][given["family"]]
         shape = dict(zip(("layers", "hidden_size", "heads", "intermediate_size"), size))
         values = {**PUBLISHED["families"].get(own.get("like"), {}), **own, **shape, **given}
-        if given["family"] == "longformer":
-            values["windows"] = (256,) * shape["layers"]
-        elif given["family"] == "modernbert":
-            values["windows"] = tuple(None if i % 3 == 0 else 64 for i in range(shape["layers"]))
+        if pattern := values.get("windows"):
+            values["windows"] = tuple(pattern[i % len(pattern)] or None for i in range(shape["layers"]))
         found[name] = EncoderConfig(**{key: value for key, value in values.items() if key not in ("like", "size")})
     return found
 

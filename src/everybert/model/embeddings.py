@@ -30,13 +30,16 @@ class Embeddings(nn.Module):
         self.task = nn.Embedding(config.task_types, width) if config.task_types else None
         if config.embedding_norm:
             self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(0.0 if config.family == "esm" else config.dropout)
+        self.mask_id = config.mask_id
         if config.embedding_size is not None:  # V·E + E·H parameters instead of V·H
             self.projection = nn.Linear(width, config.hidden_size)
 
     def forward(self, batch: Ragged, watch: Watch | None = None) -> Tensor:
         """(T) ids → (T, H)."""
         parts = {"token": self.token(batch.tokens_T) if batch.token_TE is None else batch.token_TE}
+        if self.mask_id is not None:
+            parts["token"] = without_masked(parts["token"], batch, self.mask_id)
         if self.segment is not None:
             if batch.segments_T is not None and self.segment.num_embeddings > 1:
                 parts["segment"] = self.segment(batch.segments_T)
@@ -60,6 +63,17 @@ class Embeddings(nn.Module):
         return x_TH
 
 
+MASKED = 0.15 * 0.8
+"""The share of masked tokens in the pre-training of ESM-2."""
+
+
+def without_masked(x_TH: Tensor, batch: Ragged, mask_id: int) -> Tensor:
+    """Masked tokens as zeros, the others scaled as dropout of masked tokens is (Lin et al. 2023, ESM-2)."""
+    real_T1 = (batch.tokens_T != mask_id).float()[:, None]
+    share_B1 = batch.reduce(real_T1, "mean")
+    return (x_TH * real_T1 * (1 - MASKED) / share_B1[batch.sequence_T]).to(x_TH.dtype)
+
+
 def sinusoids(rows: int, width: int) -> Tensor:
     """PE(pos, 2i) = sin(pos / 10000^(2i/E)), PE(pos, 2i+1) = cos(same) (Vaswani et al. 2017, §3.5): (rows, E)."""
     rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
@@ -70,10 +84,15 @@ def sinusoids(rows: int, width: int) -> Tensor:
     return table.float()
 
 
-def rotary_table(positions_T: Tensor, config: EncoderConfig, theta: float) -> Rotary:
-    """The cosines and sines of the rotary angles pos · θ^(−2i/D), divided by the scale: (T, D) each, in fp32."""
+def rotary_rates(config: EncoderConfig, theta: float, device: torch.device | None = None) -> Tensor:
+    """(D / 2): θ^(−2i/D), divided by the scale and rounded as the configuration says."""
     size = config.head_size
-    rate = 1.0 / theta ** (torch.arange(0, size, 2, device=positions_T.device).float() / size) / config.rotary_scale
-    angle = positions_T[:, None].float() * rate
+    rate = 1.0 / theta ** (torch.arange(0, size, 2, device=device).float() / size) / config.rotary_scale
+    return rate.to(getattr(torch, config.rotary_precision)).float()
+
+
+def rotary_table(positions_T: Tensor, config: EncoderConfig, theta: float) -> Rotary:
+    """The cosines and sines of the rotary angles, position times rate: (T, D) each, in fp32."""
+    angle = positions_T[:, None].float() * rotary_rates(config, theta, positions_T.device)
     angle = torch.cat((angle, angle), dim=-1)
     return angle.cos(), angle.sin()

@@ -24,6 +24,7 @@ from everybert.model.graphs import Recorder
 from everybert.model.ragged import Ragged
 
 Block = Callable[[Tensor], Tensor]
+Norm = nn.LayerNorm | nn.RMSNorm
 
 
 def activate(x: Tensor, kind: str) -> Tensor:
@@ -87,7 +88,7 @@ class Layer(nn.Module):
         super().__init__()
         self.pre = config.norm == "pre"
         self.attention = SelfAttention(config)
-        self.attention_norm: nn.LayerNorm | None = None
+        self.attention_norm: Norm | None = None
         if not (self.pre and first and not config.first_attention_norm):
             self.attention_norm = _norm(config)
         self.feed_forward = FeedForward(config)
@@ -109,7 +110,7 @@ class Layer(nn.Module):
         return self._add(x_TH, "feed_forward", feed_forward, self.feed_forward_norm, watch, "output")
 
     def _add(
-        self, x_TH: Tensor, name: str, block: Block, norm: nn.LayerNorm | None, watch: Watch | None, end: str = ""
+        self, x_TH: Tensor, name: str, block: Block, norm: Norm | None, watch: Watch | None, end: str = ""
     ) -> Tensor:
         """LN(x + block(x)) or, in pre-norm, x + block(LN(x)). The result is watched as `end`."""
         see = watch if watch is not None else _nothing
@@ -119,10 +120,10 @@ class Layer(nn.Module):
             see(f"{name}.norm", ready_TH)
         added_TH = block(ready_TH)
         see(f"{name}.output", added_TH)
-        if not self.pre and watch is None and fused(x_TH) and not torch.is_grad_enabled() and not self.training:
+        plain = watch is None and not torch.is_grad_enabled() and not self.training
+        if not self.pre and plain and fused(x_TH) and isinstance(norm, nn.LayerNorm):
             from everybert.model.kernels import add_norm
 
-            assert norm is not None
             bias_H = norm.weight if norm.bias is None else norm.bias
             return add_norm(x_TH, added_TH, norm.weight, bias_H, norm.bias is not None, norm.eps)
         x_TH = x_TH + self.dropout(added_TH)
@@ -141,10 +142,13 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.embeddings = Embeddings(config)
-        distinct, width = max(config.layer_order) + 1, config.hidden_size
-        self.layers = nn.ModuleList(Layer(config, first=i == 0) for i in range(distinct))
+        width = config.hidden_size
+        self.layers = nn.ModuleList(Layer(config, first=i == 0) for i in range(config.distinct_layers))
         self.norm = _norm(config) if config.norm == "pre" else None
-        self.relative_bias = self.relative_table = self.relative_norm = None
+        self.relative_bias = self.relative_table = self.relative_norm = self.rotary = None
+        if config.rotary_pairs:
+            self.rotary = nn.Embedding(config.max_positions, config.head_size)
+            self.rotary.weight.requires_grad_(False)
         if config.relative == "buckets":
             self.relative_bias = nn.Embedding(config.relative_buckets, config.heads)
         elif config.relative == "disentangled":
@@ -190,24 +194,26 @@ class Encoder(nn.Module):
         config, device = self.config, batch.device
         buckets, far = config.relative_buckets, config.relative_distance
         once: Any = cache if batch.attend is None else lambda make: make  # in ONNX export n is a symbol
-        biases = None
+        both = ABSOLUTE
         if self.relative_bias is not None:
             table_RA = self.relative_bias.weight
             biases = once(lambda n: table_RA[bias_rows(gaps(n, device), buckets, far)].permute(2, 0, 1)[None])
-        elif config.relative == "alibi":
-            biases = once(lambda n: -alibi_slopes(config.heads, device)[None, :, None, None] * gaps(n, device).abs())
-        if biases is not None:
             both = Relative(bias=lambda q, k: biases(q.shape[2]))
-            return both, both
-        if self.relative_table is not None and self.relative_norm is not None:
+        elif config.relative == "alibi":
+            falls = once(lambda n: -alibi_slopes(config.heads, device)[None, :, None, None] * gaps(n, device).abs())
+            both = Relative(bias=lambda q, k: falls(q.shape[2]))
+        elif self.relative_table is not None and self.relative_norm is not None:
             rows = once(lambda n: table_rows(gaps(n, device), buckets, far))
             both = Relative(table=(self.relative_norm(self.relative_table.weight), rows))
-            return both, both
-        if config.positions != "rotary":
-            return ABSOLUTE, ABSOLUTE
-        thetas = (config.rotary_theta, config.rotary_theta if config.windows is None else config.rotary_theta_local)
-        full, local = (rotary_table(batch.positions_T, config, theta) for theta in thetas)
-        return Relative(full), Relative(local)
+        elif self.rotary is not None:
+            sin, cos = (x.repeat_interleave(2, dim=-1) for x in self.rotary(batch.positions_T).chunk(2, dim=-1))
+            both = Relative((cos, sin))
+        elif config.positions == "rotary":
+            full = Relative(rotary_table(batch.positions_T, config, config.rotary_theta))
+            if config.windows is None:
+                return full, full
+            return full, Relative(rotary_table(batch.positions_T, config, config.rotary_theta_local))
+        return both, both
 
     def check(self, batch: Ragged) -> None:
         """Raise an error for ids, segments or lengths beyond the tables, before a kernel reads out of bounds."""
@@ -215,7 +221,7 @@ class Encoder(nn.Module):
         if (bad := _outside(batch.tokens_T, config.vocab_size)) is not None:
             raise EverybertError(f"token id {bad} is outside the vocabulary of {config.vocab_size}; use its tokenizer")
         longest = max(batch.lengths)
-        if config.positions != "rotary" and longest > config.max_positions:
+        if (config.positions != "rotary" or config.rotary_pairs) and longest > config.max_positions:
             raise EverybertError(
                 f"a sequence of {longest} tokens is longer than this model's {config.max_positions} positions; "
                 "cut it, or use windows"
@@ -280,12 +286,17 @@ def initialise(module: nn.Module, config: EncoderConfig) -> None:
             nn.init.ones_(part.weight)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
-    for part in module.modules():  # a fixed table
+    for part in module.modules():  # fixed tables
         if isinstance(part, Embeddings) and part.position is not None and config.positions == "sinusoidal":
             part.position.weight.data.copy_(sinusoids(*part.position.weight.shape))
+        elif isinstance(part, Encoder) and part.rotary is not None:
+            table = sinusoids(*part.rotary.weight.shape)
+            part.rotary.weight.data.copy_(torch.cat((table[:, ::2], table[:, 1::2]), dim=1))
 
 
-def _norm(config: EncoderConfig) -> nn.LayerNorm:
+def _norm(config: EncoderConfig) -> Norm:
+    if config.norm_kind == "rms":
+        return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
 
 

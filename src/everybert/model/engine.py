@@ -156,12 +156,11 @@ def token_log_probs(
     """
     rows: list[tuple[Any, Sequence[int], list[int]]] = []  # a sequence, places in it, the tokens that were there
     for ids, chosen in zip(sequences, positions):
-        if network.config.causal:
-            rows.append((ids, chosen, [int(ids[p]) for p in chosen]))
-        for place in chosen if not network.config.causal else ():
+        for places in [chosen] if network.config.causal else [[place] for place in chosen]:
             copy = np.array(ids, dtype=np.int64)
-            copy[place] = mask_id
-            rows.append((copy, [place], [int(ids[place])]))
+            rows.append((copy, places, copy[places].tolist()))
+            if not network.config.causal:
+                copy[places] = mask_id
     found: list[tuple[list[int], Callable[[], np.ndarray]]] = []
 
     def read(which: list[int], logits_MV: Tensor) -> None:

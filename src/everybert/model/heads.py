@@ -11,7 +11,8 @@ Their forms are those of `transformers`, family by family, so that checkpoints a
 | tag       | every token       | linear                      | linear             | linear         | dense+gelu+LN    |
 | answer    | every token       | linear                      | linear             | linear         | dense+gelu+LN    |
 
-ELECTRA's classifier has a dense layer with GELU. Its discriminator (rtd) tells for every token whether it was replaced.
+The classifiers of ELECTRA and EuroBERT have a dense layer with GELU, RoFormer's has one with
+its own activation. ELECTRA's discriminator (rtd) tells for every token whether it was replaced.
 
 Legend: T tokens in the batch, B sequences, H hidden, E embedding width, V vocabulary, M masked positions, C labels.
 """
@@ -48,7 +49,10 @@ class Pooler(nn.Module):
 
 
 class MaskedLM(nn.Module):
-    """logits = LN(act(W·x + b)) · Eᵀ + c, with E the token embedding unless untied (Devlin et al. 2019, §3.1)."""
+    """logits = LN(act(W·x + b)) · Eᵀ + c, with E the token embedding unless untied (Devlin et al. 2019, §3.1).
+
+    EuroBERT's logits are x · Eᵀ.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -56,14 +60,18 @@ class MaskedLM(nn.Module):
         # These use the exact GELU here, whatever their layers use.
         exact = {_family(config), config.family} & {"roberta", "modernbert", "electra", "gte"}
         self.activation = "gelu" if exact else config.activation
-        self.dense = nn.Linear(config.hidden_size, width, bias=config.head_bias)
-        self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.dense = self.norm = self.bias = None
+        if config.family != "eurobert":
+            self.dense = nn.Linear(config.hidden_size, width, bias=config.head_bias)
+            self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
+            self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.decoder = None if config.tied else nn.Linear(width, config.vocab_size, bias=False)
 
     def forward(self, x_MH: Tensor, token_VE: Tensor) -> Tensor:
         """(M, H) → (M, V). Pass only the masked positions: the decoder is the largest product of the model."""
-        ready_ME = self.norm(activate(self.dense(x_MH), self.activation))
+        ready_ME = x_MH
+        if self.dense is not None and self.norm is not None:
+            ready_ME = self.norm(activate(self.dense(x_MH), self.activation))
         return F.linear(ready_ME, token_VE if self.decoder is None else self.decoder.weight, self.bias)
 
 
@@ -138,8 +146,12 @@ class Network(nn.Module):
         """Add a freshly initialised head, and the pooler if the head needs one."""
         like = self.encoder.embeddings.token.weight
         self.heads[name] = make_head(self.config, name, labels).to(device=like.device, dtype=like.dtype)
-        if self.reads_pooler(name) and self.pooler is None:
-            pooler = Pooler(self.config)
+        self.add_pooler()
+
+    def add_pooler(self) -> None:
+        """Add a freshly initialised pooler, if a head reads one and there is none."""
+        if self.pooler is None and any(map(self.reads_pooler, self.heads)):
+            pooler, like = Pooler(self.config), self.encoder.embeddings.token.weight
             initialise(pooler, self.config)
             self.pooler = pooler.to(device=like.device, dtype=like.dtype)
 
@@ -156,7 +168,7 @@ class Network(nn.Module):
 
     def summary(self, x_TH: Tensor, batch: Ragged, name: str) -> Tensor:
         """(B, H): the input of the sequence-level head of that name."""
-        if self.config.family == "modernbert" and self.config.classifier_pooling == "mean":
+        if self.config.classifier_pooling == "mean":
             return pool(x_TH, batch, "mean")
         first_BH = x_TH[batch.first_B]
         return self.pooler(first_BH) if self.pooler is not None and self.reads_pooler(name) else first_BH
@@ -168,6 +180,8 @@ class Network(nn.Module):
 
     def sequence_logits(self, x_TH: Tensor, batch: Ragged, name: str) -> Tensor:
         """(B, C): logits of nsp or classify; (B, 1) of choose, with one sequence per choice."""
+        if self.config.classifier_pooling == "late" and name == "classify":
+            return pool(self.head(name)(x_TH), batch, "mean")
         return self.head(name)(self.summary(x_TH, batch, name))
 
     def token_logits(self, x_TH: Tensor, name: str) -> Tensor:

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everybert.errors import EverybertError
-from everybert.model.config import EncoderConfig
+from everybert.model.config import PUBLISHED, EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.int8 import Int8Linear, is_int8
 
 QKV = ("query", "key", "value")
 PARTS = {1: ("",), 2: (".gate", ".up"), 3: tuple(f".{name}" for name in QKV)}
 """The names of a matrix's parts in the state of an adapter, by their number."""
-QKV_IN_ONE = ("modernbert", "nomic_bert", "gte", "jina_embeddings_v3")
-"""Families whose files have Q, K and V as one matrix."""
+MATRICES: dict[str, list[str]] = PUBLISHED["matrices"]
+"""Families whose files have Q, K and V as one matrix, or the two of a gated block apart."""
 TARGETS = (*QKV, "attention.output", "feed_forward.input", "feed_forward.output")
 PROJECTION = "embeddings.projection"
 """Of ELECTRA and ALBERT: a target outside the layers."""
@@ -241,13 +241,14 @@ class AdapterSet:
 
 def _places(config: EncoderConfig, lora: LoraConfig) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
     """For each adapted matrix: the module, its adapted parts, and the rows of all its parts (none: it is one)."""
-    chosen, thirds = tuple(i for i, name in enumerate(QKV) if name in lora.targets), (config.hidden_size,) * 3
-    for i in range(max(config.layer_order) + 1):
+    chosen = tuple(i for i, name in enumerate(QKV) if name in lora.targets)
+    for i in range(config.distinct_layers):
         at = f"encoder.layers.{i}."
         if chosen:
-            yield f"{at}attention.qkv", *(((0,), ()) if config.family in QKV_IN_ONE else (chosen, thirds))
+            parts = ((0,), ()) if config.family in MATRICES["qkv_in_one"] else (chosen, config.qkv_rows)
+            yield f"{at}attention.qkv", *parts
         for target in [target for target in lora.targets if target not in (*QKV, PROJECTION)]:
-            apart = target == "feed_forward.input" and config.family == "nomic_bert"  # two matrices in its files
+            apart = target == "feed_forward.input" and config.family in MATRICES["gate_apart"]
             yield at + target, (0, 1) if apart else (0,), (config.intermediate_size,) * 2 if apart else ()
     if PROJECTION in lora.targets:
         yield f"encoder.{PROJECTION}", (0,), ()

@@ -200,23 +200,15 @@ class Ragged:
 
     def padded(self, count: int, longest: int, pad_id: int = 0) -> "Ragged":
         """The batch and `count` tokens of padding after it, in sequences of at most `longest`; targets are dropped."""
-        at, rest = np.arange(count) % longest, count % longest
+        rest = count % longest
         lengths = [*self.lengths, *[longest] * (count // longest), *[rest] * (rest > 0)]
-        offsets = np.fromiter(accumulate(lengths, initial=0), dtype=np.int32, count=len(lengths) + 1)
 
-        def extended(x_T: Tensor, more: np.ndarray) -> Tensor:
+        def extended(x_T: Tensor | None, value: int = 0) -> Any:
             # by numpy: torch wakes all its threads for more than 32,768 numbers, for milliseconds while others tokenize
-            return torch.from_numpy(np.concatenate((x_T.cpu().numpy(), more))).to(self.device)
+            return None if x_T is None else torch.from_numpy(np.pad(x_T.cpu(), (0, count), constant_values=value))
 
-        return Ragged(
-            tokens_T=extended(self.tokens_T, np.full(count, pad_id)),
-            offsets_B1=torch.from_numpy(offsets).to(self.device),
-            lengths=tuple(lengths),
-            positions_T=extended(self.positions_T, at),
-            segments_T=None if self.segments_T is None else extended(self.segments_T, 0 * at),
-            globals_T=None if self.globals_T is None else extended(self.globals_T, at < 0),
-            max_length=self.max_length,
-        )
+        tensors = extended(self.tokens_T, pad_id), lengths, extended(self.segments_T), extended(self.globals_T)
+        return Ragged.flat(*tensors, max_length=self.max_length).to(self.device)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the batch by name, targets included."""

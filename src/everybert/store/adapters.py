@@ -57,7 +57,7 @@ def encoder_digest(network: Network) -> str:
 def _matrices(config: EncoderConfig, targets: tuple[str, ...]) -> dict[str, str]:
     """The adapted matrices: our name ("encoder.layers.0.attention.qkv.query") → module in the file, without prefix."""
     found: dict[str, str] = {}
-    for i in range(max(config.layer_order) + 1):
+    for i in range(config.distinct_layers):
         at = f"encoder.layers.{i}."
         for target in dict.fromkeys("attention.qkv" if t in QKV else t for t in targets if t != PROJECTION):
             names = layouts.transformers_names(config, f"{at}{target}.weight", ())
@@ -193,7 +193,8 @@ class _Content:
 
     def __init__(self, file: AdapterFile, tensors: Mapping[str, Tensor]) -> None:
         self.file = file
-        self.tensors = {_bare(name): value for name, value in tensors.items()}
+        # all-linear adapts ESM's head for contacts between residues, too, which nothing here computes
+        self.tensors = {_bare(name): value for name, value in tensors.items() if ".contact_head." not in name}
         self.full = {_bare(name): name.removeprefix(ROOT) for name in tensors}
         """As PEFT names them."""
 

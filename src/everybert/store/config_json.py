@@ -19,7 +19,7 @@ KINDS: dict[str, Any] = get_type_hints(EncoderConfig)
 
 EVERYBERT_FIELDS = {
     *("classifier_form", "classifier_dropout", "classifier_pooling", "causal"),
-    *("dropout", "attention_dropout", "feed_forward_dropout"),
+    *("dropout", "attention_dropout", "feed_forward_dropout", "rotary_precision"),
 }
 """Fields that do not change the shape of tensors; everybert.json holds those that config.json cannot express."""
 
@@ -85,15 +85,18 @@ def read(raw: dict[str, Any], ours_alone: dict[str, Any] | None = None) -> Encod
         value = raw.get(their)
         if value is None:
             value = layout.defaults.get(ours, getattr(EncoderConfig, ours))
-        settings[ours] = _checked(ours, their, value)
+        settings[ours] = _checked(ours, their, "cls" if value == "bos" else value)
     if layout.positions_after_pad:
         settings["position_offset"] = settings["pad_id"] + 1
         settings["max_positions"] -= settings["position_offset"]
     elif family == "distilbert" and raw.get("sinusoidal_pos_embds"):
         settings["positions"] = "sinusoidal"
-    if settings.get("embedding_size") == settings["hidden_size"] and family != "albert":
-        settings["embedding_size"] = None  # there is no projection
-    if settings.get("positions") == "rotary" and family != "modernbert":
+    for name, same in (("embedding_size", "hidden_size"), ("key_value_heads", "heads")):
+        if settings.get(name) == settings[same] and family != "albert":  # which has a projection all the same
+            settings[name] = None
+    if family == "esm" and raw.get("token_dropout"):
+        settings["mask_id"] = _checked("vocab_size", "mask_token_id", raw.get("mask_token_id"))
+    if "rotary_theta" in layout.defaults and "rotary_theta" not in settings:
         settings |= _rotation(raw, settings, layout.defaults["rotary_theta"])
     if family == "deberta-v2":
         settings |= _deberta_attention(raw, settings)
@@ -173,10 +176,9 @@ def _modernbert_attention(raw: dict[str, Any], settings: dict[str, Any]) -> dict
     if raw.get("rope_scaling"):
         raise EverybertError("rope_scaling is not supported for ModernBERT; only the default rotary positions are")
     local = theta[0] if theta[1] is None else theta[1]
+    windows = tuple(width // 2 if kind.startswith("s") else None for kind in kinds)
     return {
-        "windows": tuple(width // 2 if k.startswith("s") else None for k in kinds)
-        if "sliding_attention" in kinds
-        else None,
+        "windows": windows if any(windows) else None,
         "rotary_theta": _checked("rotary_theta", "rope_theta", theta[0]),
         "rotary_theta_local": _checked("rotary_theta", "rope_theta", local),
     }
@@ -237,20 +239,27 @@ DROPPED = ("legacy", "_name_or_path", "auto_map", "torch_dtype", "dtype", "archi
 def _fields(config: EncoderConfig) -> dict[str, Any]:
     family, names = config.family, LAYOUTS[config.family].config
     fields: dict[str, Any] = {"model_type": LAYOUTS[family].model_type or family, **LAYOUTS[family].demanded}
-    fields |= {their: getattr(config, ours) for ours, their in names.items()}
-    fields[names["activation"]] = ACTIVATION_NAMES[config.activation]
+    usual: dict[str, Any] = {"embedding_size": config.hidden_size, "key_value_heads": config.heads}
+    if family in ("distilbert", "albert", "modernbert"):  # these have no "same as dropout"
+        usual["classifier_dropout"] = config.dropout
+    for ours, their in names.items():
+        value = getattr(config, ours)
+        fields[their] = usual.get(ours) if value is None else value
+    if "activation" in names:
+        fields[names["activation"]] = ACTIVATION_NAMES[config.activation]
     if LAYOUTS[family].positions_after_pad:
         fields["max_position_embeddings"] += config.position_offset
     if family == "distilbert":
         fields["sinusoidal_pos_embds"] = config.positions == "sinusoidal"
-    if family in ("distilbert", "albert", "modernbert") and config.classifier_dropout is None:
-        fields[names["classifier_dropout"]] = config.dropout  # these families have no "same as dropout"
-    if "embedding_size" in fields:
-        fields["embedding_size"] = config.embedding_width
+    if family == "eurobert":
+        fields["classifier_pooling"] = fields["classifier_pooling"].replace("cls", "bos")
+    if family == "esm":
+        fields["token_dropout"] = config.mask_id is not None
+        fields |= {"mask_token_id": config.mask_id} if config.mask_id is not None else {}
     if family == "deberta-v2":
         fields |= {"pos_att_type": ["p2c", "c2p"], "max_relative_positions": config.relative_distance}
         fields["position_biased_input"] = config.positions == "learned"
-    if config.positions == "rotary" and family != "modernbert":
+    if "rotary_theta" in LAYOUTS[family].defaults and "rotary_theta" not in names:
         scaled = {"rope_type": "linear", "factor": config.rotary_scale} if config.rotary_scale != 1 else {}
         fields["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rotary_theta, **scaled}
     if family == "ernie":

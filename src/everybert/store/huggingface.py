@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -13,11 +13,11 @@ from torch.overrides import TorchFunctionMode
 from everybert.errors import EverybertError
 from everybert.files import inside, read_json, recover, verify_folder, write_json
 from everybert.model.config import EncoderConfig
-from everybert.model.encoder import initialise
-from everybert.model.heads import Network, Pooler
+from everybert.model.embeddings import rotary_rates
+from everybert.model.heads import Network
 from everybert.store import config_json, layouts
 from everybert.store.layouts import to_transformers
-from everybert.store.weights import Weights, finite, open_weights, refuse_tensorflow, save_weights
+from everybert.store.weights import SAFE, Weights, finite, open_weights, refuse_tensorflow, save_weights
 from everybert.text.tokenizer import Tokenizer
 
 EXTRAS = "everybert.json"
@@ -72,6 +72,8 @@ def read_config(folder: str | Path) -> tuple[EncoderConfig, dict[str, Any]]:
     """The encoder configuration of a folder, and its config.json."""
     folder = Path(folder)
     path = folder / "config.json"
+    if (static := _static(folder)) is not None:
+        return config_json.read(static), static
     if not path.exists():
         refuse_tensorflow(folder)
         what = "has no config.json" if folder.is_dir() else "is not a folder"
@@ -83,6 +85,18 @@ def read_config(folder: str | Path) -> tuple[EncoderConfig, dict[str, Any]]:
         return config_json.read(raw, ours), raw
     except EverybertError as error:
         raise EverybertError(f"{path}: {error}") from None
+
+
+def _static(folder: Path) -> dict[str, Any] | None:
+    """In place of config.json: the form of a StaticEmbedding of sentence-transformers, or of model2vec."""
+    file = folder / "config.json"
+    if (file.exists() and read_json(file).get("model_type") != "model2vec") or not (folder / SAFE).is_file():
+        return None
+    shapes = open_weights(folder).shapes
+    if len(shapes) != 1 or not shapes.keys() <= {"embedding.weight", "embeddings"}:
+        return None
+    ((rows, width),) = shapes.values()
+    return {"model_type": "static", "vocab_size": rows, "hidden_size": width}
 
 
 def read_extras(folder: str | Path) -> dict[str, Any]:
@@ -124,10 +138,12 @@ def load_network(
     config, raw = read_config(folder)
     verify_folder(folder, hashes=verify)
     aliases = layouts.LAYOUTS[config.family].aliases if raw.get("legacy") is False else {}
-    weights, original = _canonical(open_weights(folder, allow_pickle), config.family, aliases)
-    last = f"encoder.layers.{max(config.layer_order)}.attention.output.weight"
-    if not _in_file(config, last, (), weights):  # before many layers are built
-        (name,) = layouts.transformers_names(config, last, ())
+    weights = open_weights(folder, allow_pickle)
+    config = _rotary_precision(config, weights, folder)
+    weights, original = _canonical(weights, config.family, aliases)
+    last = f"encoder.layers.{config.distinct_layers - 1}.attention.output.weight"
+    (name,) = layouts.transformers_names(config, last, ())
+    if config.layers and name not in weights.shapes:  # before many layers are built
         raise EverybertError(
             f"{folder}: config.json describes a {config.family} encoder of {config.layers} layers, but the weights "
             f"have no {name}; take both from one source"
@@ -139,14 +155,14 @@ def load_network(
     asked = found if heads is None else {h: n for h, n in found.items() if h in heads and heads[h] in (n, None)}
 
     with torch.device("meta"), SkipInit():
-        network = Network(config, dict(asked), pooler=_in_file(config, "pooler.dense.weight", held, weights))
+        network = Network(config, dict(asked), pooler=True)
     state, lacking = _collect(network, held, weights, original, folder)
     used = {part for name in state for part in layouts.transformers_names(config, name, held)}
-    new = _remove_missing(network, lacking, folder)
+    _remove_missing(network, lacking, folder)
     state = {name: state[name] for name in network.state_dict()}
     dtype, widened = _choose_dtype(state.values(), dtype, device)
     network.load_state_dict({name: x.to(device, dtype) for name, x in state.items()}, assign=True)
-    new += _add_heads(network, heads or {}, "pooler" in new)
+    new = _add_heads(network, heads or {})
 
     absent = [h for h in natural if heads is None and h not in network.heads]
     notes += ["its adapters for tasks are not read: the model is that of no task"] if "lora_adaptations" in raw else []
@@ -189,10 +205,6 @@ def _canonical(weights: Weights, family: str, aliases: Mapping[str, str]) -> tup
     return Weights(shapes, lambda canonical: weights.get(original[canonical])), original
 
 
-def _in_file(config: EncoderConfig, name: str, held: Iterable[str], weights: Weights) -> bool:
-    return all(part in weights.shapes for part in layouts.transformers_names(config, name, set(held)))
-
-
 def _untie_if_different(config: EncoderConfig, weights: Weights) -> tuple[EncoderConfig, list[str]]:
     """Older files also store the tied decoder. If it differs from the embedding, it is kept, as in `transformers`."""
     (token,) = layouts.transformers_names(config, "encoder.embeddings.token.weight", ())
@@ -205,10 +217,25 @@ def _untie_if_different(config: EncoderConfig, weights: Weights) -> tuple[Encode
     return config.replace(tied=False), ["the MLM decoder differs from the token embedding and is kept"]
 
 
+def _rotary_precision(config: EncoderConfig, weights: Weights, folder: Path) -> EncoderConfig:
+    """ESM-2 was trained with rotary rates in half precision, which its files keep."""
+    name = next((name for name in weights.shapes if name.endswith("rotary_embeddings.inv_freq")), None)
+    if config.family != "esm" or name is None:
+        return config
+    stored = weights.get(name).float()
+    for precision in get_args(get_type_hints(EncoderConfig)["rotary_precision"]):
+        config = config.replace(rotary_precision=precision)
+        rates = rotary_rates(config, config.rotary_theta)
+        if rates.shape == stored.shape and torch.allclose(rates, stored, rtol=1e-6, atol=0):
+            return config
+    raise EverybertError(f"{folder}: {name} does not follow from rope_theta and the head size; correct config.json")
+
+
 def _rows(config: EncoderConfig, head: str, held: set[str], weights: Weights) -> int:
     """The number of outputs of a head in the file; 0 if the file lacks it."""
-    last = "heads.mlm.bias" if head == "mlm" else f"heads.{head}.output.weight"
-    shape = weights.shapes.get(layouts.transformers_names(config, last, held)[0], (0,))
+    if head == "mlm":  # EuroBERT's may be the token embedding alone
+        return config.vocab_size
+    shape = weights.shapes.get(layouts.transformers_names(config, f"heads.{head}.output.weight", held)[0], (0,))
     return shape[0] if shape else 0
 
 
@@ -222,8 +249,8 @@ def _collect(
         if absent := [part for part in parts if part not in weights.shapes]:
             lacking[name] = absent[0]
             continue
-        shape = (like.shape[0] // len(parts), *like.shape[1:])
-        for part in parts:
+        for part, rows in zip(parts, layouts.part_rows(network.config, len(parts), len(like))):
+            shape = (rows, *like.shape[1:])
             if weights.shapes[part] != shape:
                 raise EverybertError(
                     f"{folder}: {original[part]} has the shape {weights.shapes[part]}, config.json asks "
@@ -244,7 +271,7 @@ def _tensor(weights: Weights, name: str, original: str, folder: Path) -> Tensor:
     return finite(tensor, f"{folder}: {original}")
 
 
-def _remove_missing(network: Network, lacking: dict[str, str], folder: Path) -> list[str]:
+def _remove_missing(network: Network, lacking: dict[str, str], folder: Path) -> None:
     """Remove heads and pooler that the file lacks; a part of the encoder may not be missing."""
     body = [name for name in lacking if name.startswith("encoder.")]
     if body:
@@ -254,22 +281,17 @@ def _remove_missing(network: Network, lacking: dict[str, str], folder: Path) -> 
         )
     for head in {name.split(".")[1] for name in lacking if name.startswith(layouts.HEADS)}:
         del network.heads[head]
-    if not any(name.startswith("pooler.") for name in lacking):
-        return []
-    network.pooler = None
-    return ["pooler"] if any(network.reads_pooler(head) for head in network.heads) else []
+    if any(name.startswith("pooler.") for name in lacking):
+        network.pooler = None
 
 
-def _add_heads(network: Network, heads: Mapping[str, int | None], pooler: bool) -> list[str]:
-    """Add the requested heads that the folder lacks, freshly initialised; returns what was added."""
-    if pooler:
-        fresh, like = Pooler(network.config), network.encoder.embeddings.token.weight
-        initialise(fresh, network.config)
-        network.pooler = fresh.to(like.device, like.dtype)
+def _add_heads(network: Network, heads: Mapping[str, int | None]) -> list[str]:
+    """Add the requested heads that the folder lacks, and the pooler of its own, freshly; returns what was added."""
     missing = [head for head in heads if head not in network.heads]
     pooled = network.pooler is not None
     for head in missing:
         network.add_head(head, heads[head])
+    network.add_pooler()
     named = [f"{head} head" + (f" ({heads[head]} labels)" if heads[head] else "") for head in missing]
     return named + (["pooler"] if network.pooler is not None and not pooled else [])
 

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from everybert.model.config import EncoderConfig
+from everybert.model.embeddings import rotary_rates
 from everybert.model.heads import Network
 
 OWN = "everybert."
@@ -99,8 +100,12 @@ def to_transformers(network: Network, suffix: str) -> dict[str, Tensor]:
     for name, value in network.state_dict().items():
         parts = transformers_names(config, name, layout.classes[suffix])
         bare = name.startswith(HEADS) or suffix == "Model" or parts[0].startswith(OWN)
-        for part, piece in zip(parts, value.detach().cpu().chunk(len(parts))):
+        for part, piece in zip(parts, value.detach().cpu().split(part_rows(config, len(parts), len(value)))):
             tensors[part if bare else layout.prefix + part] = piece.contiguous()
+    if config.family == "esm":  # by the names of its published files
+        for i in range(config.layers):
+            name = f"encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq"
+            tensors[name if suffix == "Model" else layout.prefix + name] = rotary_rates(config, config.rotary_theta)
     if not config.tied:  # an untied class stores the bias twice
         for second, first in copies(config.family).items():
             if first in tensors:
@@ -108,10 +113,16 @@ def to_transformers(network: Network, suffix: str) -> dict[str, Tensor]:
     return tensors
 
 
+def part_rows(config: EncoderConfig, parts: int, rows: int) -> tuple[int, ...]:
+    """How many of the rows of a matrix each of its parts has."""
+    return config.qkv_rows if parts == 3 else (rows // parts,) * parts
+
+
 def copies(family: str) -> dict[str, str]:
     """Second name of the MLM bias → first name. If a file has both, `transformers` uses the second."""
     mlm = LAYOUTS[family].heads["mlm"]
-    return {} if mlm[""] == mlm["decoder"] else {f"{mlm['decoder']}.bias": f"{mlm['']}.bias"}
+    once = mlm[""] == mlm["decoder"] or family == "esm"
+    return {} if once else {f"{mlm['decoder']}.bias": f"{mlm['']}.bias"}
 
 
 def canonical(name: str) -> str:
@@ -120,6 +131,7 @@ def canonical(name: str) -> str:
     if name.startswith(OWN):
         return name
     name = name.removeprefix(next(filter(name.startswith, PREFIXES), ""))
+    name = "embedding.weight" if name == "embeddings" else name  # of model2vec
     name = name.replace(".parametrizations.weight.original", ".weight")  # jina v3, below its adapters
     return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 
@@ -130,15 +142,12 @@ def canonical(name: str) -> str:
 def class_for(config: EncoderConfig, heads: Iterable[str]) -> str:
     """The suffix of the class to save a network with these heads as: that of the first task, else of pre-training."""
     layout, heads = LAYOUTS[config.family], list(heads)
-    for name in heads:
-        fits = name != "classify" or config.classifier_form == "family"
-        suffix = next((suffix for suffix, held in layout.classes.items() if held == [name]), None)
-        if name in TASKS and fits and suffix:
-            return suffix
+    odd = "classify" if config.classifier_form != "family" else ""
     kept = {name for name in heads if name in ("mlm", "nsp", "rtd")}
-    for suffix, held in layout.classes.items():
-        if kept and set(held) == kept:
-            return suffix
+    for wanted in (*({name} for name in heads if name in TASKS and name != odd), kept):
+        for suffix, held in layout.classes.items():
+            if wanted and set(held) == wanted:
+                return suffix
     return "ForMaskedLM" if "mlm" in kept else "Model"
 
 

@@ -2,7 +2,7 @@
 
 modules.json lists the modules of a folder in the order in which they are applied:
 
-- one vector per text: the encoder, Pooling, then Dense, LayerNorm and Normalize;
+- one vector per text: the encoder, Pooling, then Dense, LayerNorm and Normalize; a StaticEmbedding has the mean;
 - sparse vectors (SPLADE): the masked language model and SpladePooling;
 - one vector per token (ColBERT, PyLate): the encoder, Dense and Normalize, and MultiVectorMask.
 
@@ -42,7 +42,7 @@ MULTI = ("MultiVectorEncoder", "ColBERT")
 PYLATE = ["query_prefix", "document_prefix", "query_length", "document_length", "skiplist_words"]
 PYLATE += ["do_query_expansion", "attend_to_expansion_tokens"]
 """Fields there that PyLate writes: such folders expand queries unless they say otherwise."""
-ENCODER_MODULES = ("Transformer", "MLMTransformer")
+ENCODER_MODULES = ("Transformer", "MLMTransformer", "StaticEmbedding")
 ENCODERS = [f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert")]
 ENCODERS += ["sentence_xlm-roberta_config.json"]
 """The settings of the encoder, under the names of several versions."""
@@ -165,6 +165,11 @@ def encoder_folder(folder: Path) -> Path:
         return folder
     first = (read_json(inside(folder, "modules.json"), kind=list) or [None])[0]
     kind, path = _kind_and_path(first)
+    if kind == "Router":
+        raise EverybertError(
+            f"{folder} is a Router of several encoders; save each as a folder of its own, by sentence-transformers: "
+            "SentenceTransformer(modules=[*model[0].sub_modules['query'], *list(model)[1:]]).save(FOLDER)"
+        )
     if kind not in ENCODER_MODULES:
         raise _unsupported(folder, f"begin with a {kind or 'nameless'} module, not with an encoder")
     return folder / path if re.fullmatch(r"\w[\w.-]*", path) and not (folder / path).is_symlink() else folder
@@ -211,7 +216,10 @@ def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False) -> 
                 folder, f"have a {kind} that changes the vectors of {'tokens' if level == VECTOR else 'texts'}"
             )
         ready = number and (modes or level == TOKENS)
-        if number == 1 and kind == "WeightedLayerPooling":
+        if not number and kind == "StaticEmbedding":
+            modes = ("mean",)
+            settings(f"{path}/tokenizer.json" if path else "tokenizer.json")  # with its own truncation
+        elif number == 1 and kind == "WeightedLayerPooling":
             layers = _layers(about, _tensors(folder, path, files, allow_pickle), folder)
         elif number and not ready and kind == "Pooling":
             modes, include_prompt = _modes(about, folder), about.get("include_prompt") is not False
@@ -308,8 +316,8 @@ def _read_encoder(folder: Path, modules: list, settings: Callable[..., Any], fil
     found: dict[str, Any] = settings(below + name) if name else {}
     if below:
         files["modules.json"] = json.dumps([{**modules[0], "path": ""}, *modules[1:]], indent=2).encode()
-        if name:
-            files[name] = files.pop(below + name)
+        for old in [old for old in files if old.startswith(below)]:
+            files[old.removeprefix(below)] = files.pop(old)
     outputs = {TOKENS, found.get("module_output_name") or TOKENS}
     if len(outputs) > 1 or found.get("transformer_task") not in (None, "feature-extraction", "fill-mask"):
         raise _unsupported(folder, f"take {max(outputs)} of a {found.get('transformer_task')} model")

@@ -7,6 +7,7 @@ pipeline is that of the family. Ids equal those of the fast tokenizers of `trans
 
 import json
 import logging
+import re
 import string
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE, Unigram, WordPiece
 
@@ -23,17 +24,19 @@ from everybert.files import read_json
 
 BERT_NAMES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 ROBERTA_NAMES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
+ESM_NAMES = {"cls": "<cls>", "pad": "<pad>", "sep": "<eos>", "unk": "<unk>", "mask": "<mask>"}
 FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")
 """The files that a folder's tokenizer is read from, in order of preference."""
 CLASSES = {
-    ".txt": ("Bert", "ConvBert", "DistilBert", "Electra", "MobileBert", "SqueezeBert"),
+    ".txt": ("Bert", "ConvBert", "DistilBert", "Electra", "Esm", "MobileBert", "SqueezeBert"),
     ".json": ("Longformer", "Roberta"),
     ".model": ("Albert", "XLMRoberta"),
 }
 """The classes of transformers (less "Tokenizer") whose files are read by their extension; tokenizer.json has it all."""
-OWN_SPLITTERS = ("BertJapanese", "Bertweet", "Phobert")  # classes that split words by code, whatever their files are
+OWN_SPLITTERS = ("BertJapanese", "Bertweet", "Phobert", "RoFormer")
+"""Classes that split words by code, whatever their files are."""
 MODEL_CLASSES = {"camembert": "Camembert", "deberta": "Deberta", "deberta-v2": "DebertaV2", "mpnet": "MPNet"}
-MODEL_CLASSES |= {"xlm-roberta": "XLMRoberta"}
+MODEL_CLASSES |= {"esm": "Esm", "roformer": "RoFormer", "xlm-roberta": "XLMRoberta"}
 log = logging.getLogger("everybert")
 
 
@@ -239,6 +242,8 @@ def _from_vocab(file: Path, settings: dict[str, Any]) -> Backend:
     """BERT: vocab.txt, one token per line. Without a setting it is uncased, as in transformers."""
     lines = file.read_text(encoding="utf-8").split("\n")
     vocab = {token: i for i, token in enumerate(lines if lines[-1] else lines[:-1])}
+    if str(settings.get("tokenizer_class")).startswith("Esm"):
+        return _residues(vocab, settings)
     unk, cls, sep = (special_token(settings, role, BERT_NAMES[role]).content for role in ("unk", "cls", "sep"))
     for token in (unk, cls, sep):
         if token not in vocab:
@@ -259,6 +264,17 @@ def _from_vocab(file: Path, settings: dict[str, Any]) -> Backend:
         cls=cls,
         sep=sep,
     )
+
+
+def _residues(vocab: dict[str, int], settings: dict[str, Any]) -> Backend:
+    """ESM: every token of the vocabulary wherever it stands, mostly one letter; what is between them is unknown."""
+    backend = Backend(WordPiece(vocab, unk_token="<unk>"))
+    _add_family(backend, settings, ESM_NAMES)
+    tokens = Regex("|".join(map(re.escape, sorted(filter(None, vocab), key=len, reverse=True))))
+    words = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(tokens, "isolated")]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(words)
+    backend.post_processor, backend.decoder = template(backend, "<cls>", "<eos>", 0, 1), decoders.WordPiece()
+    return backend
 
 
 def _from_merges(folder: Path, settings: dict[str, Any]) -> Backend:

@@ -105,6 +105,8 @@ class Tokenizer:
             raise EverybertError(f"the tokenizer has {len(self._vocab)} tokens, but the id {self.size - 1}: restore it")
         special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
         self._roles = _find_roles(self._vocab, special, settings)
+        if len(ends := backend.encode("").tokens) > 1 and {*ends} <= {*special}:  # other names
+            self._roles = {"cls": ends[0], "sep": ends[-1]} | self._roles
         formats.add_specials(backend, [formats.special_token(settings, *role) for role in self._roles.items()])
         if backend.post_processor is None and {"cls", "sep"} <= self._roles.keys():
             cls, sep = self._roles["cls"], self._roles["sep"]
@@ -122,9 +124,15 @@ class Tokenizer:
         self._work, self.alias = self._working_backend()  # the id that "[MASK]" is read as, if the mask is another
 
     @classmethod
-    def load(cls, path: str | Path) -> "Tokenizer":
-        """Read a folder or file: tokenizer.json, vocab.txt, vocab.json + merges.txt, SentencePiece model."""
+    def load(cls, path: str | Path, specials: bool = True) -> "Tokenizer":
+        """Read a folder or file: tokenizer.json, vocab.txt, vocab.json + merges.txt, SentencePiece model.
+
+        Without `specials`, no tokens are added around a text.
+        """
         backend, settings = formats.read_backend(path)
+        if not specials:
+            settings |= {"model_max_length": (backend.truncation or settings).get("max_length")}
+            backend.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1")
         with formats.one_line_errors(f"the tokenizer in {path} cannot be used", "use another model or tokenizer"):
             return cls(backend, settings)
 

@@ -78,7 +78,7 @@ def read_student(student: str | Path) -> ModelSettings:
             return parse_model(tomllib.loads(text(path)).get("model", {}))
     if (path / "config.json").is_file():
         config, base = read_config(path)[0], EncoderConfig()
-        fixed = ("vocab_size", "pad_id", "position_offset")
+        fixed = ("vocab_size", "pad_id", "mask_id", "position_offset")
         changes = {k: v for k, v in vars(config).items() if v != getattr(base, k) and k not in fixed}
         return ModelSettings(changes=tuple(sorted(changes.items())))
     if str(student) not in PRESETS:
@@ -224,7 +224,7 @@ def last_projections(network: Network, states: list[Tensor]) -> Tensor:
     x_TH = states[-2]
     if network.config.norm == "pre" and layer.attention_norm is not None:
         x_TH = layer.attention_norm(x_TH)  # type: ignore[operator]
-    return layer.attention.qkv(x_TH).unflatten(-1, (3, -1))  # type: ignore[union-attr, operator]
+    return layer.attention.split(layer.attention.qkv(x_TH)).flatten(2)  # type: ignore[union-attr, operator]
 
 
 def relation_divergence(x_T3H: Tensor, y_T3H: Tensor, batch: Ragged, heads: int) -> Tensor:

@@ -130,6 +130,8 @@ def finetune(
         check_folder(out)
     if is_adapter(folder):
         raise EverybertError(f"{folder} is an adapter; fine-tune from the model it was trained on, or merge it first")
+    if not read_config(folder)[0].layers:
+        raise EverybertError(f"{folder} is a StaticEmbedding, which has no layers; fine-tune an encoder")
     tokenizer = Tokenizer.load(folder)
     if "pooling" in inspect.signature(task_class(task).fit).parameters and "pooling" not in (options or {}):
         options = {**(options or {}), **pooling_of(whole, allow_pickle)}

@@ -181,7 +181,7 @@ def _by_shape(matrices: list[tuple[str, Tensor]]) -> list[list[Rows]]:
     """Split fused Q, K, V, and group matrices of equal shape."""
     groups: dict[tuple[int, int], list[Rows]] = {}
     for name, parameter in matrices:
-        parts = 3 if "qkv" in name else 1
+        parts = 3 if "qkv" in name and parameter.shape[0] == 3 * parameter.shape[1] else 1
         height, width = parameter.shape[0] // parts, parameter.shape[1]
         for part in range(parts):
             groups.setdefault((height, width), []).append(Rows(name, parameter, part * height, height))

@@ -173,7 +173,8 @@ def flops_per_token(config: EncoderConfig, length: float, masked: float = 0.15) 
     `masked` is the share of tokens that reach the MLM head and its decoder; a sliding window bounds n.
     """
     width, hidden = config.embedding_width, config.hidden_size
-    layer = 4 * hidden * hidden + (3 if config.feed_forward == "glu" else 2) * hidden * config.intermediate_size
+    inner = (3 if config.feed_forward == "glu" else 2) * config.intermediate_size
+    layer = (sum(config.qkv_rows) + hidden + inner) * hidden
     factors = width * hidden if config.embedding_size is not None else 0
     head = masked * (hidden * width + width * config.vocab_size)
     seen = (length if (w := config.window(i)) is None else min(length, 2 * w + 1) for i in range(config.layers))

@@ -154,13 +154,14 @@ def claim(setting: Setting) -> None:
 
 
 def fit_config(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
-    """The configuration with what the tokenizer decides: vocabulary, padding, and the offset of positions."""
+    """The configuration with what the tokenizer decides: vocabulary, padding, mask, and the offset of positions."""
     pad = tokenizer.pad_id or 0
     fitted = config.replace(
         vocab_size=padded_vocabulary(tokenizer.size),
         pad_id=pad,
         # RoBERTa and its relatives count positions from the padding id, and `transformers` relies on it.
         position_offset=pad + 1 if config.position_offset else 0,
+        mask_id=None if config.mask_id is None else tokenizer.mask_id,
     )
     config_json.write(fitted)  # what no folder could hold is refused before the run
     return fitted

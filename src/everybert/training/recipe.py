@@ -431,7 +431,7 @@ def parse_model(table: dict[str, Any]) -> ModelSettings:
     """[model] mixes preset and init with fields of the encoder configuration."""
     known = {"preset", "init", *(f.name for f in dataclasses.fields(EncoderConfig))}
     for key in table:
-        if key in ("vocab_size", "pad_id", "position_offset"):
+        if key in ("vocab_size", "pad_id", "mask_id", "position_offset"):
             raise KeyProblem(f"model.{key}", "the corpus' tokenizer decides it")
         if key in ("longformer", "window"):
             raise KeyProblem(
@@ -449,7 +449,8 @@ def parse_model(table: dict[str, Any]) -> ModelSettings:
             base = preset(settings.preset) if settings.preset else EncoderConfig()
         except EverybertError as problem:
             raise KeyProblem("model.preset", str(problem)) from problem
-        build(EncoderConfig, shape, "model", **{k: v for k, v in vars(base).items() if k not in shape})
+        # the windows of a preset follow the number of layers (EncoderConfig.replace)
+        build(EncoderConfig, shape, "model", **{k: v for k, v in vars(base).items() if k not in (*shape, "windows")})
     return settings
 
 
