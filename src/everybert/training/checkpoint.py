@@ -127,10 +127,10 @@ def find_checkpoint(folder: Path, world: World) -> Path | None:
         if world.first and folder.exists():
             remove_stale(folder)
             found = latest(folder)
-    step = int(world.agree(-1.0 if found is None else float(found.name.removeprefix("step-")))[0])
-    if step < 0:
+    name = world.gather(found and found.name)[0]
+    if name is None:
         return None
-    path = folder / f"step-{step:08d}"
+    path = folder / name
     with world.together():
         if not (path / MANIFEST).exists():
             raise EverybertError(f"{path}, which rank 0 has, is not there: all hosts must share --out")

@@ -247,7 +247,7 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
             with world.together():
                 progress = load_checkpoint(found, compute.master, optimizer)
             compute.refresh()
-        finished = bool(world.agree(float(progress.finished and is_complete(out / "model")))[0])
+        finished = world.gather(progress.finished and is_complete(out / "model"))[0]
         folder, silent = None if finished or not world.first else out, quiet or not world.first
         logs = stack.enter_context(Logs(folder, progress.step, silent, recipe.run.tensorboard))
         if finished:
