@@ -39,11 +39,9 @@ class Place(NamedTuple):
     pack: int = 0
 
     def after(self, items: list["Item"], end: int) -> "Place":
-        """The place of pack number `end`, given the items of this rank up to there."""
-        if not items:
-            return self._replace(number=end, pack=self.pack + end - self.number)
-        last = items[-1]
-        return Place(self.phase, end, last.position.epoch, last.position.block, last.position.pack + end - last.number)
+        """The place of pack number `end`, counted from the last item of this rank before it."""
+        number, (epoch, block, pack) = (items[-1].number, items[-1].position) if items else (self.number, self[2:])
+        return Place(self.phase, end, epoch, block, pack + end - number)
 
 
 @dataclass
@@ -125,16 +123,12 @@ def by_length(pack: dict[str, Any]) -> dict[str, Any]:
     """The pack with its sequences sorted by length, so that attention finds those of equal length side by side."""
     lengths = np.asarray(pack["lengths"])
     order = np.argsort(lengths, kind="stable")
-    starts, moved = np.cumsum(lengths) - lengths, np.cumsum(lengths[order]) - lengths[order]
-    shift = np.repeat((starts[order] - moved), lengths[order])
-    source = np.arange(len(shift)) + shift  # where each token of the new order was
-    target = np.empty_like(source)
-    target[source] = np.arange(len(source))
-    out = dict(pack)
-    out |= {name: pack[name][source] for name in ("tokens", "segments") if name in pack}
-    out |= {name: pack[name][order] for name in ("lengths", "pair_label", "example", "language") if name in pack}
+    source = np.argsort(np.repeat(lengths, lengths), kind="stable")  # where each token of the new order was
+    target = np.argsort(source)
+    out: dict[str, Any] = {name: pack[name][source] for name in ("tokens", "segments") if name in pack}
+    out |= {name: pack[name][order] for name in ("lengths", "pair_label")}
     out |= {name: target[pack[name]] for name in ("mask_index", "span_left", "span_right") if name in pack}
-    return out
+    return pack | out
 
 
 def to_item(pack: dict[str, Any], number: int, stream: PackStream, fill: bool) -> Item:
@@ -205,7 +199,10 @@ class Feed:
                 packs = self._open(step, total, place)
             began = time.perf_counter()
             end = place.number + now.packs
-            items = [next(packs) for n in range(place.number, end) if n % self.ranks == self.rank]
+            try:
+                items = [next(packs) for n in range(place.number, end) if n % self.ranks == self.rank]
+            except EverybertError as error:  # a worker's has its traceback before it
+                raise EverybertError(str(error).rstrip().rpartition("EverybertError: ")[2]) from None
             place = place.after(items, end)
             yield Step(items, place, time.perf_counter() - began)
             step += 1
@@ -217,16 +214,8 @@ class Feed:
             num_workers=self.workers,
             prefetch_factor=4 if self.workers else None,
         )
-        items = _one_line_errors(iter(loader))
+        items = iter(loader)
         return to_device(items, self.device) if self.device.type == "cuda" else items
-
-
-def _one_line_errors(items: Iterator[Item]) -> Iterator[Item]:
-    """The items of a loader; a worker's error without its traceback."""
-    try:
-        yield from items
-    except EverybertError as error:
-        raise EverybertError(str(error).rstrip().rpartition("EverybertError: ")[2]) from None
 
 
 def to_device(items: Iterator[Item], device: torch.device) -> Iterator[Item]:
