@@ -106,7 +106,7 @@ def example_stream(recipe: Recipe, corpus: str, length: int | None) -> tuple[Pac
         recipe = replace(recipe, phases=(replace(recipe.phases[0], length=length),))
     setting = prepare(recipe, corpus, corpus, "cpu")
     init = recipe.model.init
-    config = recipe.config if init is None else read_config(resolve(init))[0].replace(**dict(recipe.model.changes))
+    config = recipe.config if init is None else read_config(resolve(init))[0].replace(**recipe.model.changes)
     check_length(recipe, config, "model")
     check_causal(recipe, config)
     feed = Feed(recipe, setting.corpus, setting.layout, setting.device, causal=config.causal)

@@ -80,7 +80,7 @@ def read_student(student: str | Path) -> ModelSettings:
         config, base = read_config(path)[0], EncoderConfig()
         fixed = ("vocab_size", "pad_id", "position_offset")
         changes = {k: v for k, v in vars(config).items() if v != getattr(base, k) and k not in fixed}
-        return ModelSettings(changes=tuple(sorted(changes.items())))
+        return ModelSettings(changes=dict(sorted(changes.items())))
     if str(student) not in PRESETS:
         raise EverybertError(f"--student {student}: give a preset ({', '.join(PRESETS)}), a folder or a .toml file")
     return ModelSettings(preset=str(student))

@@ -198,7 +198,7 @@ def start_from(setting: Setting, init: str, allow_pickle: bool = False) -> Netwo
         )
     if not recipe.model.changes:
         return network
-    config = network.config.replace(**dict(recipe.model.changes))
+    config = network.config.replace(**recipe.model.changes)
     changed = Network(config, recipe.heads, pooler=network.pooler is not None)
     changed.load_state_dict(network.state_dict())
     return changed
