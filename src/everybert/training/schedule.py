@@ -40,9 +40,13 @@ class Moment:
 
 def moment(recipe: Recipe, step: int, total: int | None) -> Moment:
     """The settings of a step in a run of `total` steps."""
-    number, through = phase_at(recipe, step, total)
+    number, through, done = 0, 0.0, 0.0
+    if total is not None:
+        ends = [round(total * share) for share in accumulate(phase.share for phase in recipe.phases)]
+        number = min(bisect_right(ends, step), len(ends) - 1)
+        begin = ends[number - 1] if number else 0
+        through, done = (step - begin) / max(1, ends[number] - begin), step / total
     phase = recipe.phases[number]
-    done = 0.0 if total is None else step / total
     packs = max(1, round(_between(phase.tokens, through) / recipe.batch.pack))
     rate = _between(phase.rate, through) if phase.rate is not None else _between(recipe.mask_rate, done)
     return Moment(number, phase.length, packs, rate)
@@ -69,16 +73,6 @@ def warmup_steps(schedule: ScheduleSettings, total: int | None) -> int:
     if isinstance(schedule.warmup, float):
         return round(schedule.warmup * (total or 0))
     return schedule.warmup
-
-
-def phase_at(recipe: Recipe, step: int, total: int | None) -> tuple[int, float]:
-    """(number of the phase of a step, how far through the phase the step is, 0 … 1)."""
-    if total is None:
-        return 0, 0.0
-    ends = [round(total * share) for share in accumulate(phase.share for phase in recipe.phases)]
-    number = min(bisect_right(ends, step), len(ends) - 1)
-    begin = ends[number - 1] if number else 0
-    return number, (step - begin) / max(1, ends[number] - begin)
 
 
 class Planner:
@@ -125,11 +119,9 @@ class Planner:
 def plan_steps(recipe: Recipe, step: int, left: float, seconds_per_pack: float) -> int:
     """The number of steps of a run whose remaining packs take `left` seconds; at least one more step."""
     packs = max(0.0, left) / seconds_per_pack
-    low, high = step + 1, step + 1 + math.ceil(packs)
-    while low < high:  # the packs still to do grow with the number of steps: bisect
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if _packs_between(recipe, step, middle) <= packs else (low, middle - 1)
-    return low
+    more = range(step + 2, step + 2 + math.ceil(packs))
+    # The packs still to do grow with the number of steps.
+    return step + 1 + bisect_right(more, packs, key=lambda total: _packs_between(recipe, step, total))
 
 
 def _packs_between(recipe: Recipe, step: int, total: int) -> float:
