@@ -111,8 +111,8 @@ def evaluate_packs(
     The logits are computed in slices, never for all masked positions of a pack at once.
     """
     device = network.encoder.embeddings.token.weight.device
-    loss = right = pairs_right = torch.zeros((), device=device, dtype=torch.float64)
-    masked = pairs = 0
+    loss = right = pairs_right = pairs = torch.zeros((), device=device, dtype=torch.float64)
+    masked = 0
     for done, pack in enumerate(packs, 1):
         batch = pack.to(device)
         x_TH, targets = network.encoder(batch), targets_of(batch)
@@ -121,16 +121,15 @@ def evaluate_packs(
             loss = loss + cross_entropy(logits_MV, label_M).double()
             right = right + (logits_MV.argmax(-1) == label_M).sum()
             masked += len(label_M)
-        labels_B, host_B = targets.pair_label_B, targets_of(pack).pair_label_B
-        if "nsp" in network.heads and labels_B is not None and host_B is not None:
+        if "nsp" in network.heads and targets.pair_label_B is not None:
             guess_B = network.sequence_logits(x_TH, batch, "nsp").argmax(-1)
-            pairs_right = pairs_right + ((guess_B == labels_B) & (labels_B >= 0)).sum()
-            pairs += int((host_B >= 0).sum())
+            pairs_right = pairs_right + (guess_B == targets.pair_label_B).sum()
+            pairs = pairs + (targets.pair_label_B >= 0).sum()
         progress(done)
     mean = float(loss) / max(1, masked)
     figures = {"heldout_loss": mean, "accuracy": float(right) / max(1, masked), "perplexity": math.exp(min(mean, 80.0))}
     if pairs:
-        figures["pair_accuracy"] = float(pairs_right) / pairs
+        figures["pair_accuracy"] = float(pairs_right / pairs)
     return figures
 
 

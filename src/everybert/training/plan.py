@@ -70,30 +70,29 @@ def plan(recipe: Recipe, machine: Machine) -> dict[str, Any]:
             add_generator(network, recipe.rtd)
     parameters = sum(p.numel() for p in network.parameters())
 
-    def phases(total: int) -> list[dict[str, Any]]:
+    def phases(machine: Machine, total: int) -> list[dict[str, Any]]:
         return [_phase(recipe, network, parameters, machine, phase, total) for phase in recipe.phases]
 
-    rows = phases(recipe.steps or 1_000_000)
+    def days(rows: list[dict[str, Any]]) -> float:
+        return sum(row["days"] for row in rows)
+
+    rows = phases(machine, recipe.steps or 1_000_000)
     if recipe.budget is not None:  # as many steps as fit the time
-        rows = phases(max(1, round(seconds(recipe.budget) / sum(row["days"] for row in rows) / 86400 * 1e6)))
+        rows = phases(machine, max(1, round(seconds(recipe.budget) / days(rows) / 86400 * 1e6)))
     memory = _memory(recipe, network, parameters)
     steps = sum(row["steps"] for row in rows)
-    beside = {}
-    for name, count in BESIDE:
-        alone = [_phase(recipe, network, parameters, Machine(name), phase, steps) for phase in recipe.phases]
-        beside[f"{count} × {name}"] = sum(row["days"] for row in alone) / count
-    hours = 24 * machine.gpus * sum(row["days"] for row in rows)
+    hours = 24 * machine.gpus * days(rows)
     return {
         "gpu": machine.gpu,
         "gpus": machine.gpus,
         "parameters": parameters,
         "tokens": sum(row["steps"] * row["tokens"] for row in rows),
-        "days": sum(row["days"] for row in rows),
+        "days": days(rows),
         "gpu_hours": hours,
         "dollars": hours * machine.price,
         "phases": rows,
         "memory_gb": memory,
-        "days_beside": beside,
+        "days_beside": {f"{n} × {name}": days(phases(Machine(name), steps)) / n for name, n in BESIDE},
         "notes": _notes(recipe, machine, rows, memory["total"]),
     }
 
