@@ -109,9 +109,9 @@ class World:
             if text:
                 raise EverybertError(f"rank {rank}: {text}" if rank else text)
 
-    def same(self, what: str, digest: str) -> None:
+    def same(self, what: str, value: Any) -> None:
         """Refuse to start if a rank has another recipe or corpus than rank 0."""
-        found = self.gather(digest)
+        found = self.gather(value)
         other = [rank for rank, one in enumerate(found) if one != found[0]]
         if other:
             raise EverybertError(f"rank {other[0]} has another {what} than rank 0: start every rank with the same one")

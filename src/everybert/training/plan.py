@@ -5,15 +5,15 @@ operations which the mathematics needs (Chowdhery et al. 2022, appendix B). Seve
 0.474 (docs/LOG.md); every GPU is assumed to reach their middle, so expect times to be within 15 %.
 """
 
-import json
 import math
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from everybert.errors import EverybertError
+from everybert.files import read_json
 from everybert.model.config import EncoderConfig, padded_vocabulary
 from everybert.model.heads import Network
 from everybert.store.huggingface import SkipInit
@@ -29,10 +29,7 @@ class Gpu(NamedTuple):
     link: float
 
 
-GPUS = {
-    name: Gpu(**values)
-    for name, values in json.loads(resources.files(__package__).joinpath("gpus.json").read_text("utf-8")).items()
-}
+GPUS = {name: Gpu(**values) for name, values in read_json(Path(__file__).with_name("gpus.json")).items()}
 MFU = 0.43
 """The share of the peak that training reaches, checkpointing and the network aside."""
 BESIDE = (("v100", 8), ("tpu-v2", 16), ("tpu-v3", 16), ("a100", 8), ("h100", 8), ("h200", 1))

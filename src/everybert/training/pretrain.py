@@ -8,8 +8,6 @@ out/generator/      with replaced-token detection: the generator, likewise
 """
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,8 +128,8 @@ def prepare(
         recipe, Path(out), opened, tokenizer, ExampleLayout.of(tokenizer), world.device(device), world, teacher
     )
     # [run] included: ranks must save and evaluate at the same steps.
-    world.same("recipe", hashlib.sha256(json.dumps(recipe.plain(), sort_keys=True).encode()).hexdigest())
-    world.same("corpus", f"{opened.tokenizer_digest} {opened.token_count}")
+    world.same("recipe", recipe.plain())
+    world.same("corpus", (opened.tokenizer_digest, opened.token_count))
     return setting
 
 

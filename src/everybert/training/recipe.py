@@ -12,7 +12,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -22,6 +21,7 @@ from everybert.corpus.masking import MaskingConfig
 from everybert.errors import EverybertError
 from everybert.files import as_type
 from everybert.model.config import EncoderConfig, preset
+from everybert.text.readers import lines
 from everybert.training.optim import OptimizerConfig
 
 T = TypeVar("T")
@@ -325,15 +325,15 @@ class Recipe:
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _shipped() -> Any:
+def _shipped() -> Path:
     """The folder of recipes: package data if installed, `recipes/` beside `src/` in a checkout."""
-    inside = resources.files("everybert").joinpath("recipes")
-    return inside if inside.is_dir() else Path(__file__).parents[3] / "recipes"
+    package = Path(__file__).parents[1]
+    return inside if (inside := package / "recipes").is_dir() else package.parents[1] / "recipes"
 
 
 def names() -> list[str]:
     """The names of the shipped recipes."""
-    return sorted(item.name.removesuffix(".toml") for item in _shipped().iterdir() if item.name.endswith(".toml"))
+    return sorted(path.stem for path in _shipped().glob("*.toml"))
 
 
 def text(name: str | Path) -> str:
@@ -342,13 +342,8 @@ def text(name: str | Path) -> str:
     if not path.is_file() and path.suffix != ".toml":
         if str(name) not in names():
             raise EverybertError(f"there is no recipe {str(name)!r}: give a .toml file, or one of {', '.join(names())}")
-        path = _shipped().joinpath(f"{name}.toml")
-    try:
-        return path.read_text("utf-8")
-    except OSError as error:
-        raise EverybertError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise EverybertError(f"{path} is not UTF-8 text (byte {error.start})") from error
+        path = _shipped() / f"{name}.toml"
+    return "".join(f"{line}\n" for _, line in lines(path))
 
 
 @contextlib.contextmanager
