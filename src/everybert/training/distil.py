@@ -25,7 +25,7 @@ from everybert.model.ragged import Ragged
 from everybert.store.hub import resolve
 from everybert.store.huggingface import load_network, read_config
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.pretrain import Result, Setting, check_causal, check_length, fit_config, prepare, run
+from everybert.training.pretrain import Result, Setting, check_config, fit_config, prepare, run
 from everybert.training.recipe import DistilSettings, ModelSettings, Recipe, located, parse_model, text
 
 NAMES = ("ce", "mlm", "pair", "cosine", "hidden", "relation")
@@ -60,8 +60,7 @@ def distil(
     master = load_teacher(teacher, setting, allow_pickle)
     network = build_student(setting, master)
     for who, config in (("teacher", master.config), ("student", network.config)):
-        check_length(recipe, config, who)
-        check_causal(recipe, config)
+        check_config(recipe, config, who)
     if master.config.causal != network.config.causal:
         raise EverybertError("teacher and student must read in the same direction: give both the same [model] causal")
     loss = DistilLoss(master, settings)

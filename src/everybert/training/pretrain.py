@@ -143,12 +143,10 @@ def claim(setting: Setting) -> None:
         write_json(path, facts)
         return
     there = read_json(path)
-    keys = setting.recipe.differences(there.get("recipe", {}))
-    if keys:
-        raise EverybertError(f"{setting.out} holds a run with another {', '.join(keys)}: use that, or another --out")
-    for name in facts:
-        if name != "recipe" and there.get(name) != facts[name]:
-            raise EverybertError(f"{setting.out} holds a run with another {name}: use that one, or another --out")
+    other = setting.recipe.differences(there.get("recipe", {}))
+    other += [name for name in facts if name != "recipe" and there.get(name) != facts[name]]
+    if other:
+        raise EverybertError(f"{setting.out} holds a run with another {', '.join(other)}: use that, or another --out")
 
 
 def fit_config(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
@@ -172,8 +170,7 @@ def build_network(setting: Setting, allow_pickle: bool = False) -> Network:
         network = start_from(setting, recipe.model.init, allow_pickle)
     else:
         network = Network(fit_config(recipe.config, setting.tokenizer), recipe.heads)
-    check_length(recipe, network.config, "model")
-    check_causal(recipe, network.config)
+    check_config(recipe, network.config)
     if recipe.rtd is not None:
         add_generator(network, recipe.rtd)
     generator_of(network).encoder.checkpointing = network.encoder.checkpointing = recipe.run.checkpointing
@@ -202,18 +199,17 @@ def start_from(setting: Setting, init: str, allow_pickle: bool = False) -> Netwo
     return changed
 
 
-def check_length(recipe: Recipe, config: EncoderConfig, who: str) -> None:
-    """Refuse sequences that are longer than the position table of a model."""
+def check_config(recipe: Recipe, config: EncoderConfig, who: str = "model") -> None:
+    """Refuse sequences longer than the position table of a model, and objectives that a causal model does not have.
+
+    A causal model predicts every next token of unmasked text.
+    """
     if config.positions != "rotary" and recipe.longest > config.max_positions:
         remedy = "" if who == "teacher" else ", or raise [model] max_positions"
         raise EverybertError(
             f"length {recipe.longest} is more than the {who}'s {config.max_positions} positions: "
             f"lower [batch] or [[phase]] length (--set batch.length={config.max_positions}){remedy}"
         )
-
-
-def check_causal(recipe: Recipe, config: EncoderConfig) -> None:
-    """Refuse objectives that a causal model does not have: it predicts every next token of unmasked text."""
     if config.causal and recipe.examples.paired:
         raise EverybertError('[examples] kind: a causal model does not learn sentence pairs: set "full" or "document"')
     if config.causal and recipe.rtd is not None:
@@ -347,7 +343,7 @@ def write_model(setting: Setting, network: Network) -> None:
         generator = remove_generator(network)
         with atomic_folder(setting.out / "generator") as draft:
             save_network(generator, draft, tokenizer=setting.tokenizer)
-    extra = {name: network.heads.pop(name) for name in list(network.heads) if name not in HEADS}
+    for name in set(network.heads) - set(HEADS):
+        del network.heads[name]
     with atomic_folder(setting.out / "model") as draft:
         save_network(network, draft, tokenizer=setting.tokenizer)
-    network.heads.update(extra)
