@@ -308,21 +308,14 @@ def save(tuned: Tuned, data: Data, folder: Path, confusion: np.ndarray | None) -
     best, task = tuned.runs[0], tuned.task
     assert best.network is not None and best.mode is not None
     best.mode.save(best.network, data, task, folder)
-    facts = describe(tuned, data)
-    write_json(folder / "finetune.json", facts)
-    write_card(folder, facts, confusion, task.labels)
-
-
-def describe(tuned: Tuned, data: Data) -> dict[str, Any]:
-    """How a folder was made, as JSON: settings, data, scores of every seed, the best run's history."""
-    return {
-        "task": tuned.task.name,
-        "metric": tuned.task.metric,
+    facts = {
+        "task": task.name,
+        "metric": task.metric,
         "base": str(data.folder),
         "train": Path(data.train_examples.where).name,
         "dev": Path(data.dev_examples.where).name,
         "settings": asdict(tuned.settings) | {"epochs": tuned.settings.rounds},
-        "lr": tuned.runs[0].lr,
+        "lr": best.lr,
         "train_examples": len(data.train_examples),
         "dev_examples": len(data.dev_examples),
         "scores": {k: {"mean": v.mean, "half": v.half, "runs": v.runs} for k, v in tuned.scores.items()},
@@ -333,3 +326,5 @@ def describe(tuned: Tuned, data: Data) -> dict[str, Any]:
         "notes": list(tuned.notes),
         "history": tuned.history,
     }
+    write_json(folder / "finetune.json", facts)
+    write_card(folder, facts, confusion, task.labels)

@@ -14,8 +14,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from everybert.errors import EverybertError
-from everybert.files import write_text
+from everybert.files import disk_errors, write_text
 
 
 @contextlib.contextmanager
@@ -57,14 +56,9 @@ class Logs:
         if self.file is None:
             self.rows.append({"step": step, **values})
             return
-        try:
+        with disk_errors(self.file.name, "the last checkpoint is intact"):
             self.file.write(json.dumps({"step": step, **values}) + "\n")
             self.file.flush()
-        except OSError as error:
-            raise EverybertError(
-                f"log.jsonl could not be written ({error.strerror}): the last checkpoint is intact, make room and "
-                "run again to resume"
-            ) from error
         if self.board is not None:
             for name, value in values.items():
                 if isinstance(value, int | float):

@@ -46,7 +46,7 @@ class OptimizerConfig:
 class Optimizer:
     """Updates the fp32 parameters of a network.
 
-    `scale(name)` multiplies AdamW's learning rate of a parameter (layer-wise decay); 0 freezes it.
+    `scale(name)` multiplies AdamW's learning rate of a parameter (layer-wise decay).
     """
 
     def __init__(
@@ -57,9 +57,6 @@ class Optimizer:
         groups: dict[tuple[float, float], list[Tensor]] = {}
         shapes: dict[torch.Size, dict[str, Tensor]] = {}
         for name, parameter in network.named_parameters():
-            factor = scale(name) if scale is not None else 1.0
-            if factor == 0.0:
-                parameter.requires_grad_(False)
             if not parameter.requires_grad:
                 continue
             self.names[parameter] = name
@@ -67,7 +64,7 @@ class Optimizer:
                 shapes.setdefault(_matrices(name, parameter)[0].shape, {})[name] = parameter
             else:
                 decay = config.weight_decay if parameter.dim() >= 2 else 0.0
-                groups.setdefault((decay, factor), []).append(parameter)
+                groups.setdefault((decay, scale(name) if scale else 1.0), []).append(parameter)
         if not self.names:
             raise EverybertError("nothing is left to train: every parameter is frozen")
         self.adam = torch.optim.AdamW(

@@ -169,16 +169,13 @@ class FullMode:
 
         return rate
 
-    def begin(self, network: Network, data: "Data", seed: int, quiet: bool) -> None:
-        """Train what comes before the examples."""
-
-    def prepare(self, network: Network, task: Task, fresh_pooler: bool) -> None:
+    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
         """Freeze and add parts of the network. `fresh_pooler` says that the pooler is new."""
         rate = self.rates(network.config)
         for name, parameter in network.named_parameters():
             if rate(name) == 0.0:  # before the half-precision copy is made, so that it computes no gradient either
                 parameter.requires_grad_(False)
-        if network.pooler is not None and not reads_pooler(network, task):
+        if network.pooler is not None and not reads_pooler(network, data.task):
             network.pooler.requires_grad_(False)  # nothing reads it
 
     def features(self, network: Network, task: Task, features: Features) -> Features:
@@ -210,8 +207,9 @@ class FrozenMode(FullMode):
         """The default learning rate."""
         return 2e-3
 
-    def prepare(self, network: Network, task: Task, fresh_pooler: bool) -> None:
+    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
         """Freeze the network and put a feature-based head on it."""
+        task = data.task
         if task.head is None or task.outputs is None:
             raise EverybertError(f"{task.name} trains the encoder, which cannot be frozen; use full, top:K or lora")
         network.requires_grad_(False)
@@ -250,8 +248,8 @@ class FrozenMode(FullMode):
 class FewShotMode(FrozenMode):
     """Train the encoder on pairs of texts, alike if their labels are, then the head (Tunstall et al. 2022, SetFit)."""
 
-    def begin(self, network: Network, data: "Data", seed: int, quiet: bool) -> None:
-        """Fine-tune the encoder in full, one epoch."""
+    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
+        """Fine-tune the encoder in full, one epoch, then freeze it."""
         given, task = data.train_examples, data.task
         one = all(isinstance(x, str) and isinstance(y, str) for x, y in zip(given.inputs, given.targets))
         if not one or task.head not in SEQUENCE_HEADS or self.settings.features != "last":
@@ -262,6 +260,7 @@ class FewShotMode(FrozenMode):
         made, seen = (embed.features(data.tokenizer, network.config, part) for part in (pairs, dev))
         first = replace(data, task=embed, train=made, dev=seen, train_examples=pairs, dev_examples=dev, cache={})
         tune(first, network, replace(self.settings, mode="full", epochs=1, lr=None), seed, quiet=quiet)
+        super().prepare(network, data, seed, fresh_pooler, quiet)
 
 
 def label_pairs(examples: Examples, seed: int) -> Examples:
@@ -285,8 +284,9 @@ class LoraMode(FullMode):
         """The default learning rate; B·A begins at 0 on weights of any size."""
         return 1e-3 if network.config.hidden_size <= 512 else 5e-4
 
-    def prepare(self, network: Network, task: Task, fresh_pooler: bool) -> None:
+    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
         """Freeze the network and put an adapter on it."""
+        task = data.task
         network.requires_grad_(False)
         heads = {task.head: network.heads[task.head]} if task.head else {}
         self.adapters = AdapterSet(network)
@@ -297,7 +297,7 @@ class LoraMode(FullMode):
             self.adapters.add(ADAPTER, self.settings.lora, heads, network.pooler if own else None)
         self.adapters.use(ADAPTER)
         entry = self.adapters.entries[ADAPTER]
-        for part in [*entry.heads.values(), *([entry.pooler] if entry.pooler is not None else [])]:
+        for part in filter(None, (*entry.heads.values(), entry.pooler)):
             part.requires_grad_(True)
 
     def _continue(self, task: Task, heads: dict[str, nn.Module], start: str) -> None:
@@ -409,8 +409,7 @@ def tune(
     network.to(device)
     peak = settings.lr if settings.lr is not None else mode.peak(network)
     renew(network, task, settings)
-    mode.begin(network, data, seed, quiet)
-    mode.prepare(network, task, fresh_pooler)
+    mode.prepare(network, data, seed, fresh_pooler, quiet)
     key = (settings.mode, settings.features, settings.pool)
     if key not in data.cache or settings.reinit or settings.mode == "fewshot":  # encoders differ from seed to seed
         data.cache[key] = [mode.features(network, task, features) for features in (data.train, data.dev)]
@@ -514,21 +513,19 @@ class BestWeights:
     ) -> None:
         self.task, self.compute, self.features, self.dev, self.each = task, compute, features, dev, each
         self.patience = patience
-        self.best: tuple[float, float] | None = None
+        self.best = (-math.inf, -math.inf)
         self.epoch = self.step = 0
         self.weights: dict[str, Tensor] = {}
 
     def evaluate(self, progress: Progress) -> dict[str, float]:
         """The scores; ends the run when patience is over."""
         scores = self.task.score(self.compute.network, self.features, self.dev)
-        score, epoch = scores[self.task.metric], math.ceil(progress.step / self.each)
-        rose = self.best is None or score > self.best[0]
-        if self.best is None or score >= self.best[0]:
-            found = (score, -self.loss())
-            if self.best is None or found > self.best:
-                self.best, self.epoch = found, epoch
-                trained = self.compute.master.named_parameters()
-                self.weights = {name: p.detach().clone() for name, p in trained if p.requires_grad}
+        score = scores[self.task.metric]
+        rose = score > self.best[0]
+        if score >= self.best[0] and (found := (score, -self.loss())) > self.best:
+            self.best, self.epoch = found, math.ceil(progress.step / self.each)
+            trained = self.compute.master.named_parameters()
+            self.weights = {name: p.detach().clone() for name, p in trained if p.requires_grad}
         if rose:
             self.step = progress.step
         elif self.patience is not None and progress.step - self.step >= self.patience * self.each:
