@@ -35,7 +35,6 @@ from everybert.store.hub import resolve
 from everybert.store.huggingface import read_config
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import schedule
-from everybert.training.data import Feed
 from everybert.training.pretrain import check_config, prepare
 from everybert.training.recipe import Recipe, read_value
 
@@ -108,8 +107,8 @@ def example_stream(recipe: Recipe, corpus: str, length: int | None) -> tuple[Pac
     init = recipe.model.init
     config = recipe.config if init is None else read_config(resolve(init))[0].replace(**recipe.model.changes)
     check_config(recipe, config)
-    feed = Feed(recipe, setting.corpus, setting.layout, setting.device, causal=config.causal)
-    return feed.stream(0), setting.tokenizer, schedule.moment(recipe, 0, recipe.steps).mask_rate
+    stream = replace(setting, causal=config.causal).stream(0)
+    return stream, setting.tokenizer, schedule.moment(recipe, 0, recipe.steps).mask_rate
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, count, repeat
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,8 @@ from everybert.errors import EverybertError
 from everybert.model.engine import ahead
 from everybert.model.losses import IGNORE, PretrainTargets
 from everybert.model.ragged import Ragged, pinned
+from everybert.text.tokenizer import Tokenizer
+from everybert.training.distributed import World
 from everybert.training.recipe import Recipe
 from everybert.training.schedule import moment
 
@@ -143,37 +146,47 @@ def to_item(pack: dict[str, Any], number: int, stream: PackStream, fill: bool) -
 class Packs(IterableDataset):
     """The packs of one phase for one rank, from a place on; each worker makes every n-th of them."""
 
-    def __init__(self, feed: "Feed", step: int, total: int | None, place: Place) -> None:
-        self.recipe, self.rank, self.ranks, self.fill = feed.recipe, feed.rank, feed.ranks, feed.fill
-        self.stream, self.place, self.step, self.total = feed.stream(place.phase), place, step, total
+    def __init__(self, setting: "Setting", step: int, total: int | None, place: Place) -> None:
+        self.recipe, self.world, self.fill = setting.recipe, setting.world, setting.compiled
+        self.stream, self.place, self.step, self.total = setting.stream(place.phase), place, step, total
 
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
         mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        first = (self.rank - self.place.number) % self.ranks + mine * self.ranks
-        stride = self.ranks * workers
+        ranks = self.world.size
+        first, stride = (self.world.rank - self.place.number) % ranks + mine * ranks, ranks * workers
         moments = (moment(self.recipe, step, self.total) for step in count(self.step))
         rates = chain.from_iterable(repeat(now.mask_rate, now.packs) for now in moments)
         for i, pack in enumerate(self.stream.packs(Position(*self.place[2:]), first, stride, rates)):
             yield to_item(pack, self.place.number + first + i * stride, self.stream, self.fill)
 
 
-@dataclass
-class Feed:
-    """The steps of a run for one rank."""
+@dataclass(frozen=True)
+class Setting:
+    """The inputs of a run, and the steps that they make for one rank."""
 
     recipe: Recipe
+    out: Path
     corpus: Corpus
+    tokenizer: Tokenizer
     layout: ExampleLayout
     device: torch.device
-    rank: int = 0
-    ranks: int = 1
-    fill: bool = False
-    """Fill every batch up to the same number of tokens, for compiled code."""
-    workers: int = 0
-    """Processes that make packs; 0 makes them in this one."""
+    world: World
+    teacher: str | None = None
     causal: bool | str = False
-    """The network's `causal`."""
+    """The network's `causal`, once there is one."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The compute precision."""
+        asked, cuda = self.recipe.run.dtype, self.device.type == "cuda"
+        return torch.bfloat16 if asked == "bfloat16" or (asked == "auto" and cuda) else torch.float32
+
+    @property
+    def compiled(self) -> bool:
+        """Whether to use torch.compile; then every batch has the same number of tokens."""
+        asked, half = self.recipe.run.compile, self.dtype != torch.float32
+        return asked if asked is not None else half and self.device.type == "cuda"
 
     def stream(self, phase: int) -> PackStream:
         """The packs of a phase; each phase draws its own examples."""
@@ -200,7 +213,7 @@ class Feed:
             began = time.perf_counter()
             end = place.number + now.packs
             try:
-                items = [next(packs) for n in range(place.number, end) if n % self.ranks == self.rank]
+                items = [next(packs) for n in range(place.number, end) if n % self.world.size == self.world.rank]
             except EverybertError as error:  # a worker's has its traceback before it
                 raise EverybertError(str(error).rstrip().rpartition("EverybertError: ")[2]) from None
             place = place.after(items, end)
@@ -208,14 +221,16 @@ class Feed:
             step += 1
 
     def _open(self, step: int, total: int | None, place: Place) -> Iterator[Item]:
+        asked, cuda = self.recipe.run.workers, self.device.type == "cuda"
+        workers = asked if asked is not None else 4 if cuda else 0
         loader: Any = DataLoader(
             Packs(self, step, total, place),
             batch_size=None,
-            num_workers=self.workers,
-            prefetch_factor=4 if self.workers else None,
+            num_workers=workers,
+            prefetch_factor=4 if workers else None,
         )
         items = iter(loader)
-        return to_device(items, self.device) if self.device.type == "cuda" else items
+        return to_device(items, self.device) if cuda else items
 
 
 def to_device(items: Iterator[Item], device: torch.device) -> Iterator[Item]:

@@ -25,7 +25,8 @@ from everybert.model.ragged import Ragged
 from everybert.store.hub import resolve
 from everybert.store.huggingface import load_network, read_config
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.pretrain import Result, Setting, check_config, fit_config, prepare, run
+from everybert.training.data import Setting
+from everybert.training.pretrain import Result, check_config, fit_config, prepare, run
 from everybert.training.recipe import DistilSettings, ModelSettings, Recipe, located, parse_model, text
 
 NAMES = ("ce", "mlm", "pair", "cosine", "hidden", "relation")

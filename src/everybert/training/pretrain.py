@@ -10,6 +10,7 @@ out/generator/      with replaced-token detection: the generator, likewise
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import schedule
 from everybert.training.checkpoint import Progress, checkpoints, find_checkpoint, load_checkpoint, lock, save_checkpoint
-from everybert.training.data import Feed
+from everybert.training.data import Setting
 from everybert.training.distributed import World
 from everybert.training.evaluate import PACK, evaluate_packs, heldout_packs, pseudo_perplexity, sample_sentences
 from everybert.training.logs import Logs
@@ -55,32 +56,6 @@ class Result:
     def model(self) -> Path:
         """The folder of the model, once finished."""
         return self.folder / "model"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The inputs of a run, before there is a network."""
-
-    recipe: Recipe
-    out: Path
-    corpus: Corpus
-    tokenizer: Tokenizer
-    layout: ExampleLayout
-    device: torch.device
-    world: World
-    teacher: str | None = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The compute precision."""
-        asked, cuda = self.recipe.run.dtype, self.device.type == "cuda"
-        return torch.bfloat16 if asked == "bfloat16" or (asked == "auto" and cuda) else torch.float32
-
-    @property
-    def compiled(self) -> bool:
-        """Whether to use torch.compile."""
-        asked, half = self.recipe.run.compile, self.dtype != torch.float32
-        return asked if asked is not None else half and self.device.type == "cuda"
 
 
 def pretrain(
@@ -227,6 +202,7 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
 
     The folder is written to from here on: what was wrong with the inputs has been found.
     """
+    setting = replace(setting, causal=network.config.causal)
     recipe, out, world = setting.recipe, setting.out, setting.world
     with contextlib.ExitStack() as stack:
         with world.together():
@@ -269,32 +245,20 @@ def make_job(
     setting: Setting, compute: Compute, optimizer: Optimizer, names: tuple[str, ...], note: Callable[[str], None]
 ) -> TrainingJob:
     """A pre-training run as the loop sees it."""
-    recipe, world, cuda = setting.recipe, setting.world, setting.device.type == "cuda"
-    feed = Feed(
-        recipe,
-        setting.corpus,
-        setting.layout,
-        setting.device,
-        world.rank,
-        world.size,
-        fill=setting.compiled,
-        workers=recipe.run.workers if recipe.run.workers is not None else 4 if cuda else 0,
-        causal=compute.master.config.causal,
-    )
-    peak = peak_flops(torch.cuda.get_device_name(setting.device)) if cuda else None
+    recipe = setting.recipe
+    peak = peak_flops(torch.cuda.get_device_name(setting.device)) if setting.device.type == "cuda" else None
 
     def flops(progress: Progress) -> float:
         now = schedule.moment(recipe, progress.step - 1, progress.total)
-        predicted = 1.0 if compute.master.config.causal else now.mask_rate
-        return training_flops(compute.master, now.length, predicted) / (peak or 1.0)
+        return training_flops(compute.master, now.length, 1.0 if setting.causal else now.mask_rate) / (peak or 1.0)
 
     checkpoints = setting.out / "checkpoints"
     return TrainingJob(
         compute=compute,
         optimizer=optimizer,
-        steps=lambda at: feed.steps(at.step, at.total, at.place),
+        steps=lambda at: setting.steps(at.step, at.total, at.place),
         lr=lambda at: schedule.learning_rate(recipe.schedule, at.step, at.total),
-        save=lambda at: save_checkpoint(checkpoints, compute.master, optimizer, at, recipe.run.keep, world),
+        save=lambda at: save_checkpoint(checkpoints, compute.master, optimizer, at, recipe.run.keep, setting.world),
         names=names,
         run=recipe.run,
         evaluate=make_evaluation(setting, compute, note),
@@ -303,7 +267,7 @@ def make_job(
         seed=recipe.seed,
         memory_hint=f"lower [batch] pack (now {recipe.batch.pack:,} tokens; a step keeps its tokens), "
         "or set [run] checkpointing = true",
-        world=world,
+        world=setting.world,
     )
 
 
@@ -315,17 +279,17 @@ def make_evaluation(
         return None
     heldout = Corpus.open(setting.corpus.path, "heldout")
     recipe, layout = setting.recipe, setting.layout
-    packs: dict[int, list[Ragged]] = {}
+
+    @cache
+    def packs(length: int) -> list[Ragged]:
+        examples, tokens = replace(recipe.examples, length=length), recipe.run.evaluate_packs * PACK
+        return heldout_packs(heldout, layout, examples, tokens, note, causal=setting.causal)
 
     def evaluate(progress: Progress) -> Figures:
         length = schedule.moment(recipe, progress.step - 1, progress.total).length
-        if length not in packs:
-            examples = replace(recipe.examples, length=length)
-            tokens, causal = recipe.run.evaluate_packs * PACK, compute.master.config.causal
-            packs[length] = heldout_packs(heldout, layout, examples, tokens, note, causal=causal)
-        figures = evaluate_packs(predictor := generator_of(compute.network), packs[length])
+        figures = evaluate_packs(predictor := generator_of(compute.network), packs(length))
         if recipe.rtd is not None:
-            figures |= score_detection(compute.network, packs[length])
+            figures |= score_detection(compute.network, packs(length))
         if progress.finished:
             sentences = sample_sentences(heldout, layout, longest=min(64, length))
             figures["pseudo_perplexity"] = pseudo_perplexity(predictor, sentences, layout.mask_id)
