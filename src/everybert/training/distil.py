@@ -211,10 +211,9 @@ def hidden_error(network: Network, mine: list[Tensor], theirs: list[Tensor], rea
     The embeddings count as a layer. A student of another width has a head "project".
     """
     total = mine[0].new_zeros((), dtype=torch.float32)
-    for i, x_TH in enumerate(mine):
-        y_TH = theirs[round(i * (len(theirs) - 1) / (len(mine) - 1))]
+    for x_TH, i in zip(mine, taught_by(len(mine), len(theirs))):
         x_TH = network.heads["project"](x_TH) if "project" in network.heads else x_TH
-        total = total + ((x_TH.float() - y_TH.float()).square().mean(-1) * real_T).sum()
+        total = total + ((x_TH.float() - theirs[i].float()).square().mean(-1) * real_T).sum()
     return total / len(mine)
 
 

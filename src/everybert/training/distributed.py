@@ -37,7 +37,6 @@ class World:
 
     rank: int = 0
     size: int = 1
-    local: int = 0
 
     @classmethod
     def join(cls) -> "World":
@@ -53,7 +52,7 @@ class World:
             store = dist.PrefixStore(f"start {before} of {size} ranks", store)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
             atexit.register(dist.destroy_process_group)
-        return cls(dist.get_rank(), size, int(os.environ.get("LOCAL_RANK", "0")))
+        return cls(dist.get_rank(), size)
 
     @property
     def first(self) -> bool:
@@ -64,10 +63,10 @@ class World:
         """The device of this rank: the one asked for, else its own GPU, else the CPU."""
         found = pick_device(asked)
         if found.type == "cuda" and found.index is None:
-            count = torch.cuda.device_count()
-            if self.local >= count:
+            local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+            if local >= count:
                 raise EverybertError(f"this host has {count} GPUs: start no more ranks on it, or give --device cpu")
-            found = torch.device("cuda", self.local)
+            found = torch.device("cuda", local)
             torch.cuda.set_device(found)
         return found
 

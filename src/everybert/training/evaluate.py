@@ -144,11 +144,8 @@ def pseudo_perplexity(network: Network, sentences: Sequence[Sequence[int]], mask
 
 def sample_sentences(corpus: Corpus, layout: ExampleLayout, most: int = 32, longest: int = 64) -> list[list[int]]:
     """Sentences spread over the split, truncated to a length, with their special tokens."""
-    chosen = np.unique(np.linspace(0, corpus.sentences - 1, most).astype(np.int64))
-    out = []
-    for s in chosen:
-        start, stop = (int(x) for x in corpus.sentence_offsets[s : s + 2])
-        ids = corpus.tokens(start, min(stop, start + longest - 2)).astype(int).tolist()
-        if ids:
-            out.append([layout.cls_id, *ids, layout.sep_id])
-    return out
+    ids = []
+    for s in np.unique(np.linspace(0, corpus.sentences - 1, most).astype(np.int64)):
+        start, stop = corpus.sentence_offsets[s : s + 2].tolist()
+        ids.append(corpus.tokens(start, min(stop, start + longest - 2)).tolist())
+    return [[layout.cls_id, *each, layout.sep_id] for each in ids if each]

@@ -77,11 +77,6 @@ class Optimizer:
         self.muon = [Muon(parameters, config) for parameters in shapes.values()]
         self.parameters = list(self.names)
 
-    def zero(self) -> None:
-        """Clear the gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
-
     @torch.no_grad()
     def step(self, lr: float, skip: Tensor | None = None) -> Tensor:
         """Clip the gradients and update. Nothing changes if the norm is not finite, or if `skip` (0-d bool) is true.

@@ -237,7 +237,7 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
             logs.print(f"finished: the model is in {out / 'model'}")
         else:
             logs.print(f"stopped at step {progress.step:,}; the run is saved: run the same command again to resume")
-        world.sum(torch.zeros(1))  # waits for all ranks
+        world.gather(None)  # waits for all ranks
         return Result(out, done, progress.step, progress.figures)
 
 

@@ -30,6 +30,7 @@ AT_LEAST_0 = "must be at least 0", lambda value: value >= 0
 AT_LEAST_1 = "must be at least 1", lambda value: value >= 1
 ABOVE_0 = "must be above 0", lambda value: value > 0
 SHARE = "must lie between 0 and 1", lambda value: 0 <= value <= 1
+WARMUP = "is a share below 1, or a whole number of steps", lambda value: isinstance(value, int) or value < 1
 PART = "is a share of the model's, above 0 and at most 1", lambda value: 0 < value <= 1
 TOP = ("seed", "steps", "budget")
 FILE_KEYS = {
@@ -105,16 +106,12 @@ class ScheduleSettings:
     """The highest learning rate."""
     kind: Literal["linear", "cosine", "wsd"] = "linear"
     """After the warm-up: linear or cosine decay to the end; wsd: constant, then linear (warmup-stable-decay)."""
-    warmup: Annotated[int | float, AT_LEAST_0] = 0.01
+    warmup: Annotated[int | float, AT_LEAST_0, WARMUP] = 0.01
     """Linear increase from zero: a whole number of steps, or a share of the run below 1."""
     decay: Annotated[float, SHARE] = 0.2
     """wsd: the share of the run, at its end, in which the rate decays."""
     floor: Annotated[float, SHARE] = 0.0
     """The final rate, as a share of the peak."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.warmup, float) and self.warmup >= 1:
-            raise KeyProblem("warmup", f"is a share below 1, or a whole number of steps, not {self.warmup}")
 
 
 @dataclass(frozen=True)

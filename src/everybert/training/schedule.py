@@ -54,7 +54,7 @@ def moment(recipe: Recipe, step: int, total: int | None) -> Moment:
 
 def learning_rate(schedule: ScheduleSettings, step: int, total: int | None) -> float:
     """Linear warm-up to the peak, then decay to the floor, by the kind of schedule; `step` counts from 0."""
-    warm = warmup_steps(schedule, total)
+    warm = schedule.warmup if isinstance(schedule.warmup, int) else round(schedule.warmup * (total or 0))
     if step < warm:
         return schedule.peak * (step + 1) / warm
     if total is None:
@@ -66,13 +66,6 @@ def learning_rate(schedule: ScheduleSettings, step: int, total: int | None) -> f
     if schedule.kind == "cosine":
         left = 0.5 * (1 + math.cos(math.pi * (1 - left)))
     return schedule.peak * (schedule.floor + (1 - schedule.floor) * left)
-
-
-def warmup_steps(schedule: ScheduleSettings, total: int | None) -> int:
-    """Number of warm-up steps."""
-    if isinstance(schedule.warmup, float):
-        return round(schedule.warmup * (total or 0))
-    return schedule.warmup
 
 
 class Planner:
@@ -110,7 +103,7 @@ class Planner:
             return False
         if progress.plans:
             return progress.plans <= len(REPLAN_AT) and progress.seconds >= REPLAN_AT[progress.plans - 1] * self.budget
-        if progress.step >= max(MEASURED_STEPS, warmup_steps(self.recipe.schedule, None)):
+        if progress.step >= max(MEASURED_STEPS, self.recipe.schedule.warmup):
             return True
         share = (progress.seconds - self.times[0][0]) / self.budget
         return share >= (0.1 if steps >= MEASURED_STEPS else 0.3)

@@ -220,12 +220,9 @@ class FrozenMode(FullMode):
         """The features that the head reads, in half precision."""
         head = network.heads[str(task.head)]
         output, mix = head.output, head.mix
-        head.output = nn.Identity()  # the engine then returns the features themselves
-        head.mix = None  # type: ignore[assignment]
-        try:
-            found = [x.astype(np.float16) for x in task.run(network, features)]
-        finally:
-            head.output, head.mix = output, mix
+        head.output, head.mix = nn.Identity(), None  # type: ignore[assignment]  # the engine then returns the features
+        found = [x.astype(np.float16) for x in task.run(network, features)]
+        head.output, head.mix = output, mix
         if task.head in SEQUENCE_HEADS:
             return features.with_targets(features_B=np.stack(found))
         return features.with_targets(features_T=found)
