@@ -100,7 +100,7 @@ def watch(rank: int, stop: int | None, notes: dict) -> None:
 
     def watched_steps(self, start, total, place):
         for n, share in enumerate(steps(self, start, total, place), start):
-            notes["packs"] += [(n, item.number, zlib.crc32(item.batch.tokens_T.numpy())) for item in share.items]
+            notes["packs"] += [(n, item.place.number, zlib.crc32(item.batch.tokens_T.numpy())) for item in share.items]
             if n == stop and rank == 0:
                 os.kill(os.getpid(), signal.SIGTERM)
             yield share

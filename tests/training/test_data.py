@@ -32,7 +32,7 @@ def contents(steps):
     def lists(batch):
         return batch.tokens_T.tolist(), batch.targets.mask_index_M.tolist(), batch.targets.draw_M.tolist()
 
-    return [({item.number: lists(item.batch) for item in step.items}, step.place) for step in steps]
+    return [({item.place.number: lists(item.batch) for item in step.items}, step.place) for step in steps]
 
 
 @pytest.fixture(scope="module")

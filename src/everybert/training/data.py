@@ -41,19 +41,13 @@ class Place(NamedTuple):
     block: int = 0
     pack: int = 0
 
-    def after(self, items: list["Item"], end: int) -> "Place":
-        """The place of pack number `end`, counted from the last item of this rank before it."""
-        number, (epoch, block, pack) = (items[-1].number, items[-1].position) if items else (self.number, self[2:])
-        return Place(self.phase, end, epoch, block, pack + end - number)
-
 
 @dataclass
 class Item:
     """A pack as a batch, with what the loop needs to know about it."""
 
     batch: Ragged
-    number: int
-    position: Position
+    place: Place
     tokens: int
     """Tokens of text, without those that fill the batch up."""
     counts: tuple[float, float]
@@ -84,7 +78,7 @@ class Step:
         counts = pinned(counts, device).to(device, non_blocking=True)  # a plain copy would wait for the GPU's queue
         for item in self.items:
             targets = item.batch.targets
-            yield item.number, replace(item.batch, targets=None if targets is None else targets.of_step(counts))
+            yield item.place.number, replace(item.batch, targets=None if targets is None else targets.of_step(counts))
 
 
 def collate(pack: dict[str, Any], *, max_length: int, pad_id: int = 0, capacity: int | None = None) -> Ragged:
@@ -134,13 +128,13 @@ def by_length(pack: dict[str, Any]) -> dict[str, Any]:
     return pack | out
 
 
-def to_item(pack: dict[str, Any], number: int, stream: PackStream, fill: bool) -> Item:
+def to_item(pack: dict[str, Any], stream: PackStream, fill: bool, phase: int = 0, number: int = 0) -> Item:
     """A pack as an item; with `fill` every batch has the same number of tokens."""
     pack = by_length(pack)
     counts = (float(len(pack["mask_index"])), float((pack["pair_label"] >= 0).sum()))
     capacity = stream.capacity if fill else None
     batch = collate(pack, max_length=stream.examples.length, pad_id=stream.layout.pad_id, capacity=capacity)
-    return Item(batch, number, pack["position"], len(pack["tokens"]), counts)
+    return Item(batch, Place(phase, number, *pack["position"]), len(pack["tokens"]), counts)
 
 
 class Packs(IterableDataset):
@@ -157,8 +151,9 @@ class Packs(IterableDataset):
         first, stride = (self.world.rank - self.place.number) % ranks + mine * ranks, ranks * workers
         moments = (moment(self.recipe, step, self.total) for step in count(self.step))
         rates = chain.from_iterable(repeat(now.mask_rate, now.packs) for now in moments)
-        for i, pack in enumerate(self.stream.packs(Position(*self.place[2:]), first, stride, rates)):
-            yield to_item(pack, self.place.number + first + i * stride, self.stream, self.fill)
+        packs = self.stream.packs(Position(*self.place[2:]), first, stride, rates)
+        for number, pack in zip(count(self.place.number + first, stride), packs):
+            yield to_item(pack, self.stream, self.fill, self.place.phase, number)
 
 
 @dataclass(frozen=True)
@@ -216,7 +211,8 @@ class Setting:
                 items = [next(packs) for n in range(place.number, end) if n % self.world.size == self.world.rank]
             except EverybertError as error:  # a worker's has its traceback before it
                 raise EverybertError(str(error).rstrip().rpartition("EverybertError: ")[2]) from None
-            place = place.after(items, end)
+            last = items[-1].place if items else place
+            place = last._replace(number=end, pack=last.pack + end - last.number)
             yield Step(items, place, time.perf_counter() - began)
             step += 1
 

@@ -87,8 +87,8 @@ def heldout_packs(
             raise
         stream = PackStream(corpus, layout, replace(examples, kind="full"), capacity=capacity, causal=causal)
         note(f"note: the held-out text is evaluated as full sentences, without pairs: {reason}")
-    made = enumerate(islice(stream.packs(epochs=1), -(-tokens // PACK)))
-    packs = [to_item(pack, number, stream, fill=False).batch for number, pack in made]
+    made = islice(stream.packs(epochs=1), -(-tokens // PACK))
+    packs = [to_item(pack, stream, fill=False).batch for pack in made]
     if (masked := count_masked(packs)) < FEW:
         note(
             f"note: the held-out text is too small to trust its figures ({masked} masked tokens): hold out more of the "

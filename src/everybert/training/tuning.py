@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from everybert.corpus.masking import make_key, permutation
-from everybert.corpus.packs import Position
 from everybert.errors import EverybertError
 from everybert.files import write_json
 from everybert.model.config import EncoderConfig
@@ -182,7 +181,7 @@ class FullMode:
         """What is computed once from the sequences of a data set."""
         return features
 
-    def save(self, network: Network, data: "Data", task: Task, folder: Path, extras: Any = None) -> None:
+    def save(self, network: Network, data: "Data", task: Task, folder: Path, **extras: Any) -> None:
         """Write what was trained: a model folder."""
         save_network(
             network,
@@ -190,7 +189,7 @@ class FullMode:
             tokenizer=data.tokenizer,
             labels=list(task.labels) if task.labels and str(task.head) in network.heads else None,
             problem_type=task.problem_type,
-            extras={"task": task.state(), **(extras or {})},
+            extras={"task": task.state(), **extras},
             raw_config=read_config(data.folder)[1],
         )
         if "pooling" in (state := task.state()):  # a vector per text, for sentence-transformers
@@ -227,18 +226,18 @@ class FrozenMode(FullMode):
             return features.with_targets(features_B=np.stack(found))
         return features.with_targets(features_T=found)
 
-    def save(self, network: Network, data: "Data", task: Task, folder: Path, extras: Any = None) -> None:
+    def save(self, network: Network, data: "Data", task: Task, folder: Path, **extras: Any) -> None:
         """A model folder; a head that `transformers` does not have is written to a separate file."""
         name = str(task.head)
         head = network.heads[name]
         assert isinstance(head, FeatureHead)
+        del network.heads[name]
         if head.features.layers == "last" and name not in SEQUENCE_HEADS and network.config.family != "modernbert":
             network.add_head(name, head.output.out_features)  # the family's own head after all
             network.heads[name].output.load_state_dict(head.output.state_dict())  # type: ignore[union-attr]
-            super().save(network, data, task, folder)
-            return
-        del network.heads[name]
-        super().save(network, data, task, folder, {"feature_head": {"name": name, **save_feature_head(head, folder)}})
+        else:
+            extras["feature_head"] = {"name": name, **save_feature_head(head, folder)}
+        super().save(network, data, task, folder, **extras)
         network.heads[name] = head
 
 
@@ -306,13 +305,11 @@ class LoraMode(FullMode):
         known = (file.extras.get("task") or {}).get("labels")
         same = known is None or not task.labels or list(known) == list(task.labels)
         found = self.adapters.entries[ADAPTER].heads if same else {}
-        shapes = [
-            {(n, k): v.shape for n, m in part.items() for k, v in m.state_dict().items()} for part in (heads, found)
-        ]
+        shapes = [{k: v.shape for k, v in nn.ModuleDict(part).state_dict().items()} for part in (heads, found)]
         if shapes[0] != shapes[1]:
             raise EverybertError(f"{start} is an adapter for another task or other labels; start without it")
 
-    def save(self, network: Network, data: "Data", task: Task, folder: Path, extras: Any = None) -> None:
+    def save(self, network: Network, data: "Data", task: Task, folder: Path, **extras: Any) -> None:
         """The adapter's folder."""
         save_adapter(self.adapters, ADAPTER, folder, base=str(data.folder), extras={"task": task.state()})
 
@@ -480,7 +477,7 @@ def steps(
                 share = task.share(features, part) / total if total else 0.0
                 ragged = batch(features, part, fill=fill, pad_id=pad_id, share=share)
                 real = len(ragged.tokens_T) - (ragged.lengths[-1] if fill else 0)
-                items.append(Item(ragged.to(device), number, Position(epoch, 0, 0), real, (1.0, 0.0)))
+                items.append(Item(ragged.to(device), Place(number=number), real, (1.0, 0.0)))
             yield Step(items, Place())
 
 
