@@ -8,7 +8,8 @@ Legend: T tokens in the batch, H hidden, M masked positions, V vocabulary, B seq
 """
 
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def distil(
         check_config(recipe, config, who)
     if master.config.causal != network.config.causal:
         raise EverybertError("teacher and student must read in the same direction: give both the same [model] causal")
-    loss = DistilLoss(master, settings)
+    loss = partial(distil_loss, master, settings)
     if settings.relation:  # relations are computed sequence by sequence, which cannot be compiled
         setting = replace(setting, recipe=replace(recipe, run=replace(recipe.run, compile=False)))
     return run(setting, network, loss, NAMES, quiet)
@@ -150,48 +151,44 @@ def copy_layers(teacher: Network, student: Network) -> None:
             position.weight += theirs[table][0].to(position.weight)
 
 
-@dataclass
-class DistilLoss:
-    """The weighted sum of the differences between student and teacher that the settings ask for."""
+def distil_loss(teacher: Network, settings: DistilSettings, network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
+    """The weighted sum of the differences between student and teacher that the settings ask for.
 
-    teacher: Network
-    settings: DistilSettings
-
-    def __call__(self, network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
-        """Sums over this pack divided by the counts of the step; the figures are the weighted parts."""
-        s, targets = self.settings, targets_of(batch)
-        x_states: list[Tensor] = []
-        y_states: list[Tensor] = []
-        x_TH = network.encoder(batch, states=x_states)
-        with torch.no_grad():
-            y_TH = self.teacher.encoder(batch, states=y_states)
-        zero = x_TH.new_zeros((), dtype=torch.float32)
-        ce = mlm = pair = cosine = hidden = relation = zero
-        if s.ce or s.mlm:
-            logits_MV = network.mlm_logits(x_TH, targets.mask_index_M).float()
-            if s.mlm:
-                mlm = s.mlm * cross_entropy(logits_MV, targets.mask_label_M) / targets.masked
-            if s.ce:
-                teacher_MV = self.teacher.mlm_logits(y_TH, targets.mask_index_M).float()
-                ce = s.ce * divergence(logits_MV, teacher_MV, targets.mask_label_M, s.temperature) / targets.masked
-        if "nsp" in network.heads and s.pair:
-            assert targets.pair_label_B is not None
-            logits_B2 = network.sequence_logits(x_TH, batch, "nsp").float()
-            teacher_B2 = self.teacher.sequence_logits(y_TH, batch, "nsp").float()
-            pair = cross_entropy(logits_B2, targets.pair_label_B)
-            pair = pair + divergence(logits_B2, teacher_B2, targets.pair_label_B, s.temperature)
-            pair = s.pair * pair / targets.pairs
-        real_T = torch.arange(len(x_TH), device=x_TH.device) < targets.real
-        if s.cosine:
-            apart_T = 1 - F.cosine_similarity(x_TH.float(), y_TH.float(), dim=-1)
-            cosine = s.cosine * (apart_T * real_T).sum() / targets.tokens
-        if s.hidden:
-            hidden = s.hidden * hidden_error(network, x_states, y_states, real_T) / targets.tokens
-        if s.relation:
-            x_T3H, y_T3H = last_projections(network, x_states), last_projections(self.teacher, y_states)
-            relation = s.relation * relation_divergence(x_T3H, y_T3H, batch, s.relation_heads) / targets.tokens
-        parts = torch.stack((ce, mlm, pair, cosine, hidden, relation))
-        return parts.sum(), parts.detach()
+    Sums over this pack are divided by the counts of the step; the figures are the weighted parts.
+    """
+    s, targets = settings, targets_of(batch)
+    x_states: list[Tensor] = []
+    y_states: list[Tensor] = []
+    x_TH = network.encoder(batch, states=x_states)
+    with torch.no_grad():
+        y_TH = teacher.encoder(batch, states=y_states)
+    zero = x_TH.new_zeros((), dtype=torch.float32)
+    ce = mlm = pair = cosine = hidden = relation = zero
+    if s.ce or s.mlm:
+        logits_MV = network.mlm_logits(x_TH, targets.mask_index_M).float()
+        if s.mlm:
+            mlm = s.mlm * cross_entropy(logits_MV, targets.mask_label_M) / targets.masked
+        if s.ce:
+            teacher_MV = teacher.mlm_logits(y_TH, targets.mask_index_M).float()
+            ce = s.ce * divergence(logits_MV, teacher_MV, targets.mask_label_M, s.temperature) / targets.masked
+    if "nsp" in network.heads and s.pair:
+        assert targets.pair_label_B is not None
+        logits_B2 = network.sequence_logits(x_TH, batch, "nsp").float()
+        teacher_B2 = teacher.sequence_logits(y_TH, batch, "nsp").float()
+        pair = cross_entropy(logits_B2, targets.pair_label_B)
+        pair = pair + divergence(logits_B2, teacher_B2, targets.pair_label_B, s.temperature)
+        pair = s.pair * pair / targets.pairs
+    real_T = torch.arange(len(x_TH), device=x_TH.device) < targets.real
+    if s.cosine:
+        apart_T = 1 - F.cosine_similarity(x_TH.float(), y_TH.float(), dim=-1)
+        cosine = s.cosine * (apart_T * real_T).sum() / targets.tokens
+    if s.hidden:
+        hidden = s.hidden * hidden_error(network, x_states, y_states, real_T) / targets.tokens
+    if s.relation:
+        x_T3H, y_T3H = last_projections(network, x_states), last_projections(teacher, y_states)
+        relation = s.relation * relation_divergence(x_T3H, y_T3H, batch, s.relation_heads) / targets.tokens
+    parts = torch.stack((ce, mlm, pair, cosine, hidden, relation))
+    return parts.sum(), parts.detach()
 
 
 def divergence(logits_MV: Tensor, teacher_MV: Tensor, label_M: Tensor, temperature: float) -> Tensor:

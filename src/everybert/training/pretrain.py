@@ -10,7 +10,7 @@ out/generator/      with replaced-token detection: the generator, likewise
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from everybert.training.loop import Figures, TrainingJob, train
 from everybert.training.optim import Optimizer
 from everybert.training.plan import peak_flops, training_flops
 from everybert.training.recipe import Recipe
-from everybert.training.rtd import RtdLoss, add_generator, generator_of, remove_generator, score_detection
+from everybert.training.rtd import add_generator, generator_of, remove_generator, rtd_loss, score_detection
 from everybert.training.step import Compute, LossFunction
 
 
@@ -81,7 +81,7 @@ def pretrain(
         network.heads["boundary"] = Boundary(network.config)
         return run(setting, network, boundary_loss, ("mlm", "nsp", "boundary"), quiet)
     if recipe.rtd is not None:
-        return run(setting, network, RtdLoss(recipe.rtd), ("mlm", "rtd"), quiet)
+        return run(setting, network, partial(rtd_loss, recipe.rtd), ("mlm", "rtd"), quiet)
     names = ("mlm", "nsp") if "nsp" in network.heads else ("mlm",)
     return run(setting, network, pretrain_loss, names, quiet)
 
