@@ -88,10 +88,10 @@ def test_filled_batches_have_one_size_and_the_same_text(corpus):
     plain, filled = (next(feed(corpus, run__compile=fill).steps(5, 12, Place())) for fill in (False, True))
     assert {len(item.batch.tokens_T) for item in filled.items} == {256}
     for one, two in zip(plain.items, filled.items):
-        assert torch.equal(two.batch.tokens_T[: one.tokens], one.batch.tokens_T)
-        assert int(two.batch.targets.real) == one.tokens == two.tokens and one.counts == two.counts
+        assert torch.equal(two.batch.tokens_T[: one.counts[2]], one.batch.tokens_T)
+        assert int(two.batch.targets.real) == one.counts[2] and one.counts == two.counts
     counts = filled.counts
-    assert counts.tolist()[2] == sum(item.tokens for item in filled.items)
+    assert counts.tolist()[2] == sum(item.counts[2] for item in filled.items)
     assert all(batch.targets.tokens == counts[2] for _, batch in filled.batches(counts))
 
 

@@ -143,15 +143,12 @@ def lock(folder: Path) -> Iterator[None]:
     path, host, pid = folder / "lock", socket.gethostname(), os.getpid()
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            path.touch(exist_ok=False)
-        except FileExistsError:
-            other, _, number = path.read_text("utf-8").partition(" ")
-            if number.isdigit() and (other != host or (int(number) != pid and is_alive(int(number)))):
-                raise EverybertError(
-                    f"{folder} is in use by process {number} on {other}: wait for it, or choose another --out "
-                    f"(if it is gone, delete {path})"
-                ) from None
+        other, _, number = (path.read_text("utf-8") if path.exists() else "").partition(" ")
+        if number.isdigit() and (other != host or (int(number) != pid and is_alive(int(number)))):
+            raise EverybertError(
+                f"{folder} is in use by process {number} on {other}: wait for it, or choose another --out "
+                f"(if it is gone, delete {path})"
+            )
         path.write_text(f"{host} {pid}", encoding="utf-8")
     try:
         yield

@@ -48,10 +48,8 @@ class Item:
 
     batch: Ragged
     place: Place
-    tokens: int
-    """Tokens of text, without those that fill the batch up."""
-    counts: tuple[float, float]
-    """Masked tokens and labelled pairs."""
+    counts: tuple[float, float, float]
+    """Masked tokens, labelled pairs, and tokens of text (without those that fill the batch up)."""
 
 
 @dataclass
@@ -67,8 +65,7 @@ class Step:
     @property
     def counts(self) -> Tensor:
         """(masked tokens, labelled pairs, tokens) of these items; to be summed over the ranks."""
-        rows = [(*item.counts, item.tokens) for item in self.items]
-        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 3).sum(0)
+        return torch.tensor([item.counts for item in self.items], dtype=torch.float64).reshape(-1, 3).sum(0)
 
     def batches(self, counts: Tensor) -> Iterator[tuple[int, Ragged]]:
         """(pack number, batch) of each item, with the counts of the whole step for the loss to divide by."""
@@ -131,10 +128,10 @@ def by_length(pack: dict[str, Any]) -> dict[str, Any]:
 def to_item(pack: dict[str, Any], stream: PackStream, fill: bool, phase: int = 0, number: int = 0) -> Item:
     """A pack as an item; with `fill` every batch has the same number of tokens."""
     pack = by_length(pack)
-    counts = (float(len(pack["mask_index"])), float((pack["pair_label"] >= 0).sum()))
+    counts = (len(pack["mask_index"]), int((pack["pair_label"] >= 0).sum()), len(pack["tokens"]))
     capacity = stream.capacity if fill else None
     batch = collate(pack, max_length=stream.examples.length, pad_id=stream.layout.pad_id, capacity=capacity)
-    return Item(batch, Place(phase, number, *pack["position"]), len(pack["tokens"]), counts)
+    return Item(batch, Place(phase, number, *pack["position"]), counts)
 
 
 class Packs(IterableDataset):

@@ -40,11 +40,11 @@ class TrainingJob:
     """The batches of all steps from the current one on."""
     lr: Callable[[Progress], float]
     """The learning rate of the next step."""
-    save: Callable[[Progress], object]
-    """Write a checkpoint (called on every rank; rank 0 writes)."""
     names: tuple[str, ...]
     """The names of the loss function's figures, which add up to the loss."""
     run: RunSettings
+    save: Callable[[Progress], object] = lambda progress: None
+    """Write a checkpoint (called on every rank; rank 0 writes)."""
     evaluate: Callable[[Progress], Figures] | None = None
     """Figures on held-out data; called on rank 0."""
     plan: Callable[[Progress], bool] | None = None

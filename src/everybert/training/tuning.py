@@ -134,13 +134,11 @@ class FinetuneSettings:
 # ── modes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass
 class FullMode:
     """Train all weights, or (top:K) the last K layers, the pooler and the head."""
 
-    def __init__(self, settings: FinetuneSettings) -> None:
-        self.settings = settings
-        kind, _, top = settings.mode.partition(":")
-        self.top = int(top) if kind == "top" else None
+    settings: FinetuneSettings
 
     def peak(self, network: Network) -> float:
         """The default learning rate: smaller encoders take larger steps.
@@ -155,7 +153,9 @@ class FullMode:
 
     def rates(self, config: EncoderConfig) -> Callable[[str], float]:
         """The learning rate of a parameter as a multiple of the highest one: by its layer, 0 if it is frozen."""
-        if self.top is not None and self.top > config.layers:
+        _, _, given = self.settings.mode.partition(":")
+        top = int(given) if given else config.layers + 1  # the embeddings lie below the first layer
+        if given and top > config.layers:
             raise EverybertError(f"{self.settings.mode} asks for more than the model's {config.layers} layers")
 
         def rate(name: str) -> float:
@@ -164,7 +164,7 @@ class FullMode:
                 below = config.layers - int(layer[1])
             else:
                 below = config.layers + 1 if name.startswith("encoder.embeddings.") else 0
-            return 0.0 if self.top is not None and below > self.top else self.settings.layer_decay**below
+            return 0.0 if below > top else self.settings.layer_decay**below
 
         return rate
 
@@ -421,11 +421,9 @@ def tune(
         optimizer=optimizer,
         steps=lambda at: steps(task, train_features, settings, seed, device, network.config.pad_id, at.step),
         lr=lambda at: peak * linear(at.step, settings.warmup, each * settings.rounds),
-        save=lambda at: None,
         names=("loss",),
         run=RunSettings(
             evaluate_every=math.ceil(each / settings.evaluations),
-            save_every=10**9,
             log_every=settings.log_every,
             spike=0.0,
             tensorboard=False,
@@ -477,7 +475,7 @@ def steps(
                 share = task.share(features, part) / total if total else 0.0
                 ragged = batch(features, part, fill=fill, pad_id=pad_id, share=share)
                 real = len(ragged.tokens_T) - (ragged.lengths[-1] if fill else 0)
-                items.append(Item(ragged.to(device), Place(number=number), real, (1.0, 0.0)))
+                items.append(Item(ragged.to(device), Place(number=number), (1.0, 0.0, real)))
             yield Step(items, Place())
 
 
