@@ -89,8 +89,7 @@ def collate(pack: dict[str, Any], *, max_length: int, pad_id: int = 0, capacity:
         if pack.get(name) is None:
             return None
         array = np.asarray(pack[name], dtype=np.int64)
-        after = 0 if capacity is None else max(0, size - len(array))
-        return torch.from_numpy(np.pad(array, (0, after), constant_values=value))
+        return torch.from_numpy(np.pad(array, (0, max(0, size - len(array))), constant_values=value))
 
     lengths, size = [int(n) for n in pack["lengths"]], len(pack["tokens"])
     total = size if capacity is None else capacity
@@ -99,7 +98,7 @@ def collate(pack: dict[str, Any], *, max_length: int, pad_id: int = 0, capacity:
     # Never few slots: the compiler treats small matrices differently, so a block's last, short pack would recompile.
     # A causal model predicts nearly all tokens, and gets a slot for each.
     predicted = len(pack["mask_index"])
-    slots = -(-(total if predicted > total // 2 else max(predicted, total // 8)) // 64) * 64
+    slots = 0 if capacity is None else -(-(total if predicted > total // 2 else max(predicted, total // 8)) // 64) * 64
     targets = PretrainTargets(
         mask_index_M=padded("mask_index", slots),
         mask_label_M=padded("mask_label", slots, IGNORE),

@@ -60,7 +60,7 @@ def distil(
         recipe = replace(recipe, model=read_student(student))
     setting = prepare(recipe, corpus, out, device, str(teacher))
     master = load_teacher(teacher, setting, allow_pickle)
-    network = build_student(setting, master)
+    network = build_student(setting, settings, master)
     for who, config in (("teacher", master.config), ("student", network.config)):
         check_config(recipe, config, who)
     if master.config.causal != network.config.causal:
@@ -102,10 +102,9 @@ def load_teacher(name: str | Path, setting: Setting, allow_pickle: bool = False)
     return loaded.network.requires_grad_(False).eval()
 
 
-def build_student(setting: Setting, teacher: Network) -> Network:
+def build_student(setting: Setting, settings: DistilSettings, teacher: Network) -> Network:
     """A student with the teacher's vocabulary, initialised from its layers where the shapes agree."""
-    recipe, settings = setting.recipe, setting.recipe.distil
-    assert settings is not None
+    recipe = setting.recipe
     config = fit_config(recipe.config, setting.tokenizer).replace(vocab_size=teacher.config.vocab_size)
     mine, theirs = config.hidden_size, teacher.config.hidden_size
     torch.manual_seed(recipe.seed)

@@ -203,7 +203,7 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
     The folder is written to from here on: what was wrong with the inputs has been found.
     """
     setting = replace(setting, causal=network.config.causal)
-    recipe, out, world = setting.recipe, setting.out, setting.world
+    recipe, out, world, most = setting.recipe, setting.out, setting.world, network.config.max_positions
     with contextlib.ExitStack() as stack:
         with world.together():
             if world.first:
@@ -225,10 +225,9 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
             return Result(out, True, progress.step, progress.figures)
         if found is not None:
             logs.print(f"resuming {out} from step {progress.step:,}")
-        elif network.config.positions == "learned" and recipe.longest < (most := network.config.max_positions):
-            if recipe.model.init is None:
-                far = f"no example has more than {recipe.longest} tokens, so the positions up to {most} stay random"
-                logs.print(f"note: {far}: set [model] max_positions = {recipe.longest}, or train longer")
+        elif recipe.model.init is None and network.config.positions == "learned" and recipe.longest < most:
+            far = f"no example has more than {recipe.longest} tokens, so the positions up to {most} stay random"
+            logs.print(f"note: {far}: set [model] max_positions = {recipe.longest}, or train longer")
         done = train(make_job(setting, compute, optimizer, names, logs.print), progress, logs)
         if done:
             with world.together():

@@ -419,7 +419,7 @@ def tune(
     job = TrainingJob(
         compute=compute,
         optimizer=optimizer,
-        steps=lambda at: steps(task, train_features, settings, seed, device, network.config.pad_id, at.step),
+        steps=lambda at: steps(task, train_features, settings, seed, device, network.config.pad_id),
         lr=lambda at: peak * linear(at.step, settings.warmup, each * settings.rounds),
         names=("loss",),
         run=RunSettings(
@@ -453,22 +453,14 @@ def tune(
 
 
 def steps(
-    task: Task,
-    features: Features,
-    settings: FinetuneSettings,
-    seed: int,
-    device: torch.device,
-    pad_id: int,
-    start: int = 0,
+    task: Task, features: Features, settings: FinetuneSettings, seed: int, device: torch.device, pad_id: int
 ) -> Iterator[Step]:
-    """The batches of every step from `start`: `batch_size` examples in the epoch's order, in `accumulate` parts."""
-    size = settings.batch_size
-    each = math.ceil(len(features) / size)
+    """The batches of every step: `batch_size` examples in the epoch's order, in `accumulate` parts."""
     fill = min(FILL, features.size) if device.type == "cuda" else None
-    for epoch in range(start // each, settings.rounds):
+    for epoch in range(settings.rounds):
         order = permutation(make_key(seed, epoch), len(features))
-        for first in range((start - epoch * each if epoch == start // each else 0) * size, len(features), size):
-            which = order[first : first + size]
+        for first in range(0, len(features), settings.batch_size):
+            which = order[first : first + settings.batch_size]
             total = task.share(features, which)
             items = []
             for number, part in enumerate(np.array_split(which, min(settings.accumulate, len(which)))):
