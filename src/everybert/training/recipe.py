@@ -13,7 +13,6 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from everybert.corpus.examples import ExampleConfig
@@ -240,14 +239,14 @@ class Recipe:
     """Decides the initial weights, the order of the text, the masks and the dropout."""
 
     @classmethod
-    def load(cls, name: str | Path, **overrides: Any) -> "Recipe":
+    def load(cls, name: str | Path, /, **overrides: Any) -> "Recipe":
         """Read a recipe from a file, or by the name of a shipped one; `parse` describes the overrides."""
         return cls.parse(text(name), str(name), **overrides)
 
     @classmethod
-    def parse(cls, text: str, name: str, **overrides: Any) -> "Recipe":
+    def parse(cls, text: str, name: str, /, **overrides: Any) -> "Recipe":
         """Read a recipe from TOML. Overrides, written `table__key` or `key`, replace lines of the file."""
-        with located(name, overrides):
+        with located(name, **overrides):
             table = _override(tomllib.loads(text), overrides)
             known = [*TOP, *TABLES, "model", "examples", "mask", "phase"]
             for key, value in table.items():
@@ -344,7 +343,7 @@ def text(name: str | Path) -> str:
 
 
 @contextlib.contextmanager
-def located(name: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
+def located(name: str, /, **overrides: Any) -> Iterator[None]:
     """Add to an error about a key where it was given: in the file of this name, or as an override."""
     try:
         yield
