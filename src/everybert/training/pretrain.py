@@ -228,7 +228,7 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
         elif recipe.model.init is None and network.config.positions == "learned" and recipe.longest < most:
             far = f"no example has more than {recipe.longest} tokens, so the positions up to {most} stay random"
             logs.print(f"note: {far}: set [model] max_positions = {recipe.longest}, or train longer")
-        done = train(make_job(setting, compute, optimizer, names, logs.print), progress, logs)
+        done = train(make_job(setting, compute, optimizer, names, logs), progress, logs)
         if done:
             with world.together():
                 if world.first:
@@ -241,7 +241,7 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
 
 
 def make_job(
-    setting: Setting, compute: Compute, optimizer: Optimizer, names: tuple[str, ...], note: Callable[[str], None]
+    setting: Setting, compute: Compute, optimizer: Optimizer, names: tuple[str, ...], logs: Logs
 ) -> TrainingJob:
     """A pre-training run as the loop sees it."""
     recipe = setting.recipe
@@ -260,7 +260,7 @@ def make_job(
         save=lambda at: save_checkpoint(checkpoints, compute.master, optimizer, at, recipe.run.keep, setting.world),
         names=names,
         run=recipe.run,
-        evaluate=make_evaluation(setting, compute, note),
+        evaluate=make_evaluation(setting, compute, logs),
         plan=schedule.Planner(recipe) if recipe.budget else None,
         flops=flops if peak else None,
         seed=recipe.seed,
@@ -270,9 +270,7 @@ def make_job(
     )
 
 
-def make_evaluation(
-    setting: Setting, compute: Compute, note: Callable[[str], None]
-) -> Callable[[Progress], Figures] | None:
+def make_evaluation(setting: Setting, compute: Compute, logs: Logs) -> Callable[[Progress], Figures] | None:
     """The evaluation on the held-out split, or None if the corpus has none."""
     if not setting.corpus.meta["splits"].get("heldout"):
         return None
@@ -282,7 +280,7 @@ def make_evaluation(
     @cache
     def packs(length: int) -> list[Ragged]:
         examples, tokens = replace(recipe.examples, length=length), recipe.run.evaluate_packs * PACK
-        return heldout_packs(heldout, layout, examples, tokens, note, causal=setting.causal)
+        return heldout_packs(heldout, layout, examples, tokens, logs.print, causal=setting.causal)
 
     def evaluate(progress: Progress) -> Figures:
         length = schedule.moment(recipe, progress.step - 1, progress.total).length

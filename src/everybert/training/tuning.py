@@ -355,7 +355,7 @@ class Data:
     dev_examples: Examples
     notes: tuple[str, ...] = ()
     allow_pickle: bool = False
-    cache: dict[Any, list[Features]] = field(default_factory=dict)
+    cache: dict[Any, dict[str, Any]] = field(default_factory=dict)
     """Mode frozen: what the head reads in both sets, computed by the first run."""
 
 
@@ -397,8 +397,7 @@ def tune(
     quiet: bool = False,
 ) -> Run:
     """Train one network, which has the task's head."""
-    task, dev = data.task, data.dev_examples
-    device = World().device(settings.device)
+    task, device = data.task, World().device(settings.device)
     dtype, mode = settings.torch_dtype(device), MODES[settings.mode.partition(":")[0]](settings)
     network.to(device)
     peak = settings.lr if settings.lr is not None else mode.peak(network)
@@ -406,20 +405,21 @@ def tune(
     mode.prepare(network, data, seed, fresh_pooler, quiet)
     key = (settings.mode, settings.features, settings.pool)
     if key not in data.cache or settings.reinit or settings.mode == "fewshot":  # encoders differ from seed to seed
-        data.cache[key] = [mode.features(network, task, features) for features in (data.train, data.dev)]
-    train_features, dev_features = data.cache[key]
+        sets = {"train": data.train, "dev": data.dev}
+        data.cache[key] = {name: mode.features(network, task, features) for name, features in sets.items()}
+    data = replace(data, **data.cache[key])
 
     graphs = device.type == "cuda" and dtype != torch.float32
     compute = Compute(network, _loss(task), device, dtype, graphs=graphs)
     config = OptimizerConfig(eps=1e-8, weight_decay=settings.weight_decay, clip=settings.clip)
     optimizer = Optimizer(compute.master, config, mode.rates(network.config))
-    each = math.ceil(len(train_features) / settings.batch_size)
+    each = math.ceil(len(data.train) / settings.batch_size)
     progress = Progress(total=each * settings.rounds)
-    best = BestWeights(task, compute, dev_features, dev, each, settings.patience)
+    best = BestWeights(data, compute, each, settings.patience)
     job = TrainingJob(
         compute=compute,
         optimizer=optimizer,
-        steps=lambda at: steps(task, train_features, settings, seed, device, network.config.pad_id),
+        steps=lambda at: steps(data, settings, seed, device, network.config.pad_id),
         lr=lambda at: peak * linear(at.step, settings.warmup, each * settings.rounds),
         names=("loss",),
         run=RunSettings(
@@ -436,10 +436,10 @@ def tune(
     with Logs(quiet=quiet) as logs:
         finished = train(job, progress, logs)
     best.restore()
-    task = task.tuned(compute.network, dev_features, dev)
+    task = task.tuned(compute.network, data.dev, data.dev_examples)
     return Run(
         seed=seed,
-        scores=task.score(compute.network, dev_features, dev),
+        scores=task.score(compute.network, data.dev, data.dev_examples),
         epoch=best.epoch,
         history=logs.rows,
         network=compute.master.eval(),
@@ -452,10 +452,9 @@ def tune(
     )
 
 
-def steps(
-    task: Task, features: Features, settings: FinetuneSettings, seed: int, device: torch.device, pad_id: int
-) -> Iterator[Step]:
+def steps(data: Data, settings: FinetuneSettings, seed: int, device: torch.device, pad_id: int) -> Iterator[Step]:
     """The batches of every step: `batch_size` examples in the epoch's order, in `accumulate` parts."""
+    task, features = data.task, data.train
     fill = min(FILL, features.size) if device.type == "cuda" else None
     for epoch in range(settings.rounds):
         order = permutation(make_key(seed, epoch), len(features))
@@ -492,19 +491,17 @@ def linear(step: int, warmup: float, total: int) -> float:
 class BestWeights:
     """Scores the dev set every epoch, or more often, and keeps the best weights: of equal scores, the lower loss."""
 
-    def __init__(
-        self, task: Task, compute: Compute, features: Features, dev: Examples, each: int, patience: int | None
-    ) -> None:
-        self.task, self.compute, self.features, self.dev, self.each = task, compute, features, dev, each
-        self.patience = patience
+    def __init__(self, data: Data, compute: Compute, each: int, patience: int | None) -> None:
+        self.data, self.compute, self.each, self.patience = data, compute, each, patience
         self.best = (-math.inf, -math.inf)
         self.epoch = self.step = 0
         self.weights: dict[str, Tensor] = {}
 
     def evaluate(self, progress: Progress) -> dict[str, float]:
         """The scores; ends the run when patience is over."""
-        scores = self.task.score(self.compute.network, self.features, self.dev)
-        score = scores[self.task.metric]
+        data = self.data
+        scores = data.task.score(self.compute.network, data.dev, data.dev_examples)
+        score = scores[data.task.metric]
         rose = score > self.best[0]
         if score >= self.best[0] and (found := (score, -self.loss())) > self.best:
             self.best, self.epoch = found, math.ceil(progress.step / self.each)
@@ -519,16 +516,13 @@ class BestWeights:
     @torch.no_grad()
     def loss(self) -> float:
         """The mean loss on the dev set."""
-        network, total = self.compute.network, 0.0
-        for which in np.array_split(np.arange(len(self.features)), max(1, len(self.features) // 32)):
-            ragged = batch(self.features, which, share=len(which) / len(self.features)).to(self.compute.device)
-            total += float(_loss(self.task)(network, ragged)[0])
+        dev, total = self.data.dev, 0.0
+        for which in np.array_split(np.arange(len(dev)), max(1, len(dev) // 32)):
+            ragged = batch(dev, which, share=len(which) / len(dev)).to(self.compute.device)
+            total += float(_loss(self.data.task)(self.compute.network, ragged)[0])
         return total
 
-    @torch.no_grad()
     def restore(self) -> None:
         """Load the best weights; the last ones stay if no epoch was finished."""
-        for name, parameter in self.compute.master.named_parameters():
-            if name in self.weights:
-                parameter.copy_(self.weights[name])
+        self.compute.master.load_state_dict(self.weights, strict=False)
         self.compute.refresh()
