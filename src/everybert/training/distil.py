@@ -7,6 +7,7 @@ states through a projection (TinyBERT) or the relations within Q, K and V (MiniL
 Legend: T tokens in the batch, H hidden, M masked positions, V vocabulary, B sequences.
 """
 
+import re
 import tomllib
 from dataclasses import replace
 from functools import partial
@@ -136,10 +137,7 @@ def copy_layers(teacher: Network, student: Network) -> None:
     theirs, mine = teacher.state_dict(), student.state_dict()
     layers = taught_by(len(student.encoder.layers), len(teacher.encoder.layers))
     for name, value in mine.items():
-        source = name
-        if name.startswith("encoder.layers."):
-            number, rest = name.removeprefix("encoder.layers.").split(".", 1)
-            source = f"encoder.layers.{layers[int(number)]}.{rest}"
+        source = re.sub(r"^(encoder\.layers\.)(\d+)", lambda found: f"{found[1]}{layers[int(found[2])]}", name)
         if source in theirs and theirs[source].shape == value.shape:
             value.copy_(theirs[source])
     # A student without segments adds the vector of the first segment, which every token had, to the positions.

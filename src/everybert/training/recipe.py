@@ -291,9 +291,7 @@ class Recipe:
     @property
     def heads(self) -> dict[str, int | None]:
         """The heads that the objectives need."""
-        if self.rtd is not None:
-            return {"rtd": None}
-        return {"mlm": None, "nsp": None} if self.examples.paired else {"mlm": None}
+        return dict.fromkeys(("rtd",) if self.rtd is not None else ("mlm", "nsp") if self.examples.paired else ("mlm",))
 
     @property
     def longest(self) -> int:
