@@ -104,19 +104,17 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 
 def latest(folder: Path) -> Path | None:
     """The newest intact checkpoint. Damaged ones are named, and refused if there is no other."""
-    problem = None
+    problems = []
     for path in reversed(checkpoints(folder).values()):
-        if not (path / MANIFEST).exists():  # half removed
-            continue
-        try:
-            verify_folder(path)
-        except EverybertError as error:
-            problem = problem or error
-            log.warning("%s: the checkpoint before is used", error)
-        else:
-            return path
-    if problem is not None:
-        raise problem
+        if (path / MANIFEST).exists():  # else it is half removed
+            try:
+                verify_folder(path)
+                return path
+            except EverybertError as error:
+                problems.append(error)
+                log.warning("%s: the checkpoint before is used", error)
+    if problems:
+        raise problems[0]
     return None
 
 

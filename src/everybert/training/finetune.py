@@ -18,7 +18,6 @@ import torch
 from everybert.corpus.masking import make_key, permutation
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder, check_folder, write_json
-from everybert.model.heads import Network
 from everybert.store.adapters import is_adapter
 from everybert.store.card import write_card
 from everybert.store.hub import resolve
@@ -229,8 +228,7 @@ def prepare_data(
         if cut := sum(made.cut):
             notes.append(f"{part.where}: {cut} tokens lie beyond the window and were cut")
     most = features[0].most
-    many = 0 if most is None else int((np.diff(features[0].first_E1) > most).sum())
-    if many:
+    if many := int((np.diff(features[0].first_E1) > most).sum()):
         notes.append(
             f"{examples.where}: {many} texts have more than {most} windows: training reads that many of each, "
             "evenly spread; scores and predictions read all"
@@ -264,7 +262,7 @@ def split(examples: Examples, seed: int, grouped: bool = False) -> tuple[Example
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def load_base(data: Data, seed: int) -> tuple[Network, Loaded]:
+def load_base(data: Data, seed: int) -> Loaded:
     """The base model with the task's head; a new head is drawn by the seed. A head for the same labels is kept."""
     torch.manual_seed(seed)
     task = data.task
@@ -272,15 +270,14 @@ def load_base(data: Data, seed: int) -> tuple[Network, Loaded]:
     loaded = load_network(data.folder, heads=heads, dtype=torch.float32, verify=False, allow_pickle=data.allow_pickle)
     if task.labels and task.head and loaded.labels is not None and list(task.labels) != loaded.labels:
         loaded.network.add_head(task.head, task.outputs)  # the same number of labels, but different ones
-    return loaded.network, loaded
+    return loaded
 
 
 def run_once(data: Data, settings: FinetuneSettings, seed: int, quiet: bool = False) -> Run:
     """One run from the base model."""
-    network, loaded = load_base(data, seed)
-    fresh = "pooler" in loaded.report.missing
+    loaded = load_base(data, seed)
     torch.manual_seed(seed)
-    return tune(data, network, settings, seed, fresh, quiet)
+    return tune(data, loaded.network, settings, seed, "pooler" in loaded.report.missing, quiet)
 
 
 def run_all(
