@@ -58,7 +58,7 @@ class Everybert:
 
     def __call__(self) -> tuple[float, float]:
         """(seconds of training, accuracy)."""
-        network, _ = load_base(self.data, 0)
+        network = load_base(self.data, 0).network
         marks: list[float] = []
         kind = type(self.data.task)
         score = kind.score

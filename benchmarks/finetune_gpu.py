@@ -32,7 +32,7 @@ from everybert.training.tuning import FinetuneSettings, tune
 def everybert(folder: Path, train, dev, settings: FinetuneSettings) -> tuple[float, float]:
     """(seconds of training, accuracy)."""
     data = prepare_data("classify", folder, Tokenizer.load(folder), train, dev)
-    network, _ = load_base(data, 0)
+    network = load_base(data, 0).network
     began = time.perf_counter()
     run = tune(data, network, settings, quiet=True)
     return time.perf_counter() - began, run.scores["accuracy"]

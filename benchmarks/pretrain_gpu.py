@@ -90,7 +90,7 @@ def everybert(config, kind, tokens, steps, device, optimizer="adamw"):
     def step(i: int) -> None:
         compute.run(batches[i % 3])
         mover.step(1e-4)
-        mover.zero()
+        compute.master.zero_grad()
         compute.refresh()
 
     return timed(step, steps, device), tokens

@@ -35,8 +35,7 @@ from everybert.store.hub import resolve
 from everybert.store.huggingface import read_config
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import schedule
-from everybert.training.data import Feed
-from everybert.training.pretrain import check_causal, check_length, prepare
+from everybert.training.pretrain import check_config, prepare
 from everybert.training.recipe import Recipe, read_value
 
 LABELS = {"pairs": ("IsNext", "NotNext"), "order": ("in order", "swapped")}
@@ -106,11 +105,10 @@ def example_stream(recipe: Recipe, corpus: str, length: int | None) -> tuple[Pac
         recipe = replace(recipe, phases=(replace(recipe.phases[0], length=length),))
     setting = prepare(recipe, corpus, corpus, "cpu")
     init = recipe.model.init
-    config = recipe.config if init is None else read_config(resolve(init))[0].replace(**dict(recipe.model.changes))
-    check_length(recipe, config, "model")
-    check_causal(recipe, config)
-    feed = Feed(recipe, setting.corpus, setting.layout, setting.device, causal=config.causal)
-    return feed.stream(0), setting.tokenizer, schedule.moment(recipe, 0, recipe.steps).mask_rate
+    config = recipe.config if init is None else read_config(resolve(init))[0].replace(**recipe.model.changes)
+    check_config(recipe, config)
+    stream = replace(setting, causal=config.causal).stream(0)
+    return stream, setting.tokenizer, schedule.moment(recipe, 0, recipe.steps).mask_rate
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -96,11 +96,11 @@ def launch(size: int, work) -> list[int]:
 
 def watch(rank: int, stop: int | None, notes: dict) -> None:
     """Note which packs this rank sees, and the norms of its gradients; ask to stop in step `stop`."""
-    steps, step = data.Feed.steps, optim.Optimizer.step
+    steps, step = data.Setting.steps, optim.Optimizer.step
 
     def watched_steps(self, start, total, place):
         for n, share in enumerate(steps(self, start, total, place), start):
-            notes["packs"] += [(n, item.number, zlib.crc32(item.batch.tokens_T.numpy())) for item in share.items]
+            notes["packs"] += [(n, item.place.number, zlib.crc32(item.batch.tokens_T.numpy())) for item in share.items]
             if n == stop and rank == 0:
                 os.kill(os.getpid(), signal.SIGTERM)
             yield share
@@ -110,7 +110,7 @@ def watch(rank: int, stop: int | None, notes: dict) -> None:
         notes["norms"].append(float(norm))
         return norm
 
-    data.Feed.steps, optim.Optimizer.step = watched_steps, watched_step
+    data.Setting.steps, optim.Optimizer.step = watched_steps, watched_step
 
 
 def train(corpus: str, out: pathlib.Path, size: int, stop=None, before=None, **changes) -> dict:

@@ -9,19 +9,21 @@ from toy import tiny_recipe
 from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.data import Feed, Place
+from everybert.training.data import Place, Setting
+from everybert.training.distributed import World
 
 
-@pytest.fixture(scope="module")
-def opened(corpus):
-    found = Corpus.open(corpus)
-    return found, ExampleLayout.of(Tokenizer.load(found.tokenizer_path))
+def setting(folder, recipe, rank=0, ranks=1):
+    found = Corpus.open(folder)
+    tokenizer = Tokenizer.load(found.tokenizer_path)
+    layout = ExampleLayout.of(tokenizer)
+    return Setting(recipe, folder, found, tokenizer, layout, torch.device("cpu"), World(rank, ranks))
 
 
-def feed(opened, **settings):
+def feed(folder, rank=0, ranks=1, **run):
     phases = [{"share": 0.5}, {"share": 0.5, "length": 16}]
-    recipe = tiny_recipe(steps=12, batch__tokens=[256, 1024], mask__rate=[0.3, 0.1], phase=phases)
-    return Feed(recipe, *opened, torch.device("cpu"), **settings)
+    recipe = tiny_recipe(steps=12, batch__tokens=[256, 1024], mask__rate=[0.3, 0.1], phase=phases, **run)
+    return setting(folder, recipe, rank, ranks)
 
 
 def contents(steps):
@@ -30,12 +32,12 @@ def contents(steps):
     def lists(batch):
         return batch.tokens_T.tolist(), batch.targets.mask_index_M.tolist(), batch.targets.draw_M.tolist()
 
-    return [({item.number: lists(item.batch) for item in step.items}, step.place) for step in steps]
+    return [({item.place.number: lists(item.batch) for item in step.items}, step.place) for step in steps]
 
 
 @pytest.fixture(scope="module")
-def straight(opened):
-    return contents(feed(opened).steps(0, 12, Place()))
+def straight(corpus):
+    return contents(feed(corpus).steps(0, 12, Place()))
 
 
 def test_steps_differ(straight):
@@ -48,13 +50,13 @@ def test_steps_differ(straight):
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_workers_do_not_matter(opened, straight, workers):
-    assert contents(feed(opened, workers=workers).steps(0, 12, Place())) == straight
+def test_workers_do_not_matter(corpus, straight, workers):
+    assert contents(feed(corpus, run__workers=workers).steps(0, 12, Place())) == straight
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_share_the_packs(opened, straight, ranks):
-    parts = [contents(feed(opened, rank=r, ranks=ranks).steps(0, 12, Place())) for r in range(ranks)]
+def test_ranks_share_the_packs(corpus, straight, ranks):
+    parts = [contents(feed(corpus, rank=r, ranks=ranks).steps(0, 12, Place())) for r in range(ranks)]
     for step, (packs, _) in enumerate(straight):
         shared = [part[step][0] for part in parts]
         assert {n: p for share in shared for n, p in share.items()} == packs
@@ -62,16 +64,16 @@ def test_ranks_share_the_packs(opened, straight, ranks):
 
 
 @pytest.mark.parametrize("step", [1, 4, 6, 9])
-def test_resumes_at_any_step(opened, straight, step):
+def test_resumes_at_any_step(corpus, straight, step):
     place = straight[step - 1][1]
-    assert contents(feed(opened).steps(step, 12, place)) == straight[step:]
-    rank_one = contents(feed(opened, rank=1, ranks=2).steps(step, 12, place))
+    assert contents(feed(corpus).steps(step, 12, place)) == straight[step:]
+    rank_one = contents(feed(corpus, rank=1, ranks=2).steps(step, 12, place))
     assert [p for p, _ in rank_one] == [{n: v for n, v in p.items() if n % 2} for p, _ in straight[step:]]
 
 
-def test_span_boundaries_stand_outside_their_span(opened):
+def test_span_boundaries_stand_outside_their_span(corpus):
     recipe = tiny_recipe(examples__kind="full", mask={"strategy": "span", "boundary": True})
-    step = next(Feed(recipe, *opened, torch.device("cpu")).steps(0, 1, Place()))
+    step = next(setting(corpus, recipe).steps(0, 1, Place()))
     batch = step.items[0].batch
     targets = batch.targets
     masked = set(targets.mask_index_M.tolist())
@@ -82,14 +84,14 @@ def test_span_boundaries_stand_outside_their_span(opened):
         assert batch.sequence_T[left] == batch.sequence_T[index] == batch.sequence_T[right]
 
 
-def test_filled_batches_have_one_size_and_the_same_text(opened):
-    plain, filled = (next(feed(opened, fill=fill).steps(5, 12, Place())) for fill in (False, True))
+def test_filled_batches_have_one_size_and_the_same_text(corpus):
+    plain, filled = (next(feed(corpus, run__compile=fill).steps(5, 12, Place())) for fill in (False, True))
     assert {len(item.batch.tokens_T) for item in filled.items} == {256}
     for one, two in zip(plain.items, filled.items):
-        assert torch.equal(two.batch.tokens_T[: one.tokens], one.batch.tokens_T)
-        assert int(two.batch.targets.real) == one.tokens == two.tokens and one.counts == two.counts
+        assert torch.equal(two.batch.tokens_T[: one.counts[2]], one.batch.tokens_T)
+        assert int(two.batch.targets.real) == one.counts[2] and one.counts == two.counts
     counts = filled.counts
-    assert counts.tolist()[2] == sum(item.tokens for item in filled.items)
+    assert counts.tolist()[2] == sum(item.counts[2] for item in filled.items)
     assert all(batch.targets.tokens == counts[2] for _, batch in filled.batches(counts))
 
 
@@ -98,7 +100,6 @@ def test_a_changed_shard_is_one_line(corpus, tmp_path, workers):
     shutil.copytree(corpus, tmp_path / "c")
     (file,) = (tmp_path / "c/shards").glob("train*.tokens.bin")
     file.write_bytes(file.read_bytes()[::-1])
-    found = Corpus.open(tmp_path / "c")
-    steps = feed((found, ExampleLayout.of(Tokenizer.load(found.tokenizer_path))), workers=workers).steps(0, 2, Place())
+    steps = feed(tmp_path / "c", run__workers=workers).steps(0, 2, Place())
     with pytest.raises(EverybertError, match=r"^\S*tokens\.bin was changed or cut short: build the corpus again$"):
         next(steps)

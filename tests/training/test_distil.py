@@ -15,7 +15,7 @@ from everybert.model.losses import IGNORE, PretrainTargets
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network
 from everybert.training import distil as module
-from everybert.training.distil import DistilLoss, copy_layers, distil, read_student, taught_by
+from everybert.training.distil import copy_layers, distil, distil_loss, read_student, taught_by
 from everybert.training.pretrain import pretrain
 from everybert.training.recipe import DistilSettings, Recipe, names
 
@@ -78,7 +78,7 @@ def test_a_student_of_all_layers_is_the_teacher_even_without_token_types():
     student = network(layers=3, family="distilbert", segments=0, seed=9)
     copy_layers(teacher, student)
     assert torch.allclose(student.encoder(batch()), teacher.encoder(batch()), atol=1e-5)
-    parts = DistilLoss(teacher, DistilSettings(hidden=1.0, relation=1.0, relation_heads=4))(student, batch())[1]
+    parts = distil_loss(teacher, DistilSettings(hidden=1.0, relation=1.0, relation_heads=4), student, batch())[1]
     ce, mlm, *rest = parts.tolist()
     assert ce == pytest.approx(0, abs=1e-5) and rest == pytest.approx([0, 0, 0, 0], abs=1e-5)
     assert mlm > 1
@@ -97,7 +97,7 @@ def test_the_parts_are_their_formulas():
     teacher, student = network(layers=4), network(layers=2, seed=9)
     data = batch()
     targets = data.targets
-    loss, parts = DistilLoss(teacher, DistilSettings(hidden=3.0))(student, data)
+    loss, parts = distil_loss(teacher, DistilSettings(hidden=3.0), student, data)
     x, y = student.encoder(data), teacher.encoder(data)
     s, t = (n.mlm_logits(h, targets.mask_index_M) for n, h in ((student, x), (teacher, y)))
     p, q = (t / 2).softmax(-1), (s / 2).softmax(-1)
@@ -115,7 +115,7 @@ def test_the_parts_are_their_formulas():
 def test_pairs_are_judged_as_the_teacher_and_the_text_do():
     teacher, student = network(layers=4, heads=("mlm", "nsp")), network(layers=2, seed=9, heads=("mlm", "nsp"))
     data = batch()
-    parts = DistilLoss(teacher, DistilSettings(pair=3.0))(student, data)[1]
+    parts = distil_loss(teacher, DistilSettings(pair=3.0), student, data)[1]
     s, t = (n.sequence_logits(n.encoder(data), data, "nsp")[[0, 2]] for n in (student, teacher))
     p, q = (t / 2).softmax(-1), (s / 2).softmax(-1)
     wanted = F.cross_entropy(s, torch.tensor([1, 0])) + 4 * (p * (p.log() - q.log())).sum(-1).mean()
@@ -125,8 +125,8 @@ def test_pairs_are_judged_as_the_teacher_and_the_text_do():
 def test_filling_counts_for_nothing():
     teacher, student = network(), network(layers=2, seed=9)
     settings = DistilSettings(hidden=1.0, relation=1.0, relation_heads=2)
-    whole = DistilLoss(teacher, settings)(student, batch((7, 5)))[1]
-    filled = DistilLoss(teacher, settings)(student, batch((7, 5, 4), real=12))[1]
+    whole = distil_loss(teacher, settings, student, batch((7, 5)))[1]
+    filled = distil_loss(teacher, settings, student, batch((7, 5, 4), real=12))[1]
     assert torch.allclose(whole, filled, atol=1e-5)
 
 

@@ -52,6 +52,8 @@ def test_a_live_line_in_a_terminal(tmp_path):
 
 def test_a_full_disk_is_one_line(tmp_path):
     class Full:
+        name = "log.jsonl"
+
         def write(self, text):
             raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -61,7 +63,7 @@ def test_a_full_disk_is_one_line(tmp_path):
     with Logs(tmp_path) as log:
         log.file.close()
         log.file = Full()
-        with pytest.raises(EverybertError, match=r"No space left on device.*checkpoint is intact"):
+        with pytest.raises(EverybertError, match=r"disk is full: log.jsonl.*checkpoint is intact; free"):
             log.write(1, {"loss": 1.0})
 
 

@@ -95,6 +95,7 @@ def test_overrides_stand_for_lines():
     ("override", "said"),
     [
         ({"nosuch__key": 1}, "nosuch.key=1: there is no such key"),
+        ({"name": 1}, "name=1: there is no such key"),
         ({"phase__0__x": 1}, "phase.0.x=1: there is no such key; did you mean phase?"),
         ({"steps__x": 1}, "steps.x=1: steps is not a table"),
         ({"batch": 3}, "batch=3: is a table"),

@@ -27,7 +27,7 @@ from everybert.tasks.metrics import Interval, interval
 from everybert.training.distributed import refuse_ranks
 from everybert.training.evaluate import score_corpus
 from everybert.training.finetune import finetune
-from everybert.training.pretrain import check_length, pretrain
+from everybert.training.pretrain import check_config, pretrain
 from everybert.training.recipe import Recipe, read_value
 
 RECORD = "scores.json"
@@ -120,7 +120,7 @@ def grid(recipe: str | Path, vary: Mapping[str, Sequence[Any]], seeds: int, over
         if first.distil is not None:
             raise EverybertError("a sweep pre-trains: use a recipe without a [distil] table")
         if first.model.init is None:
-            check_length(first, first.config, "model")
+            check_config(first, first.config)
         cell.recipes = [Recipe.load(recipe, **changes | {"seed": first.seed + number}) for number in range(seeds)]
         cells.append(cell)
     if len({cell.name for cell in cells}) < len(cells):

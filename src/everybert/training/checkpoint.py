@@ -104,19 +104,17 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 
 def latest(folder: Path) -> Path | None:
     """The newest intact checkpoint. Damaged ones are named, and refused if there is no other."""
-    problem = None
+    problems = []
     for path in reversed(checkpoints(folder).values()):
-        if not (path / MANIFEST).exists():  # half removed
-            continue
-        try:
-            verify_folder(path)
-        except EverybertError as error:
-            problem = problem or error
-            log.warning("%s: the checkpoint before is used", error)
-        else:
-            return path
-    if problem is not None:
-        raise problem
+        if (path / MANIFEST).exists():  # else it is half removed
+            try:
+                verify_folder(path)
+                return path
+            except EverybertError as error:
+                problems.append(error)
+                log.warning("%s: the checkpoint before is used", error)
+    if problems:
+        raise problems[0]
     return None
 
 
@@ -127,10 +125,10 @@ def find_checkpoint(folder: Path, world: World) -> Path | None:
         if world.first and folder.exists():
             remove_stale(folder)
             found = latest(folder)
-    step = int(world.agree(-1.0 if found is None else float(found.name.removeprefix("step-")))[0])
-    if step < 0:
+    name = world.gather(found and found.name)[0]
+    if name is None:
         return None
-    path = folder / f"step-{step:08d}"
+    path = folder / name
     with world.together():
         if not (path / MANIFEST).exists():
             raise EverybertError(f"{path}, which rank 0 has, is not there: all hosts must share --out")
@@ -143,15 +141,12 @@ def lock(folder: Path) -> Iterator[None]:
     path, host, pid = folder / "lock", socket.gethostname(), os.getpid()
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            path.touch(exist_ok=False)
-        except FileExistsError:
-            other, _, number = path.read_text("utf-8").partition(" ")
-            if number.isdigit() and (other != host or (int(number) != pid and is_alive(int(number)))):
-                raise EverybertError(
-                    f"{folder} is in use by process {number} on {other}: wait for it, or choose another --out "
-                    f"(if it is gone, delete {path})"
-                ) from None
+        other, _, number = (path.read_text("utf-8") if path.exists() else "").partition(" ")
+        if number.isdigit() and (other != host or (int(number) != pid and is_alive(int(number)))):
+            raise EverybertError(
+                f"{folder} is in use by process {number} on {other}: wait for it, or choose another --out "
+                f"(if it is gone, delete {path})"
+            )
         path.write_text(f"{host} {pid}", encoding="utf-8")
     try:
         yield

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, count, repeat
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,8 @@ from everybert.errors import EverybertError
 from everybert.model.engine import ahead
 from everybert.model.losses import IGNORE, PretrainTargets
 from everybert.model.ragged import Ragged, pinned
+from everybert.text.tokenizer import Tokenizer
+from everybert.training.distributed import World
 from everybert.training.recipe import Recipe
 from everybert.training.schedule import moment
 
@@ -38,25 +41,15 @@ class Place(NamedTuple):
     block: int = 0
     pack: int = 0
 
-    def after(self, items: list["Item"], end: int) -> "Place":
-        """The place of pack number `end`, given the items of this rank up to there."""
-        if not items:
-            return self._replace(number=end, pack=self.pack + end - self.number)
-        last = items[-1]
-        return Place(self.phase, end, last.position.epoch, last.position.block, last.position.pack + end - last.number)
-
 
 @dataclass
 class Item:
     """A pack as a batch, with what the loop needs to know about it."""
 
     batch: Ragged
-    number: int
-    position: Position
-    tokens: int
-    """Tokens of text, without those that fill the batch up."""
-    counts: tuple[float, float]
-    """Masked tokens and labelled pairs."""
+    place: Place
+    counts: tuple[float, float, float]
+    """Masked tokens, labelled pairs, and tokens of text (without those that fill the batch up)."""
 
 
 @dataclass
@@ -72,8 +65,7 @@ class Step:
     @property
     def counts(self) -> Tensor:
         """(masked tokens, labelled pairs, tokens) of these items; to be summed over the ranks."""
-        rows = [(*item.counts, item.tokens) for item in self.items]
-        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 3).sum(0)
+        return torch.tensor([item.counts for item in self.items], dtype=torch.float64).reshape(-1, 3).sum(0)
 
     def batches(self, counts: Tensor) -> Iterator[tuple[int, Ragged]]:
         """(pack number, batch) of each item, with the counts of the whole step for the loss to divide by."""
@@ -83,7 +75,7 @@ class Step:
         counts = pinned(counts, device).to(device, non_blocking=True)  # a plain copy would wait for the GPU's queue
         for item in self.items:
             targets = item.batch.targets
-            yield item.number, replace(item.batch, targets=None if targets is None else targets.of_step(counts))
+            yield item.place.number, replace(item.batch, targets=None if targets is None else targets.of_step(counts))
 
 
 def collate(pack: dict[str, Any], *, max_length: int, pad_id: int = 0, capacity: int | None = None) -> Ragged:
@@ -97,8 +89,7 @@ def collate(pack: dict[str, Any], *, max_length: int, pad_id: int = 0, capacity:
         if pack.get(name) is None:
             return None
         array = np.asarray(pack[name], dtype=np.int64)
-        after = 0 if capacity is None else max(0, size - len(array))
-        return torch.from_numpy(np.pad(array, (0, after), constant_values=value))
+        return torch.from_numpy(np.pad(array, (0, max(0, size - len(array))), constant_values=value))
 
     lengths, size = [int(n) for n in pack["lengths"]], len(pack["tokens"])
     total = size if capacity is None else capacity
@@ -107,7 +98,7 @@ def collate(pack: dict[str, Any], *, max_length: int, pad_id: int = 0, capacity:
     # Never few slots: the compiler treats small matrices differently, so a block's last, short pack would recompile.
     # A causal model predicts nearly all tokens, and gets a slot for each.
     predicted = len(pack["mask_index"])
-    slots = -(-(total if predicted > total // 2 else max(predicted, total // 8)) // 64) * 64
+    slots = 0 if capacity is None else -(-(total if predicted > total // 2 else max(predicted, total // 8)) // 64) * 64
     targets = PretrainTargets(
         mask_index_M=padded("mask_index", slots),
         mask_label_M=padded("mask_label", slots, IGNORE),
@@ -125,61 +116,68 @@ def by_length(pack: dict[str, Any]) -> dict[str, Any]:
     """The pack with its sequences sorted by length, so that attention finds those of equal length side by side."""
     lengths = np.asarray(pack["lengths"])
     order = np.argsort(lengths, kind="stable")
-    starts, moved = np.cumsum(lengths) - lengths, np.cumsum(lengths[order]) - lengths[order]
-    shift = np.repeat((starts[order] - moved), lengths[order])
-    source = np.arange(len(shift)) + shift  # where each token of the new order was
-    target = np.empty_like(source)
-    target[source] = np.arange(len(source))
-    out = dict(pack)
-    out |= {name: pack[name][source] for name in ("tokens", "segments") if name in pack}
-    out |= {name: pack[name][order] for name in ("lengths", "pair_label", "example", "language") if name in pack}
+    source = np.argsort(np.repeat(lengths, lengths), kind="stable")  # where each token of the new order was
+    target = np.argsort(source)
+    out: dict[str, Any] = {name: pack[name][source] for name in ("tokens", "segments") if name in pack}
+    out |= {name: pack[name][order] for name in ("lengths", "pair_label")}
     out |= {name: target[pack[name]] for name in ("mask_index", "span_left", "span_right") if name in pack}
-    return out
+    return pack | out
 
 
-def to_item(pack: dict[str, Any], number: int, stream: PackStream, fill: bool) -> Item:
+def to_item(pack: dict[str, Any], stream: PackStream, fill: bool, phase: int = 0, number: int = 0) -> Item:
     """A pack as an item; with `fill` every batch has the same number of tokens."""
     pack = by_length(pack)
-    counts = (float(len(pack["mask_index"])), float((pack["pair_label"] >= 0).sum()))
+    counts = (len(pack["mask_index"]), int((pack["pair_label"] >= 0).sum()), len(pack["tokens"]))
     capacity = stream.capacity if fill else None
     batch = collate(pack, max_length=stream.examples.length, pad_id=stream.layout.pad_id, capacity=capacity)
-    return Item(batch, number, pack["position"], len(pack["tokens"]), counts)
+    return Item(batch, Place(phase, number, *pack["position"]), counts)
 
 
 class Packs(IterableDataset):
     """The packs of one phase for one rank, from a place on; each worker makes every n-th of them."""
 
-    def __init__(self, feed: "Feed", step: int, total: int | None, place: Place) -> None:
-        self.recipe, self.rank, self.ranks, self.fill = feed.recipe, feed.rank, feed.ranks, feed.fill
-        self.stream, self.place, self.step, self.total = feed.stream(place.phase), place, step, total
+    def __init__(self, setting: "Setting", step: int, total: int | None, place: Place) -> None:
+        self.recipe, self.world, self.fill = setting.recipe, setting.world, setting.compiled
+        self.stream, self.place, self.step, self.total = setting.stream(place.phase), place, step, total
 
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
         mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        first = (self.rank - self.place.number) % self.ranks + mine * self.ranks
-        stride = self.ranks * workers
+        ranks = self.world.size
+        first, stride = (self.world.rank - self.place.number) % ranks + mine * ranks, ranks * workers
         moments = (moment(self.recipe, step, self.total) for step in count(self.step))
         rates = chain.from_iterable(repeat(now.mask_rate, now.packs) for now in moments)
-        for i, pack in enumerate(self.stream.packs(Position(*self.place[2:]), first, stride, rates)):
-            yield to_item(pack, self.place.number + first + i * stride, self.stream, self.fill)
+        packs = self.stream.packs(Position(*self.place[2:]), first, stride, rates)
+        for number, pack in zip(count(self.place.number + first, stride), packs):
+            yield to_item(pack, self.stream, self.fill, self.place.phase, number)
 
 
-@dataclass
-class Feed:
-    """The steps of a run for one rank."""
+@dataclass(frozen=True)
+class Setting:
+    """The inputs of a run, and the steps that they make for one rank."""
 
     recipe: Recipe
+    out: Path
     corpus: Corpus
+    tokenizer: Tokenizer
     layout: ExampleLayout
     device: torch.device
-    rank: int = 0
-    ranks: int = 1
-    fill: bool = False
-    """Fill every batch up to the same number of tokens, for compiled code."""
-    workers: int = 0
-    """Processes that make packs; 0 makes them in this one."""
+    world: World
+    teacher: str | None = None
     causal: bool | str = False
-    """The network's `causal`."""
+    """The network's `causal`, once there is one."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The compute precision."""
+        asked, cuda = self.recipe.run.dtype, self.device.type == "cuda"
+        return torch.bfloat16 if asked == "bfloat16" or (asked == "auto" and cuda) else torch.float32
+
+    @property
+    def compiled(self) -> bool:
+        """Whether to use torch.compile; then every batch has the same number of tokens."""
+        asked, half = self.recipe.run.compile, self.dtype != torch.float32
+        return asked if asked is not None else half and self.device.type == "cuda"
 
     def stream(self, phase: int) -> PackStream:
         """The packs of a phase; each phase draws its own examples."""
@@ -205,28 +203,26 @@ class Feed:
                 packs = self._open(step, total, place)
             began = time.perf_counter()
             end = place.number + now.packs
-            items = [next(packs) for n in range(place.number, end) if n % self.ranks == self.rank]
-            place = place.after(items, end)
+            try:
+                items = [next(packs) for n in range(place.number, end) if n % self.world.size == self.world.rank]
+            except EverybertError as error:  # a worker's has its traceback before it
+                raise EverybertError(str(error).rstrip().rpartition("EverybertError: ")[2]) from None
+            last = items[-1].place if items else place
+            place = last._replace(number=end, pack=last.pack + end - last.number)
             yield Step(items, place, time.perf_counter() - began)
             step += 1
 
     def _open(self, step: int, total: int | None, place: Place) -> Iterator[Item]:
+        asked, cuda = self.recipe.run.workers, self.device.type == "cuda"
+        workers = asked if asked is not None else 4 if cuda else 0
         loader: Any = DataLoader(
             Packs(self, step, total, place),
             batch_size=None,
-            num_workers=self.workers,
-            prefetch_factor=4 if self.workers else None,
+            num_workers=workers,
+            prefetch_factor=4 if workers else None,
         )
-        items = _one_line_errors(iter(loader))
-        return to_device(items, self.device) if self.device.type == "cuda" else items
-
-
-def _one_line_errors(items: Iterator[Item]) -> Iterator[Item]:
-    """The items of a loader; a worker's error without its traceback."""
-    try:
-        yield from items
-    except EverybertError as error:
-        raise EverybertError(str(error).rstrip().rpartition("EverybertError: ")[2]) from None
+        items = iter(loader)
+        return to_device(items, self.device) if cuda else items
 
 
 def to_device(items: Iterator[Item], device: torch.device) -> Iterator[Item]:

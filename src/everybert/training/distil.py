@@ -7,8 +7,10 @@ states through a projection (TinyBERT) or the relations within Q, K and V (MiniL
 Legend: T tokens in the batch, H hidden, M masked positions, V vocabulary, B sequences.
 """
 
+import re
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,8 @@ from everybert.model.ragged import Ragged
 from everybert.store.hub import resolve
 from everybert.store.huggingface import load_network, read_config
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.pretrain import Result, Setting, check_causal, check_length, fit_config, prepare, run
+from everybert.training.data import Setting
+from everybert.training.pretrain import Result, check_config, fit_config, prepare, run
 from everybert.training.recipe import DistilSettings, ModelSettings, Recipe, located, parse_model, text
 
 NAMES = ("ce", "mlm", "pair", "cosine", "hidden", "relation")
@@ -58,13 +61,12 @@ def distil(
         recipe = replace(recipe, model=read_student(student))
     setting = prepare(recipe, corpus, out, device, str(teacher))
     master = load_teacher(teacher, setting, allow_pickle)
-    network = build_student(setting, master)
+    network = build_student(setting, settings, master)
     for who, config in (("teacher", master.config), ("student", network.config)):
-        check_length(recipe, config, who)
-        check_causal(recipe, config)
+        check_config(recipe, config, who)
     if master.config.causal != network.config.causal:
         raise EverybertError("teacher and student must read in the same direction: give both the same [model] causal")
-    loss = DistilLoss(master, settings)
+    loss = partial(distil_loss, master, settings)
     if settings.relation:  # relations are computed sequence by sequence, which cannot be compiled
         setting = replace(setting, recipe=replace(recipe, run=replace(recipe.run, compile=False)))
     return run(setting, network, loss, NAMES, quiet)
@@ -80,7 +82,7 @@ def read_student(student: str | Path) -> ModelSettings:
         config, base = read_config(path)[0], EncoderConfig()
         fixed = ("vocab_size", "pad_id", "mask_id", "position_offset")
         changes = {k: v for k, v in vars(config).items() if v != getattr(base, k) and k not in fixed}
-        return ModelSettings(changes=tuple(sorted(changes.items())))
+        return ModelSettings(changes=dict(sorted(changes.items())))
     if str(student) not in PRESETS:
         raise EverybertError(f"--student {student}: give a preset ({', '.join(PRESETS)}), a folder or a .toml file")
     return ModelSettings(preset=str(student))
@@ -101,10 +103,9 @@ def load_teacher(name: str | Path, setting: Setting, allow_pickle: bool = False)
     return loaded.network.requires_grad_(False).eval()
 
 
-def build_student(setting: Setting, teacher: Network) -> Network:
+def build_student(setting: Setting, settings: DistilSettings, teacher: Network) -> Network:
     """A student with the teacher's vocabulary, initialised from its layers where the shapes agree."""
-    recipe, settings = setting.recipe, setting.recipe.distil
-    assert settings is not None
+    recipe = setting.recipe
     config = fit_config(recipe.config, setting.tokenizer).replace(vocab_size=teacher.config.vocab_size)
     mine, theirs = config.hidden_size, teacher.config.hidden_size
     torch.manual_seed(recipe.seed)
@@ -136,10 +137,7 @@ def copy_layers(teacher: Network, student: Network) -> None:
     theirs, mine = teacher.state_dict(), student.state_dict()
     layers = taught_by(len(student.encoder.layers), len(teacher.encoder.layers))
     for name, value in mine.items():
-        source = name
-        if name.startswith("encoder.layers."):
-            number, rest = name.removeprefix("encoder.layers.").split(".", 1)
-            source = f"encoder.layers.{layers[int(number)]}.{rest}"
+        source = re.sub(r"^(encoder\.layers\.)(\d+)", lambda found: f"{found[1]}{layers[int(found[2])]}", name)
         if source in theirs and theirs[source].shape == value.shape:
             value.copy_(theirs[source])
     # A student without segments adds the vector of the first segment, which every token had, to the positions.
@@ -150,48 +148,44 @@ def copy_layers(teacher: Network, student: Network) -> None:
             position.weight += theirs[table][0].to(position.weight)
 
 
-@dataclass
-class DistilLoss:
-    """The weighted sum of the differences between student and teacher that the settings ask for."""
+def distil_loss(teacher: Network, settings: DistilSettings, network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
+    """The weighted sum of the differences between student and teacher that the settings ask for.
 
-    teacher: Network
-    settings: DistilSettings
-
-    def __call__(self, network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
-        """Sums over this pack divided by the counts of the step; the figures are the weighted parts."""
-        s, targets = self.settings, targets_of(batch)
-        x_states: list[Tensor] = []
-        y_states: list[Tensor] = []
-        x_TH = network.encoder(batch, states=x_states)
-        with torch.no_grad():
-            y_TH = self.teacher.encoder(batch, states=y_states)
-        zero = x_TH.new_zeros((), dtype=torch.float32)
-        ce = mlm = pair = cosine = hidden = relation = zero
-        if s.ce or s.mlm:
-            logits_MV = network.mlm_logits(x_TH, targets.mask_index_M).float()
-            if s.mlm:
-                mlm = s.mlm * cross_entropy(logits_MV, targets.mask_label_M) / targets.masked
-            if s.ce:
-                teacher_MV = self.teacher.mlm_logits(y_TH, targets.mask_index_M).float()
-                ce = s.ce * divergence(logits_MV, teacher_MV, targets.mask_label_M, s.temperature) / targets.masked
-        if "nsp" in network.heads and s.pair:
-            assert targets.pair_label_B is not None
-            logits_B2 = network.sequence_logits(x_TH, batch, "nsp").float()
-            teacher_B2 = self.teacher.sequence_logits(y_TH, batch, "nsp").float()
-            pair = cross_entropy(logits_B2, targets.pair_label_B)
-            pair = pair + divergence(logits_B2, teacher_B2, targets.pair_label_B, s.temperature)
-            pair = s.pair * pair / targets.pairs
-        real_T = torch.arange(len(x_TH), device=x_TH.device) < targets.real
-        if s.cosine:
-            apart_T = 1 - F.cosine_similarity(x_TH.float(), y_TH.float(), dim=-1)
-            cosine = s.cosine * (apart_T * real_T).sum() / targets.tokens
-        if s.hidden:
-            hidden = s.hidden * hidden_error(network, x_states, y_states, real_T) / targets.tokens
-        if s.relation:
-            x_T3H, y_T3H = last_projections(network, x_states), last_projections(self.teacher, y_states)
-            relation = s.relation * relation_divergence(x_T3H, y_T3H, batch, s.relation_heads) / targets.tokens
-        parts = torch.stack((ce, mlm, pair, cosine, hidden, relation))
-        return parts.sum(), parts.detach()
+    Sums over this pack are divided by the counts of the step; the figures are the weighted parts.
+    """
+    s, targets = settings, targets_of(batch)
+    x_states: list[Tensor] = []
+    y_states: list[Tensor] = []
+    x_TH = network.encoder(batch, states=x_states)
+    with torch.no_grad():
+        y_TH = teacher.encoder(batch, states=y_states)
+    zero = x_TH.new_zeros((), dtype=torch.float32)
+    ce = mlm = pair = cosine = hidden = relation = zero
+    if s.ce or s.mlm:
+        logits_MV = network.mlm_logits(x_TH, targets.mask_index_M).float()
+        if s.mlm:
+            mlm = s.mlm * cross_entropy(logits_MV, targets.mask_label_M) / targets.masked
+        if s.ce:
+            teacher_MV = teacher.mlm_logits(y_TH, targets.mask_index_M).float()
+            ce = s.ce * divergence(logits_MV, teacher_MV, targets.mask_label_M, s.temperature) / targets.masked
+    if "nsp" in network.heads and s.pair:
+        assert targets.pair_label_B is not None
+        logits_B2 = network.sequence_logits(x_TH, batch, "nsp").float()
+        teacher_B2 = teacher.sequence_logits(y_TH, batch, "nsp").float()
+        pair = cross_entropy(logits_B2, targets.pair_label_B)
+        pair = pair + divergence(logits_B2, teacher_B2, targets.pair_label_B, s.temperature)
+        pair = s.pair * pair / targets.pairs
+    real_T = torch.arange(len(x_TH), device=x_TH.device) < targets.real
+    if s.cosine:
+        apart_T = 1 - F.cosine_similarity(x_TH.float(), y_TH.float(), dim=-1)
+        cosine = s.cosine * (apart_T * real_T).sum() / targets.tokens
+    if s.hidden:
+        hidden = s.hidden * hidden_error(network, x_states, y_states, real_T) / targets.tokens
+    if s.relation:
+        x_T3H, y_T3H = last_projections(network, x_states), last_projections(teacher, y_states)
+        relation = s.relation * relation_divergence(x_T3H, y_T3H, batch, s.relation_heads) / targets.tokens
+    parts = torch.stack((ce, mlm, pair, cosine, hidden, relation))
+    return parts.sum(), parts.detach()
 
 
 def divergence(logits_MV: Tensor, teacher_MV: Tensor, label_M: Tensor, temperature: float) -> Tensor:
@@ -211,10 +205,9 @@ def hidden_error(network: Network, mine: list[Tensor], theirs: list[Tensor], rea
     The embeddings count as a layer. A student of another width has a head "project".
     """
     total = mine[0].new_zeros((), dtype=torch.float32)
-    for i, x_TH in enumerate(mine):
-        y_TH = theirs[round(i * (len(theirs) - 1) / (len(mine) - 1))]
+    for x_TH, i in zip(mine, taught_by(len(mine), len(theirs))):
         x_TH = network.heads["project"](x_TH) if "project" in network.heads else x_TH
-        total = total + ((x_TH.float() - y_TH.float()).square().mean(-1) * real_T).sum()
+        total = total + ((x_TH.float() - theirs[i].float()).square().mean(-1) * real_T).sum()
     return total / len(mine)
 
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,8 +21,6 @@ from torch.distributed.rendezvous import rendezvous
 from everybert.errors import EverybertError
 from everybert.model.engine import pick_device
 
-FLAT = 1 << 26
-"""Most numbers in one all-reduce (256 MB): enough to fill the links, few enough to save memory."""
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others: to start, and to do their part of a step, an evaluation or a save."""
 
@@ -38,7 +37,6 @@ class World:
 
     rank: int = 0
     size: int = 1
-    local: int = 0
 
     @classmethod
     def join(cls) -> "World":
@@ -54,7 +52,7 @@ class World:
             store = dist.PrefixStore(f"start {before} of {size} ranks", store)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
             atexit.register(dist.destroy_process_group)
-        return cls(dist.get_rank(), size, int(os.environ.get("LOCAL_RANK", "0")))
+        return cls(dist.get_rank(), size)
 
     @property
     def first(self) -> bool:
@@ -65,10 +63,10 @@ class World:
         """The device of this rank: the one asked for, else its own GPU, else the CPU."""
         found = pick_device(asked)
         if found.type == "cuda" and found.index is None:
-            count = torch.cuda.device_count()
-            if self.local >= count:
+            local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+            if local >= count:
                 raise EverybertError(f"this host has {count} GPUs: start no more ranks on it, or give --device cpu")
-            found = torch.device("cuda", self.local)
+            found = torch.device("cuda", local)
             torch.cuda.set_device(found)
         return found
 
@@ -83,32 +81,17 @@ class World:
         if self.size == 1:
             return
         used = self.sum(torch.tensor([float(p.grad is not None) for p in parameters])).tolist()
-        groups: list[list[Tensor]] = [[]]
-        for parameter, ranks in zip(parameters, used):
-            if ranks and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if parameter.grad is not None:
-                if sum(grad.numel() for grad in groups[-1]) + parameter.numel() > FLAT and groups[-1]:
-                    groups.append([])
-                groups[-1].append(parameter.grad)
-        for grads in filter(None, groups):
-            flat = self.sum(torch.cat([g.reshape(-1) for g in grads]))
-            parts = flat.split([g.numel() for g in grads])
-            torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads)])
+        shared = [p for p, ranks in zip(parameters, used) if ranks]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in shared]
+        flat = self.sum(torch.cat([g.reshape(-1) for g in grads]))
+        for parameter, part in zip(shared, flat.split([p.numel() for p in shared])):
+            parameter.grad = part.view_as(parameter)
 
-    def agree(self, *values: float) -> list[float]:
-        """The numbers of rank 0, on every rank."""
-        if self.size == 1:
-            return list(values)
-        held = torch.tensor(values, dtype=torch.float64)
-        dist.broadcast(held, 0)
-        return held.tolist()
-
-    def texts(self, text: str) -> list[str]:
-        """The text of each rank, on every rank."""
-        found = [text] * self.size
+    def gather(self, value: Any) -> list[Any]:
+        """The value of each rank, on every rank."""
+        found = [value] * self.size
         if self.size > 1:
-            dist.all_gather_object(found, text)
+            dist.all_gather_object(found, value)
         return found
 
     @contextlib.contextmanager
@@ -121,13 +104,13 @@ class World:
             if self.size == 1:
                 raise
             message = str(error)
-        for rank, text in enumerate(self.texts(message)):
+        for rank, text in enumerate(self.gather(message)):
             if text:
                 raise EverybertError(f"rank {rank}: {text}" if rank else text)
 
-    def same(self, what: str, digest: str) -> None:
+    def same(self, what: str, value: Any) -> None:
         """Refuse to start if a rank has another recipe or corpus than rank 0."""
-        found = self.texts(digest)
-        other = [rank for rank, text in enumerate(found) if text != found[0]]
+        found = self.gather(value)
+        other = [rank for rank, one in enumerate(found) if one != found[0]]
         if other:
             raise EverybertError(f"rank {other[0]} has another {what} than rank 0: start every rank with the same one")

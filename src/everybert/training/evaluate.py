@@ -87,8 +87,8 @@ def heldout_packs(
             raise
         stream = PackStream(corpus, layout, replace(examples, kind="full"), capacity=capacity, causal=causal)
         note(f"note: the held-out text is evaluated as full sentences, without pairs: {reason}")
-    made = enumerate(islice(stream.packs(epochs=1), -(-tokens // PACK)))
-    packs = [to_item(pack, number, stream, fill=False).batch for number, pack in made]
+    made = islice(stream.packs(epochs=1), -(-tokens // PACK))
+    packs = [to_item(pack, stream, fill=False).batch for pack in made]
     if (masked := count_masked(packs)) < FEW:
         note(
             f"note: the held-out text is too small to trust its figures ({masked} masked tokens): hold out more of the "
@@ -111,8 +111,8 @@ def evaluate_packs(
     The logits are computed in slices, never for all masked positions of a pack at once.
     """
     device = network.encoder.embeddings.token.weight.device
-    loss = right = pairs_right = torch.zeros((), device=device, dtype=torch.float64)
-    masked = pairs = 0
+    loss = right = pairs_right = pairs = torch.zeros((), device=device, dtype=torch.float64)
+    masked = 0
     for done, pack in enumerate(packs, 1):
         batch = pack.to(device)
         x_TH, targets = network.encoder(batch), targets_of(batch)
@@ -121,16 +121,15 @@ def evaluate_packs(
             loss = loss + cross_entropy(logits_MV, label_M).double()
             right = right + (logits_MV.argmax(-1) == label_M).sum()
             masked += len(label_M)
-        labels_B, host_B = targets.pair_label_B, targets_of(pack).pair_label_B
-        if "nsp" in network.heads and labels_B is not None and host_B is not None:
+        if "nsp" in network.heads and targets.pair_label_B is not None:
             guess_B = network.sequence_logits(x_TH, batch, "nsp").argmax(-1)
-            pairs_right = pairs_right + ((guess_B == labels_B) & (labels_B >= 0)).sum()
-            pairs += int((host_B >= 0).sum())
+            pairs_right = pairs_right + (guess_B == targets.pair_label_B).sum()
+            pairs = pairs + (targets.pair_label_B >= 0).sum()
         progress(done)
     mean = float(loss) / max(1, masked)
     figures = {"heldout_loss": mean, "accuracy": float(right) / max(1, masked), "perplexity": math.exp(min(mean, 80.0))}
     if pairs:
-        figures["pair_accuracy"] = float(pairs_right) / pairs
+        figures["pair_accuracy"] = float(pairs_right / pairs)
     return figures
 
 
@@ -145,11 +144,8 @@ def pseudo_perplexity(network: Network, sentences: Sequence[Sequence[int]], mask
 
 def sample_sentences(corpus: Corpus, layout: ExampleLayout, most: int = 32, longest: int = 64) -> list[list[int]]:
     """Sentences spread over the split, truncated to a length, with their special tokens."""
-    chosen = np.unique(np.linspace(0, corpus.sentences - 1, most).astype(np.int64))
-    out = []
-    for s in chosen:
-        start, stop = (int(x) for x in corpus.sentence_offsets[s : s + 2])
-        ids = corpus.tokens(start, min(stop, start + longest - 2)).astype(int).tolist()
-        if ids:
-            out.append([layout.cls_id, *ids, layout.sep_id])
-    return out
+    ids = []
+    for s in np.unique(np.linspace(0, corpus.sentences - 1, most).astype(np.int64)):
+        start, stop = corpus.sentence_offsets[s : s + 2].tolist()
+        ids.append(corpus.tokens(start, min(stop, start + longest - 2)).tolist())
+    return [[layout.cls_id, *each, layout.sep_id] for each in ids if each]

@@ -18,7 +18,6 @@ import torch
 from everybert.corpus.masking import make_key, permutation
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder, check_folder, write_json
-from everybert.model.heads import Network
 from everybert.store.adapters import is_adapter
 from everybert.store.card import write_card
 from everybert.store.hub import resolve
@@ -231,8 +230,7 @@ def prepare_data(
         if cut := sum(made.cut):
             notes.append(f"{part.where}: {cut} tokens lie beyond the window and were cut")
     most = features[0].most
-    many = 0 if most is None else int((np.diff(features[0].first_E1) > most).sum())
-    if many:
+    if many := int((np.diff(features[0].first_E1) > most).sum()):
         notes.append(
             f"{examples.where}: {many} texts have more than {most} windows: training reads that many of each, "
             "evenly spread; scores and predictions read all"
@@ -266,7 +264,7 @@ def split(examples: Examples, seed: int, grouped: bool = False) -> tuple[Example
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def load_base(data: Data, seed: int) -> tuple[Network, Loaded]:
+def load_base(data: Data, seed: int) -> Loaded:
     """The base model with the task's head; a new head is drawn by the seed. A head for the same labels is kept."""
     torch.manual_seed(seed)
     task = data.task
@@ -274,15 +272,14 @@ def load_base(data: Data, seed: int) -> tuple[Network, Loaded]:
     loaded = load_network(data.folder, heads=heads, dtype=torch.float32, verify=False, allow_pickle=data.allow_pickle)
     if task.labels and task.head and loaded.labels is not None and list(task.labels) != loaded.labels:
         loaded.network.add_head(task.head, task.outputs)  # the same number of labels, but different ones
-    return loaded.network, loaded
+    return loaded
 
 
 def run_once(data: Data, settings: FinetuneSettings, seed: int, quiet: bool = False) -> Run:
     """One run from the base model."""
-    network, loaded = load_base(data, seed)
-    fresh = "pooler" in loaded.report.missing
+    loaded = load_base(data, seed)
     torch.manual_seed(seed)
-    return tune(data, network, settings, seed, fresh, quiet)
+    return tune(data, loaded.network, settings, seed, "pooler" in loaded.report.missing, quiet)
 
 
 def run_all(
@@ -310,21 +307,14 @@ def save(tuned: Tuned, data: Data, folder: Path, confusion: np.ndarray | None) -
     best, task = tuned.runs[0], tuned.task
     assert best.network is not None and best.mode is not None
     best.mode.save(best.network, data, task, folder)
-    facts = describe(tuned, data)
-    write_json(folder / "finetune.json", facts)
-    write_card(folder, facts, confusion, task.labels)
-
-
-def describe(tuned: Tuned, data: Data) -> dict[str, Any]:
-    """How a folder was made, as JSON: settings, data, scores of every seed, the best run's history."""
-    return {
-        "task": tuned.task.name,
-        "metric": tuned.task.metric,
+    facts = {
+        "task": task.name,
+        "metric": task.metric,
         "base": str(data.folder),
         "train": Path(data.train_examples.where).name,
         "dev": Path(data.dev_examples.where).name,
         "settings": asdict(tuned.settings) | {"epochs": tuned.settings.rounds},
-        "lr": tuned.runs[0].lr,
+        "lr": best.lr,
         "train_examples": len(data.train_examples),
         "dev_examples": len(data.dev_examples),
         "scores": {k: {"mean": v.mean, "half": v.half, "runs": v.runs} for k, v in tuned.scores.items()},
@@ -335,3 +325,5 @@ def describe(tuned: Tuned, data: Data) -> dict[str, Any]:
         "notes": list(tuned.notes),
         "history": tuned.history,
     }
+    write_json(folder / "finetune.json", facts)
+    write_card(folder, facts, confusion, task.labels)

@@ -14,8 +14,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from everybert.errors import EverybertError
-from everybert.files import write_text
+from everybert.files import disk_errors, write_text
 
 
 @contextlib.contextmanager
@@ -50,21 +49,21 @@ class Logs:
             path = folder / "log.jsonl"
             forget_after(path, resume_at)
             self.file = path.open("a", encoding="utf-8")
-            self.board = _board(folder / "tensorboard", resume_at) if board else None
+            if board:
+                os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+                with contextlib.suppress(ImportError):  # it need not be installed
+                    from torch.utils.tensorboard import SummaryWriter
+
+                    self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=resume_at or None)
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Log the values of a step."""
         if self.file is None:
             self.rows.append({"step": step, **values})
             return
-        try:
+        with disk_errors(self.file.name, "the last checkpoint is intact"):
             self.file.write(json.dumps({"step": step, **values}) + "\n")
             self.file.flush()
-        except OSError as error:
-            raise EverybertError(
-                f"log.jsonl could not be written ({error.strerror}): the last checkpoint is intact, make room and "
-                "run again to resume"
-            ) from error
         if self.board is not None:
             for name, value in values.items():
                 if isinstance(value, int | float):
@@ -125,13 +124,3 @@ def progress_line(step: int, total: int | None, values: dict[str, Any], left: fl
     line = [f"step {step:,}" + (f"/{total:,}" if total else "")]
     line += [text.format(values[name]) for name, text in shown.items() if values.get(name) is not None]
     return "  ".join(line if left is None else [*line, f"ETA {timedelta(seconds=round(left))}"])
-
-
-def _board(folder: Path, step: int) -> Any:
-    """A TensorBoard writer, or None if it is not installed."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=step or None)

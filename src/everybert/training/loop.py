@@ -40,11 +40,11 @@ class TrainingJob:
     """The batches of all steps from the current one on."""
     lr: Callable[[Progress], float]
     """The learning rate of the next step."""
-    save: Callable[[Progress], object]
-    """Write a checkpoint (called on every rank; rank 0 writes)."""
     names: tuple[str, ...]
     """The names of the loss function's figures, which add up to the loss."""
     run: RunSettings
+    save: Callable[[Progress], object] = lambda progress: None
+    """Write a checkpoint (called on every rank; rank 0 writes)."""
     evaluate: Callable[[Progress], Figures] | None = None
     """Figures on held-out data; called on rank 0."""
     plan: Callable[[Progress], bool] | None = None
@@ -76,7 +76,12 @@ def train(job: TrainingJob, progress: Progress, logs: Logs) -> bool:
     with stop_signals() as stop, explain_memory(job.memory_hint):
         while not progress.finished:
             # Fetch this rank's packs, and sum over the ranks: counts of the step, stop requests, lost workers.
-            share = fetch(steps, stop)
+            try:
+                share = next(steps)
+            except RuntimeError:  # a stop signal ends the worker processes too
+                if not stop.is_set():
+                    raise
+                share = None
             counts = torch.zeros(3, dtype=torch.float64) if share is None else share.counts
             seconds = time.perf_counter() - began if world.first else 0.0
             state = torch.tensor([stop.is_set(), share is None, seconds], dtype=torch.float64)
@@ -104,7 +109,7 @@ def train(job: TrainingJob, progress: Progress, logs: Logs) -> bool:
             skip = guard.judge(loss)
             norm = job.optimizer.step(lr, skip)
             guard.note(loss, skip | ~torch.isfinite(norm))
-            job.optimizer.zero()
+            compute.master.zero_grad()
             compute.refresh()
             progress.step += 1
             progress.tokens += int(tokens)
@@ -211,16 +216,6 @@ class Meter:
         if share is not None:
             values["mfu"] = share * self.tokens / seconds
         return values | {"data_wait": self.wait / seconds}
-
-
-def fetch(steps: Iterator[Step], stop: Event) -> Step | None:
-    """The packs of the next step; None if a stop signal ended the worker processes."""
-    try:
-        return next(steps)
-    except RuntimeError:
-        if stop.is_set():
-            return None
-        raise
 
 
 @contextlib.contextmanager

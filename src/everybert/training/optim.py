@@ -10,7 +10,7 @@ Legend: K matrices of one shape, m × n with m ≤ n.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class OptimizerConfig:
 class Optimizer:
     """Updates the fp32 parameters of a network.
 
-    `scale(name)` multiplies AdamW's learning rate of a parameter (layer-wise decay); 0 freezes it.
+    `scale(name)` multiplies AdamW's learning rate of a parameter (layer-wise decay).
     """
 
     def __init__(
@@ -55,36 +55,27 @@ class Optimizer:
         self.config = config
         self.names: dict[Tensor, str] = {}
         groups: dict[tuple[float, float], list[Tensor]] = {}
-        matrices: list[tuple[str, Tensor]] = []
+        shapes: dict[torch.Size, dict[str, Tensor]] = {}
         for name, parameter in network.named_parameters():
-            factor = scale(name) if scale is not None else 1.0
-            if factor == 0.0:
-                parameter.requires_grad_(False)
             if not parameter.requires_grad:
                 continue
             self.names[parameter] = name
             if config.kind == "muon" and parameter.dim() == 2 and ".layers." in f".{name}":
-                matrices.append((name, parameter))
+                shapes.setdefault(_matrices(name, parameter)[0].shape, {})[name] = parameter
             else:
                 decay = config.weight_decay if parameter.dim() >= 2 else 0.0
-                groups.setdefault((decay, factor), []).append(parameter)
+                groups.setdefault((decay, scale(name) if scale else 1.0), []).append(parameter)
         if not self.names:
             raise EverybertError("nothing is left to train: every parameter is frozen")
-        self.rates = [rate for _, rate in groups]
         self.adam = torch.optim.AdamW(
-            [{"params": ps, "weight_decay": decay} for (decay, _), ps in groups.items()],
+            [{"params": ps, "weight_decay": decay, "rate": rate} for (decay, rate), ps in groups.items()],
             lr=0.0,
             betas=config.betas,
             eps=config.eps,
             fused=True,
         )
-        self.muon = [Muon(rows, config) for rows in _by_shape(matrices)]
+        self.muon = [Muon(parameters, config) for parameters in shapes.values()]
         self.parameters = list(self.names)
-
-    def zero(self) -> None:
-        """Clear the gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
 
     @torch.no_grad()
     def step(self, lr: float, skip: Tensor | None = None) -> Tensor:
@@ -96,8 +87,8 @@ class Optimizer:
         bad = (~torch.isfinite(norm) if skip is None else ~torch.isfinite(norm) | skip).float()
         if self.config.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, norm)
-        for group, rate in zip(self.adam.param_groups, self.rates):
-            group["lr"] = lr * rate
+        for group in self.adam.param_groups:
+            group["lr"] = lr * group["rate"]
         self.adam.found_inf = bad  # type: ignore[attr-defined]  # the fused kernel skips the update without a synchronisation
         self.adam.step()
         for muon in self.muon:
@@ -130,38 +121,29 @@ class Optimizer:
             ) from None
 
 
-class Rows(NamedTuple):
-    """One matrix: `height` rows of a parameter from row `start`."""
-
-    name: str
-    parameter: Tensor
-    start: int
-    height: int
-
-
 class Muon:
     """Muon for all matrices of one shape."""
 
-    def __init__(self, rows: list[Rows], config: OptimizerConfig) -> None:
-        self.config = config
-        self.rows = rows
-        self.height, width = rows[0].height, rows[0].parameter.shape[1]
-        self.turned = self.height > width
-        m, n = sorted((self.height, width))
-        self.momentum_Kmn = torch.zeros(len(rows), m, n, device=rows[0].parameter.device)
-        self.weights = [r.parameter.detach()[r.start : r.start + self.height] for r in rows]
+    def __init__(self, parameters: dict[str, Tensor], config: OptimizerConfig) -> None:
+        self.parameters, self.config = parameters, config
+        parts = [(name, number, w) for name, p in parameters.items() for number, w in enumerate(_matrices(name, p))]
+        self.weights = [w.detach() for *_, w in parts]
+        height, width = self.weights[0].shape
+        self.keys = [f"muon.{name}.{number * height}" for name, number, _ in parts]
+        self.turned = height > width
+        m, n = sorted((height, width))
+        self.momentum_Kmn = self.weights[0].new_zeros(len(parts), m, n)
         # Updates have the same size as AdamW's, so that one learning rate fits both (Liu et al. 2025, eq. 4).
-        on_gpu = rows[0].parameter.is_cuda
-        self.direction = torch.compile(_direction, dynamic=False) if on_gpu else _direction
-        self.scale = torch.tensor(0.2 * math.sqrt(n), device=rows[0].parameter.device)
+        self.scale = 0.2 * math.sqrt(n)
+        self.direction = torch.compile(_direction, dynamic=False) if self.weights[0].is_cuda else _direction
 
     def step(self, lr: float, bad: Tensor) -> None:
-        """Add the orthogonalised Nesterov momentum to the weights; nothing changes if `bad` is 1."""
-        rows = [(r.parameter if r.parameter.grad is None else r.parameter.grad, r) for r in self.rows]
-        grad_Kmn = torch.stack([g[r.start : r.start + self.height] for g, r in rows])
-        for k, r in enumerate(self.rows):
-            if r.parameter.grad is None:  # not used by this objective (Longformer's global projections)
-                grad_Kmn[k].zero_()
+        """Add the orthogonalised Nesterov momentum to the weights; nothing changes if `bad` is 1.
+
+        A parameter without a gradient is not used by this objective (Longformer's global projections).
+        """
+        grads = ((name, torch.zeros_like(p) if p.grad is None else p.grad) for name, p in self.parameters.items())
+        grad_Kmn = torch.stack([part for name, grad in grads for part in _matrices(name, grad)])
         step_Kmn = self.direction(grad_Kmn, self.momentum_Kmn, bad, self.config.momentum, self.turned)
         keep = 1.0 - lr * self.config.weight_decay
         torch._foreach_mul_(self.weights, torch.where(bad > 0, 1.0, torch.full_like(bad, keep)))
@@ -169,23 +151,17 @@ class Muon:
 
     def state(self) -> dict[str, Tensor]:
         """The momentum of each matrix, by parameter name and first row."""
-        return {f"muon.{r.name}.{r.start}": self.momentum_Kmn[k].contiguous() for k, r in enumerate(self.rows)}
+        return dict(zip(self.keys, self.momentum_Kmn))
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Load the output of `state`."""
-        for k, r in enumerate(self.rows):
-            self.momentum_Kmn[k].copy_(state[f"muon.{r.name}.{r.start}"])
+        for key, momentum_mn in zip(self.keys, self.momentum_Kmn):
+            momentum_mn.copy_(state[key])
 
 
-def _by_shape(matrices: list[tuple[str, Tensor]]) -> list[list[Rows]]:
-    """Split fused Q, K, V, and group matrices of equal shape."""
-    groups: dict[tuple[int, int], list[Rows]] = {}
-    for name, parameter in matrices:
-        parts = 3 if "qkv" in name and parameter.shape[0] == 3 * parameter.shape[1] else 1
-        height, width = parameter.shape[0] // parts, parameter.shape[1]
-        for part in range(parts):
-            groups.setdefault((height, width), []).append(Rows(name, parameter, part * height, height))
-    return list(groups.values())
+def _matrices(name: str, tensor: Tensor) -> tuple[Tensor, ...]:
+    """The matrices of a parameter, or of its gradient: Q, K and V are three in one, if they are of equal size."""
+    return tensor.chunk(3 if "qkv" in name and tensor.shape[0] == 3 * tensor.shape[1] else 1)
 
 
 def _direction(grad_Kmn: Tensor, momentum_Kmn: Tensor, bad: Tensor, mu: float, turned: bool) -> Tensor:

@@ -5,34 +5,23 @@ operations which the mathematics needs (Chowdhery et al. 2022, appendix B). Seve
 0.474 (docs/LOG.md); every GPU is assumed to reach their middle, so expect times to be within 15 %.
 """
 
-import json
 import math
 from dataclasses import dataclass
-from importlib import resources
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from everybert.errors import EverybertError
+from everybert.files import read_json
 from everybert.model.config import EncoderConfig, padded_vocabulary
 from everybert.model.heads import Network
 from everybert.store.huggingface import SkipInit
 from everybert.training.recipe import Phase, Recipe, seconds
 from everybert.training.rtd import add_generator, generator_of
 
-
-class Gpu(NamedTuple):
-    """The data sheet of a GPU: dense bf16 (V100: fp16) FLOP/s, bytes of memory, bytes per second to others, one way."""
-
-    flops: float
-    memory: float
-    link: float
-
-
-GPUS = {
-    name: Gpu(**values)
-    for name, values in json.loads(resources.files(__package__).joinpath("gpus.json").read_text("utf-8")).items()
-}
+GPUS: dict[str, dict[str, float]] = read_json(Path(__file__).with_name("gpus.json"))
+"""Data sheets: dense bf16 (V100: fp16) FLOP/s, bytes of memory, bytes per second to others, one way (link)."""
 MFU = 0.43
 """The share of the peak that training reaches, checkpointing and the network aside."""
 BESIDE = (("v100", 8), ("tpu-v2", 16), ("tpu-v3", 16), ("a100", 8), ("h100", 8), ("h200", 1))
@@ -70,30 +59,29 @@ def plan(recipe: Recipe, machine: Machine) -> dict[str, Any]:
             add_generator(network, recipe.rtd)
     parameters = sum(p.numel() for p in network.parameters())
 
-    def phases(total: int) -> list[dict[str, Any]]:
+    def phases(machine: Machine, total: int) -> list[dict[str, Any]]:
         return [_phase(recipe, network, parameters, machine, phase, total) for phase in recipe.phases]
 
-    rows = phases(recipe.steps or 1_000_000)
+    def days(rows: list[dict[str, Any]]) -> float:
+        return sum(row["days"] for row in rows)
+
+    rows = phases(machine, recipe.steps or 1_000_000)
     if recipe.budget is not None:  # as many steps as fit the time
-        rows = phases(max(1, round(seconds(recipe.budget) / sum(row["days"] for row in rows) / 86400 * 1e6)))
+        rows = phases(machine, max(1, round(seconds(recipe.budget) / days(rows) / 86400 * 1e6)))
     memory = _memory(recipe, network, parameters)
     steps = sum(row["steps"] for row in rows)
-    beside = {}
-    for name, count in BESIDE:
-        alone = [_phase(recipe, network, parameters, Machine(name), phase, steps) for phase in recipe.phases]
-        beside[f"{count} × {name}"] = sum(row["days"] for row in alone) / count
-    hours = 24 * machine.gpus * sum(row["days"] for row in rows)
+    hours = 24 * machine.gpus * days(rows)
     return {
         "gpu": machine.gpu,
         "gpus": machine.gpus,
         "parameters": parameters,
         "tokens": sum(row["steps"] * row["tokens"] for row in rows),
-        "days": sum(row["days"] for row in rows),
+        "days": days(rows),
         "gpu_hours": hours,
         "dollars": hours * machine.price,
         "phases": rows,
         "memory_gb": memory,
-        "days_beside": beside,
+        "days_beside": {f"{n} × {name}": days(phases(Machine(name), steps)) / n for name, n in BESIDE},
         "notes": _notes(recipe, machine, rows, memory["total"]),
     }
 
@@ -107,11 +95,11 @@ def _phase(
     rate = sum(phase.rate or recipe.mask_rate) / 2
     flops = training_flops(network, phase.length, rate)
     again = 4 / 3 if recipe.run.checkpointing else 1  # one more forward pass besides three units of work
-    compute = busiest * recipe.batch.pack * flops * again / (MFU * gpu.flops)
+    compute = busiest * recipe.batch.pack * flops * again / (MFU * gpu["flops"])
     # Over a ring each GPU sends (N − 1)/N of the fp32 gradients twice (all-reduce). It does so after the last pack, so
     # its time adds to that of compute.
     sent = (machine.gpus - 1) / machine.gpus * parameters * 8
-    sending = sent / (gpu.link if machine.gpus <= NODE else min(gpu.link, NETWORK))
+    sending = sent / (gpu["link"] if machine.gpus <= NODE else min(gpu["link"], NETWORK))
     step = compute + sending
     speed, steps = packs * recipe.batch.pack / step, round(phase.share * total)
     return {
@@ -120,7 +108,7 @@ def _phase(
         "tokens": packs * recipe.batch.pack,
         "packs": packs,
         "tokens_per_second": speed,
-        "mfu": speed * flops / (machine.gpus * gpu.flops),
+        "mfu": speed * flops / (machine.gpus * gpu["flops"]),
         "network_share": sending / step,
         "days": steps * step / 86400,
     }
@@ -148,7 +136,7 @@ def _notes(recipe: Recipe, machine: Machine, rows: list[dict[str, Any]], needed:
         f"set batch.pack so that tokens / pack is a multiple of {machine.gpus}"
         for packs in sorted({row["packs"] for row in rows if row["packs"] % machine.gpus})
     ]
-    if needed > 0.9 * GPUS[machine.gpu].memory / 1e9:
+    if needed > 0.9 * GPUS[machine.gpu]["memory"] / 1e9:
         notes.append(f"{needed:.0f} GB would not fit: lower batch.pack, or set run.checkpointing = true")
     if any(row["network_share"] > 0.5 for row in rows):
         notes.append("the network takes longer than the computation: use fewer GPUs, or more tokens per step")
@@ -164,7 +152,7 @@ def _notes(recipe: Recipe, machine: Machine, rows: list[dict[str, Any]], needed:
 
 def peak_flops(device_name: str) -> float | None:
     """The dense bf16 peak of a device by its name, or None if it is not known."""
-    return next((gpu.flops for key, gpu in GPUS.items() if key in device_name.lower()), None)
+    return next((gpu["flops"] for key, gpu in GPUS.items() if key in device_name.lower()), None)
 
 
 def flops_per_token(config: EncoderConfig, length: float, masked: float = 0.15) -> float:

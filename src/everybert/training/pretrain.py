@@ -8,10 +8,9 @@ out/generator/      with replaced-token detection: the generator, likewise
 """
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from everybert.store.huggingface import load_network, save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import schedule
 from everybert.training.checkpoint import Progress, checkpoints, find_checkpoint, load_checkpoint, lock, save_checkpoint
-from everybert.training.data import Feed
+from everybert.training.data import Setting
 from everybert.training.distributed import World
 from everybert.training.evaluate import PACK, evaluate_packs, heldout_packs, pseudo_perplexity, sample_sentences
 from everybert.training.logs import Logs
@@ -39,7 +38,7 @@ from everybert.training.loop import Figures, TrainingJob, train
 from everybert.training.optim import Optimizer
 from everybert.training.plan import peak_flops, training_flops
 from everybert.training.recipe import Recipe
-from everybert.training.rtd import RtdLoss, add_generator, generator_of, remove_generator, score_detection
+from everybert.training.rtd import add_generator, generator_of, remove_generator, rtd_loss, score_detection
 from everybert.training.step import Compute, LossFunction
 
 
@@ -57,32 +56,6 @@ class Result:
     def model(self) -> Path:
         """The folder of the model, once finished."""
         return self.folder / "model"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The inputs of a run, before there is a network."""
-
-    recipe: Recipe
-    out: Path
-    corpus: Corpus
-    tokenizer: Tokenizer
-    layout: ExampleLayout
-    device: torch.device
-    world: World
-    teacher: str | None = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The compute precision."""
-        asked, cuda = self.recipe.run.dtype, self.device.type == "cuda"
-        return torch.bfloat16 if asked == "bfloat16" or (asked == "auto" and cuda) else torch.float32
-
-    @property
-    def compiled(self) -> bool:
-        """Whether to use torch.compile."""
-        asked, half = self.recipe.run.compile, self.dtype != torch.float32
-        return asked if asked is not None else half and self.device.type == "cuda"
 
 
 def pretrain(
@@ -108,7 +81,7 @@ def pretrain(
         network.heads["boundary"] = Boundary(network.config)
         return run(setting, network, boundary_loss, ("mlm", "nsp", "boundary"), quiet)
     if recipe.rtd is not None:
-        return run(setting, network, RtdLoss(recipe.rtd), ("mlm", "rtd"), quiet)
+        return run(setting, network, partial(rtd_loss, recipe.rtd), ("mlm", "rtd"), quiet)
     names = ("mlm", "nsp") if "nsp" in network.heads else ("mlm",)
     return run(setting, network, pretrain_loss, names, quiet)
 
@@ -130,8 +103,8 @@ def prepare(
         recipe, Path(out), opened, tokenizer, ExampleLayout.of(tokenizer), world.device(device), world, teacher
     )
     # [run] included: ranks must save and evaluate at the same steps.
-    world.same("recipe", hashlib.sha256(json.dumps(recipe.plain(), sort_keys=True).encode()).hexdigest())
-    world.same("corpus", f"{opened.tokenizer_digest} {opened.token_count}")
+    world.same("recipe", recipe.plain())
+    world.same("corpus", (opened.tokenizer_digest, opened.token_count))
     return setting
 
 
@@ -145,12 +118,10 @@ def claim(setting: Setting) -> None:
         write_json(path, facts)
         return
     there = read_json(path)
-    keys = setting.recipe.differences(there.get("recipe", {}))
-    if keys:
-        raise EverybertError(f"{setting.out} holds a run with another {', '.join(keys)}: use that, or another --out")
-    for name in facts:
-        if name != "recipe" and there.get(name) != facts[name]:
-            raise EverybertError(f"{setting.out} holds a run with another {name}: use that one, or another --out")
+    other = setting.recipe.differences(there.get("recipe", {}))
+    other += [name for name in facts if name != "recipe" and there.get(name) != facts[name]]
+    if other:
+        raise EverybertError(f"{setting.out} holds a run with another {', '.join(other)}: use that, or another --out")
 
 
 def fit_config(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
@@ -175,8 +146,7 @@ def build_network(setting: Setting, allow_pickle: bool = False) -> Network:
         network = start_from(setting, recipe.model.init, allow_pickle)
     else:
         network = Network(fit_config(recipe.config, setting.tokenizer), recipe.heads)
-    check_length(recipe, network.config, "model")
-    check_causal(recipe, network.config)
+    check_config(recipe, network.config)
     if recipe.rtd is not None:
         add_generator(network, recipe.rtd)
     generator_of(network).encoder.checkpointing = network.encoder.checkpointing = recipe.run.checkpointing
@@ -199,24 +169,23 @@ def start_from(setting: Setting, init: str, allow_pickle: bool = False) -> Netwo
         )
     if not recipe.model.changes:
         return network
-    config = network.config.replace(**dict(recipe.model.changes))
+    config = network.config.replace(**recipe.model.changes)
     changed = Network(config, recipe.heads, pooler=network.pooler is not None)
     changed.load_state_dict(network.state_dict())
     return changed
 
 
-def check_length(recipe: Recipe, config: EncoderConfig, who: str) -> None:
-    """Refuse sequences that are longer than the position table of a model."""
+def check_config(recipe: Recipe, config: EncoderConfig, who: str = "model") -> None:
+    """Refuse sequences longer than the position table of a model, and objectives that a causal model does not have.
+
+    A causal model predicts every next token of unmasked text.
+    """
     if config.positions != "rotary" and recipe.longest > config.max_positions:
         remedy = "" if who == "teacher" else ", or raise [model] max_positions"
         raise EverybertError(
             f"length {recipe.longest} is more than the {who}'s {config.max_positions} positions: "
             f"lower [batch] or [[phase]] length (--set batch.length={config.max_positions}){remedy}"
         )
-
-
-def check_causal(recipe: Recipe, config: EncoderConfig) -> None:
-    """Refuse objectives that a causal model does not have: it predicts every next token of unmasked text."""
     if config.causal and recipe.examples.paired:
         raise EverybertError('[examples] kind: a causal model does not learn sentence pairs: set "full" or "document"')
     if config.causal and recipe.rtd is not None:
@@ -234,7 +203,8 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
 
     The folder is written to from here on: what was wrong with the inputs has been found.
     """
-    recipe, out, world = setting.recipe, setting.out, setting.world
+    setting = replace(setting, causal=network.config.causal)
+    recipe, out, world, most = setting.recipe, setting.out, setting.world, network.config.max_positions
     with contextlib.ExitStack() as stack:
         with world.together():
             if world.first:
@@ -248,7 +218,7 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
             with world.together():
                 progress = load_checkpoint(found, compute.master, optimizer)
             compute.refresh()
-        finished = bool(world.agree(float(progress.finished and is_complete(out / "model")))[0])
+        finished = world.gather(progress.finished and is_complete(out / "model"))[0]
         folder, silent = None if finished or not world.first else out, quiet or not world.first
         logs = stack.enter_context(Logs(folder, progress.step, silent, recipe.run.tensorboard))
         if finished:
@@ -256,11 +226,10 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
             return Result(out, True, progress.step, progress.figures)
         if found is not None:
             logs.print(f"resuming {out} from step {progress.step:,}")
-        elif network.config.positions == "learned" and recipe.longest < (most := network.config.max_positions):
-            if recipe.model.init is None:
-                far = f"no example has more than {recipe.longest} tokens, so the positions up to {most} stay random"
-                logs.print(f"note: {far}: set [model] max_positions = {recipe.longest}, or train longer")
-        done = train(make_job(setting, compute, optimizer, names, logs.print), progress, logs)
+        elif recipe.model.init is None and network.config.positions == "learned" and recipe.longest < most:
+            far = f"no example has more than {recipe.longest} tokens, so the positions up to {most} stay random"
+            logs.print(f"note: {far}: set [model] max_positions = {recipe.longest}, or train longer")
+        done = train(make_job(setting, compute, optimizer, names, logs), progress, logs)
         if done:
             with world.together():
                 if world.first:
@@ -268,71 +237,57 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
             logs.print(f"finished: the model is in {out / 'model'}")
         else:
             logs.print(f"stopped at step {progress.step:,}; the run is saved: run the same command again to resume")
-        world.sum(torch.zeros(1))  # waits for all ranks
+        world.gather(None)  # waits for all ranks
         return Result(out, done, progress.step, progress.figures)
 
 
 def make_job(
-    setting: Setting, compute: Compute, optimizer: Optimizer, names: tuple[str, ...], note: Callable[[str], None]
+    setting: Setting, compute: Compute, optimizer: Optimizer, names: tuple[str, ...], logs: Logs
 ) -> TrainingJob:
     """A pre-training run as the loop sees it."""
-    recipe, world, cuda = setting.recipe, setting.world, setting.device.type == "cuda"
-    feed = Feed(
-        recipe,
-        setting.corpus,
-        setting.layout,
-        setting.device,
-        world.rank,
-        world.size,
-        fill=setting.compiled,
-        workers=recipe.run.workers if recipe.run.workers is not None else 4 if cuda else 0,
-        causal=compute.master.config.causal,
-    )
-    peak = peak_flops(torch.cuda.get_device_name(setting.device)) if cuda else None
+    recipe = setting.recipe
+    peak = peak_flops(torch.cuda.get_device_name(setting.device)) if setting.device.type == "cuda" else None
 
     def flops(progress: Progress) -> float:
         now = schedule.moment(recipe, progress.step - 1, progress.total)
-        predicted = 1.0 if compute.master.config.causal else now.mask_rate
-        return training_flops(compute.master, now.length, predicted) / (peak or 1.0)
+        return training_flops(compute.master, now.length, 1.0 if setting.causal else now.mask_rate) / (peak or 1.0)
 
     checkpoints = setting.out / "checkpoints"
     return TrainingJob(
         compute=compute,
         optimizer=optimizer,
-        steps=lambda at: feed.steps(at.step, at.total, at.place),
+        steps=lambda at: setting.steps(at.step, at.total, at.place),
         lr=lambda at: schedule.learning_rate(recipe.schedule, at.step, at.total),
-        save=lambda at: save_checkpoint(checkpoints, compute.master, optimizer, at, recipe.run.keep, world),
+        save=lambda at: save_checkpoint(checkpoints, compute.master, optimizer, at, recipe.run.keep, setting.world),
         names=names,
         run=recipe.run,
-        evaluate=make_evaluation(setting, compute, note),
+        evaluate=make_evaluation(setting, compute, logs),
         plan=schedule.Planner(recipe) if recipe.budget else None,
         flops=flops if peak else None,
         seed=recipe.seed,
         memory_hint=f"lower [batch] pack (now {recipe.batch.pack:,} tokens; a step keeps its tokens), "
         "or set [run] checkpointing = true",
-        world=world,
+        world=setting.world,
     )
 
 
-def make_evaluation(
-    setting: Setting, compute: Compute, note: Callable[[str], None]
-) -> Callable[[Progress], Figures] | None:
+def make_evaluation(setting: Setting, compute: Compute, logs: Logs) -> Callable[[Progress], Figures] | None:
     """The evaluation on the held-out split, or None if the corpus has none."""
     if not setting.corpus.meta["splits"].get("heldout"):
         return None
     heldout = Corpus.open(setting.corpus.path, "heldout")
     recipe, layout = setting.recipe, setting.layout
-    packs: dict[int, list[Ragged]] = {}
+
+    @cache
+    def packs(length: int) -> list[Ragged]:
+        examples, tokens = replace(recipe.examples, length=length), recipe.run.evaluate_packs * PACK
+        return heldout_packs(heldout, layout, examples, tokens, logs.print, causal=setting.causal)
 
     def evaluate(progress: Progress) -> Figures:
         length = schedule.moment(recipe, progress.step - 1, progress.total).length
-        if length not in packs:
-            examples = replace(recipe.examples, length=length)
-            tokens, causal = recipe.run.evaluate_packs * PACK, compute.master.config.causal
-            packs[length] = heldout_packs(heldout, layout, examples, tokens, note, causal=causal)
-        figures = evaluate_packs(predictor := generator_of(compute.network), packs[length])
+        figures = evaluate_packs(predictor := generator_of(compute.network), packs(length))
         if recipe.rtd is not None:
-            figures |= score_detection(compute.network, packs[length])
+            figures |= score_detection(compute.network, packs(length))
         if progress.finished:
             sentences = sample_sentences(heldout, layout, longest=min(64, length))
             figures["pseudo_perplexity"] = pseudo_perplexity(predictor, sentences, layout.mask_id)
@@ -350,7 +305,7 @@ def write_model(setting: Setting, network: Network) -> None:
         generator = remove_generator(network)
         with atomic_folder(setting.out / "generator") as draft:
             save_network(generator, draft, tokenizer=setting.tokenizer)
-    extra = {name: network.heads.pop(name) for name in list(network.heads) if name not in HEADS}
+    for name in set(network.heads) - set(HEADS):
+        del network.heads[name]
     with atomic_folder(setting.out / "model") as draft:
         save_network(network, draft, tokenizer=setting.tokenizer)
-    network.heads.update(extra)

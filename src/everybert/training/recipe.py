@@ -11,21 +11,26 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from everybert.corpus.examples import ExampleConfig
 from everybert.corpus.masking import MaskingConfig
 from everybert.errors import EverybertError
 from everybert.files import as_type
 from everybert.model.config import EncoderConfig, preset
+from everybert.text.readers import lines
 from everybert.training.optim import OptimizerConfig
 
 T = TypeVar("T")
 Pair = tuple[float, float]
+AT_LEAST_0 = "must be at least 0", lambda value: value >= 0
+AT_LEAST_1 = "must be at least 1", lambda value: value >= 1
+ABOVE_0 = "must be above 0", lambda value: value > 0
+SHARE = "must lie between 0 and 1", lambda value: 0 <= value <= 1
+WARMUP = "is a share below 1, or a whole number of steps", lambda value: isinstance(value, int) or value < 1
+PART = "is a share of the model's, above 0 and at most 1", lambda value: 0 < value <= 1
 TOP = ("seed", "steps", "budget")
 FILE_KEYS = {
     "mask_rate": "mask.rate",
@@ -44,13 +49,6 @@ class KeyProblem(EverybertError):
     def __init__(self, key: str, why: str) -> None:
         super().__init__(f"{key}: {why}")
         self.key, self.why = key, why
-
-
-def within(key: str, value: float, low: float, high: float = float("inf"), why: str = "") -> None:
-    """Refuse a value outside [low, high]."""
-    if not low <= value <= high:
-        limits = f"must lie between {low} and {high}" if high < float("inf") else f"must be at least {low}"
-        raise KeyProblem(key, f"{why or limits}, not {value}")
 
 
 def pair(value: Any) -> Any:
@@ -77,7 +75,7 @@ class ModelSettings:
     """A published configuration, by name."""
     init: str | None = None
     """A model folder to start from, instead of random weights."""
-    changes: tuple[tuple[str, Any], ...] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the encoder configuration that differ from the preset, or from the folder's (dropout)."""
 
 
@@ -87,48 +85,39 @@ class BatchSettings:
 
     tokens: int | tuple[int, int] = 131_072
     """Tokens per step, special tokens included; two numbers ramp from the first to the second over each phase."""
-    length: int = 512
+    length: Annotated[int, ("must be at least 8", lambda value: value >= 8)] = 512
     """Longest sequence."""
     pack: int = 16_384
     """Tokens per forward pass. Memory grows with it; a step is as many packs as its tokens need."""
 
     def __post_init__(self) -> None:
-        within("length", self.length, 8)
-        within("pack", self.pack, self.length, why=f"a pack must hold a sequence of {self.length} tokens")
-        for tokens in pair(self.tokens):
-            within("tokens", tokens, self.pack, why=f"a step cannot be smaller than a pack ({self.pack} tokens)")
+        if self.pack < self.length:
+            raise KeyProblem("pack", f"a pack must hold a sequence of {self.length} tokens, not {self.pack}")
+        if (least := min(pair(self.tokens))) < self.pack:
+            raise KeyProblem("tokens", f"a step cannot be smaller than a pack ({self.pack} tokens), not {least}")
 
 
 @dataclass(frozen=True)
 class ScheduleSettings:
     """[schedule]: the learning rate, a pure function of the step."""
 
-    peak: float = 1e-4
+    peak: Annotated[float, ABOVE_0] = 1e-4
     """The highest learning rate."""
     kind: Literal["linear", "cosine", "wsd"] = "linear"
     """After the warm-up: linear or cosine decay to the end; wsd: constant, then linear (warmup-stable-decay)."""
-    warmup: int | float = 0.01
+    warmup: Annotated[int | float, AT_LEAST_0, WARMUP] = 0.01
     """Linear increase from zero: a whole number of steps, or a share of the run below 1."""
-    decay: float = 0.2
+    decay: Annotated[float, SHARE] = 0.2
     """wsd: the share of the run, at its end, in which the rate decays."""
-    floor: float = 0.0
+    floor: Annotated[float, SHARE] = 0.0
     """The final rate, as a share of the peak."""
-
-    def __post_init__(self) -> None:
-        if self.peak <= 0:
-            raise KeyProblem("peak", f"must be above 0, not {self.peak}")
-        within("warmup", self.warmup, 0)
-        if isinstance(self.warmup, float) and self.warmup >= 1:
-            raise KeyProblem("warmup", f"is a share below 1, or a whole number of steps, not {self.warmup}")
-        within("decay", self.decay, 0, 1)
-        within("floor", self.floor, 0, 1)
 
 
 @dataclass(frozen=True)
 class Phase:
     """[[phase]]: a part of the run with its own length, tokens or mask rate; the defaults are those of the run."""
 
-    share: float
+    share: Annotated[float, SHARE]
     """Its share of the run's steps."""
     length: int
     """Longest sequence."""
@@ -137,30 +126,24 @@ class Phase:
     rate: Pair | None = None
     """Mask rate at its start and at its end; None follows [mask]."""
 
-    def __post_init__(self) -> None:
-        within("share", self.share, 0, 1)
-        for rate in self.rate or ():
-            if not 0 < rate < 1:
-                raise KeyProblem("rate", f"must lie between 0 and 1, not {rate}")
-
 
 @dataclass(frozen=True)
 class DistilSettings:
     """[distil]: what the student learns from the teacher, beside or instead of the masked tokens."""
 
-    temperature: float = 2.0
+    temperature: Annotated[float, ABOVE_0] = 2.0
     """Divides the logits of both models (Hinton et al. 2015)."""
-    ce: float = 5.0
+    ce: Annotated[float, AT_LEAST_0] = 5.0
     """Weight of the divergence from the teacher's predictions at masked tokens, times temperature²."""
-    mlm: float = 2.0
+    mlm: Annotated[float, AT_LEAST_0] = 2.0
     """Weight of the masked-token loss."""
-    pair: float = 1.0
+    pair: Annotated[float, AT_LEAST_0] = 1.0
     """Weight of the teacher's predictions and the labels of sentence pairs, where the examples are pairs."""
-    cosine: float = 1.0
+    cosine: Annotated[float, AT_LEAST_0] = 1.0
     """Weight of 1 − cos between the last hidden states (DistilBERT)."""
-    hidden: float = 0.0
+    hidden: Annotated[float, AT_LEAST_0] = 0.0
     """Weight of the squared error between hidden states, layer by layer, through a learned projection (TinyBERT)."""
-    relation: float = 0.0
+    relation: Annotated[float, AT_LEAST_0] = 0.0
     """Weight of the divergence between query–query, key–key and value–value relations of the last layer (MiniLM v2)."""
     relation_heads: int = 12
     """Heads of the relations; need not be the number of attention heads of either model."""
@@ -168,12 +151,7 @@ class DistilSettings:
     """Initialise the student from every k-th teacher layer where the widths agree."""
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise KeyProblem("temperature", f"must be above 0, not {self.temperature}")
-        weights = {name: getattr(self, name) for name in ("ce", "mlm", "pair", "cosine", "hidden", "relation")}
-        for name, weight in weights.items():
-            within(name, weight, 0)
-        if not any(weights.values()):
+        if not any((self.ce, self.mlm, self.pair, self.cosine, self.hidden, self.relation)):
             raise KeyProblem("ce", "every weight is 0: there is nothing to learn")
 
 
@@ -181,24 +159,17 @@ class DistilSettings:
 class RtdSettings:
     """[rtd]: replaced-token detection (ELECTRA, DeBERTa v3) in place of predicting masked tokens; see rtd.py."""
 
-    width: float = 0.25
+    width: Annotated[float, PART] = 0.25
     """Width of the generator, as a share of the model's."""
-    layers: float = 1.0
+    layers: Annotated[float, PART] = 1.0
     """Number of the generator's layers, as a share of the model's."""
     sharing: Literal["tied", "disentangled"] = "tied"
     """tied: both networks have the same embeddings (ELECTRA). disentangled: the model adds its own to the generator's,
     which its loss does not change (DeBERTa v3)."""
-    weight: float = 50.0
+    weight: Annotated[float, ABOVE_0] = 50.0
     """λ: weight of the detection loss, beside 1 for the masked-token loss of the generator."""
-    temperature: float = 1.0
+    temperature: Annotated[float, ABOVE_0] = 1.0
     """Divides the generator's logits when it samples."""
-
-    def __post_init__(self) -> None:
-        for name in ("width", "layers"):
-            if not 0 < getattr(self, name) <= 1:
-                raise KeyProblem(name, f"is a share of the model's, above 0 and at most 1, not {getattr(self, name)}")
-        if min(self.weight, self.temperature) <= 0:
-            raise KeyProblem("weight" if self.weight <= 0 else "temperature", "must be above 0")
 
 
 @dataclass(frozen=True)
@@ -211,30 +182,24 @@ class RunSettings:
     """torch.compile; by default on CUDA only. Models with relative positions are not compiled."""
     checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
-    workers: int | None = None
+    workers: Annotated[int | None, AT_LEAST_0] = None
     """Processes that prepare packs (0: the main process does); by default 4 on CUDA, 0 on the CPU."""
     tensorboard: bool = True
     """Write TensorBoard curves too, where it is installed."""
-    log_every: int = 10
+    log_every: Annotated[int, AT_LEAST_1] = 10
     """Steps between lines of log.jsonl."""
-    evaluate_every: int = 1000
+    evaluate_every: Annotated[int, AT_LEAST_0] = 1000
     """Steps between evaluations on the held-out split (0: only at the end)."""
-    evaluate_packs: int = 16
+    evaluate_packs: Annotated[int, AT_LEAST_1] = 16
     """Packs of 16,384 tokens of held-out text per evaluation."""
-    save_every: int = 1000
+    save_every: Annotated[int, AT_LEAST_1] = 1000
     """Steps between checkpoints."""
-    keep: int = 2
+    keep: Annotated[int, AT_LEAST_1] = 2
     """Number of most recent checkpoints that are kept."""
-    spike: float = 3.0
+    spike: Annotated[float, AT_LEAST_0] = 3.0
     """Skip a step whose loss is this many times its running mean, or not finite (0: only the latter)."""
-    patience: int = 20
+    patience: Annotated[int, AT_LEAST_1] = 20
     """Stop after this many skipped steps in a row."""
-
-    def __post_init__(self) -> None:
-        for name in ("log_every", "evaluate_packs", "save_every", "keep", "patience"):
-            within(name, getattr(self, name), 1)
-        for name in ("workers", "evaluate_every", "spike"):
-            within(name, getattr(self, name) or 0, 0)
 
 
 TABLES: dict[str, type] = {
@@ -266,7 +231,7 @@ class Recipe:
     run: RunSettings
     distil: DistilSettings | None = None
     rtd: RtdSettings | None = None
-    steps: int | None = None
+    steps: Annotated[int | None, AT_LEAST_1] = None
     """Number of steps; None if a time budget decides."""
     budget: str | None = None
     """Time instead of steps ("20m", "24h"): the decay is planned to end on time."""
@@ -274,14 +239,14 @@ class Recipe:
     """Decides the initial weights, the order of the text, the masks and the dropout."""
 
     @classmethod
-    def load(cls, name: str | Path, **overrides: Any) -> "Recipe":
+    def load(cls, name: str | Path, /, **overrides: Any) -> "Recipe":
         """Read a recipe from a file, or by the name of a shipped one; `parse` describes the overrides."""
         return cls.parse(text(name), str(name), **overrides)
 
     @classmethod
-    def parse(cls, text: str, name: str, **overrides: Any) -> "Recipe":
+    def parse(cls, text: str, name: str, /, **overrides: Any) -> "Recipe":
         """Read a recipe from TOML. Overrides, written `table__key` or `key`, replace lines of the file."""
-        with located(name, overrides):
+        with located(name, **overrides):
             table = _override(tomllib.loads(text), overrides)
             known = [*TOP, *TABLES, "model", "examples", "mask", "phase"]
             for key, value in table.items():
@@ -307,8 +272,6 @@ class Recipe:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.budget is None):
             raise KeyProblem("budget" if self.budget else "steps", "give either steps or budget")
-        if self.steps is not None:
-            within("steps", self.steps, 1)
         if self.budget is not None:
             seconds(self.budget)
             if isinstance(self.schedule.warmup, float) and self.schedule.warmup > 0:
@@ -323,14 +286,12 @@ class Recipe:
     def config(self) -> EncoderConfig:
         """The encoder configuration before the tokenizer decides the vocabulary size."""
         base = preset(self.model.preset) if self.model.preset else EncoderConfig()
-        return base.replace(**dict(self.model.changes))
+        return base.replace(**self.model.changes)
 
     @property
     def heads(self) -> dict[str, int | None]:
         """The heads that the objectives need."""
-        if self.rtd is not None:
-            return {"rtd": None}
-        return {"mlm": None, "nsp": None} if self.examples.paired else {"mlm": None}
+        return dict.fromkeys(("rtd",) if self.rtd is not None else ("mlm", "nsp") if self.examples.paired else ("mlm",))
 
     @property
     def longest(self) -> int:
@@ -351,22 +312,22 @@ class Recipe:
     def plain(self) -> dict[str, Any]:
         """The recipe as JSON values."""
         table = dataclasses.asdict(self)
-        table["model"] |= dict(table["model"].pop("changes"))
+        table["model"] |= table["model"].pop("changes")
         return json.loads(json.dumps(table))
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _shipped() -> Any:
+def _shipped() -> Path:
     """The folder of recipes: package data if installed, `recipes/` beside `src/` in a checkout."""
-    inside = resources.files("everybert").joinpath("recipes")
-    return inside if inside.is_dir() else Path(__file__).parents[3] / "recipes"
+    package = Path(__file__).parents[1]
+    return inside if (inside := package / "recipes").is_dir() else package.parents[1] / "recipes"
 
 
 def names() -> list[str]:
     """The names of the shipped recipes."""
-    return sorted(item.name.removesuffix(".toml") for item in _shipped().iterdir() if item.name.endswith(".toml"))
+    return sorted(path.stem for path in _shipped().glob("*.toml"))
 
 
 def text(name: str | Path) -> str:
@@ -375,17 +336,12 @@ def text(name: str | Path) -> str:
     if not path.is_file() and path.suffix != ".toml":
         if str(name) not in names():
             raise EverybertError(f"there is no recipe {str(name)!r}: give a .toml file, or one of {', '.join(names())}")
-        path = _shipped().joinpath(f"{name}.toml")
-    try:
-        return path.read_text("utf-8")
-    except OSError as error:
-        raise EverybertError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise EverybertError(f"{path} is not UTF-8 text (byte {error.start})") from error
+        path = _shipped() / f"{name}.toml"
+    return "".join(f"{line}\n" for _, line in lines(path))
 
 
 @contextlib.contextmanager
-def located(name: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
+def located(name: str, /, **overrides: Any) -> Iterator[None]:
     """Add to an error about a key where it was given: in the file of this name, or as an override."""
     try:
         yield
@@ -443,7 +399,7 @@ def parse_model(table: dict[str, Any]) -> ModelSettings:
             raise KeyProblem(f"model.{key}", "contradicts init: the folder decides it")
     rest = {k: v for k, v in table.items() if k in ("preset", "init")}
     shape = {k: v for k, v in table.items() if k not in rest}
-    settings = build(ModelSettings, rest, "model", changes=tuple(sorted(shape.items())))
+    settings = build(ModelSettings, rest, "model", changes=dict(sorted(shape.items())))
     if settings.init is None:
         try:
             base = preset(settings.preset) if settings.preset else EncoderConfig()
@@ -456,13 +412,17 @@ def parse_model(table: dict[str, Any]) -> ModelSettings:
 
 def _mask(table: dict[str, Any]) -> dict[str, Any]:
     """[mask]: the corpus' masking settings, a rate that may change over the run, and the boundary objective."""
-    rate = pair(fit(table.get("rate", 0.15), float | Pair, "mask.rate"))
-    boundary = fit(table.get("boundary", False), bool, "mask.boundary")
-    rest = {k: v for k, v in table.items() if k not in ("rate", "boundary")}
-    masks = [build(MaskingConfig, rest | {"rate": r}, "mask") for r in rate]
+    rest = {k: v for k, v in table.items() if k != "boundary"}
+    masks, boundary = _masks(rest, "mask"), fit(table.get("boundary", False), bool, "mask.boundary")
     if boundary and masks[0].strategy != "span":
         raise KeyProblem("mask.boundary", 'needs strategy = "span"')
-    return {"mask": masks[1], "mask_rate": rate, "boundary": boundary}
+    return {"mask": masks[1], "mask_rate": (masks[0].rate, masks[1].rate), "boundary": boundary}
+
+
+def _masks(table: dict[str, Any], where: str) -> list[MaskingConfig]:
+    """The masking at the start and at the end of the run, or of a phase."""
+    rates = pair(fit(table.get("rate", 0.15), float | Pair, f"{where}.rate"))
+    return [build(MaskingConfig, table | {"rate": rate}, where) for rate in rates]
 
 
 def _phases(table: dict[str, Any], batch: BatchSettings) -> tuple[Phase, ...]:
@@ -476,7 +436,7 @@ def _phases(table: dict[str, Any], batch: BatchSettings) -> tuple[Phase, ...]:
         own = build(BatchSettings, amounts, where, pack=batch.pack)
         values = row | {"length": own.length, "tokens": pair(own.tokens)}
         if "rate" in row:
-            values["rate"] = pair(fit(row["rate"], float | Pair, f"{where}.rate"))
+            values["rate"] = [mask.rate for mask in _masks({"rate": row["rate"]}, where)]
         if "share" not in row:
             raise KeyProblem(f"{where}.share", "give each phase its share of the run's steps")
         out.append(build(Phase, values, where))
@@ -491,7 +451,7 @@ def _phases(table: dict[str, Any], batch: BatchSettings) -> tuple[Phase, ...]:
 
 def build(kind: type[T], values: dict[str, Any], table: str = "", **fixed: Any) -> T:
     """A dataclass from the values of a table; `fixed` are fields that the table does not have."""
-    hints, prefix = get_type_hints(kind), f"{table}." if table else ""
+    hints, prefix = get_type_hints(kind, include_extras=True), f"{table}." if table else ""
     known = [f.name for f in dataclasses.fields(kind) if f.name not in fixed]  # type: ignore[arg-type]
     for key in values:
         if key not in known:
@@ -513,8 +473,13 @@ def unknown(key: str, known: Sequence[str]) -> str:
 
 
 def fit(value: Any, hint: Any, key: str) -> Any:
-    """A TOML value as the type of a field; other types are refused."""
+    """A TOML value as the type of a field, which may say limits; others are refused."""
+    kind, *limits = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     try:
-        return as_type(value, hint)
+        ready = as_type(value, kind)
     except TypeError as wanted:
         raise KeyProblem(key, f"must be {wanted}, not {value!r}") from None
+    for words, allowed in limits:
+        if ready is not None and not allowed(ready):
+            raise KeyProblem(key, f"{words}, not {ready}")
+    return ready

@@ -11,7 +11,7 @@ Legend: T tokens in the batch, M masked positions, V vocabulary, E embedding wid
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -111,21 +111,18 @@ def detect(network: Network, batch: Ragged, temperature: float = 1.0) -> tuple[T
     return logits_MV, network.token_logits(x_TH, "rtd").squeeze(-1), replaced_T
 
 
-@dataclass(frozen=True)
-class RtdLoss:
-    """Σ −log p(token) / masked + λ Σ −log p(replaced or not) / tokens (Clark et al. 2020, §2); figures (mlm, rtd)."""
+def rtd_loss(settings: RtdSettings, network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
+    """Σ −log p(token) / masked + λ Σ −log p(replaced or not) / tokens (Clark et al. 2020, §2); figures (mlm, rtd).
 
-    settings: RtdSettings
-
-    def __call__(self, network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
-        """The sums over this pack divided by the counts of the step; the figures add up to the loss."""
-        targets = targets_of(batch)
-        logits_MV, logits_T, replaced_T = detect(network, batch, self.settings.temperature)
-        mlm = cross_entropy(logits_MV, targets.mask_label_M) / targets.masked
-        each_T = F.binary_cross_entropy_with_logits(logits_T.float(), replaced_T.float(), reduction="none")
-        real_T = torch.arange(len(each_T), device=each_T.device) < targets.real
-        parts = torch.stack((mlm, self.settings.weight * (each_T * real_T).sum() / targets.tokens))
-        return parts.sum(), parts.detach()
+    The sums over this pack are divided by the counts of the step; the figures add up to the loss.
+    """
+    targets = targets_of(batch)
+    logits_MV, logits_T, replaced_T = detect(network, batch, settings.temperature)
+    mlm = cross_entropy(logits_MV, targets.mask_label_M) / targets.masked
+    each_T = F.binary_cross_entropy_with_logits(logits_T.float(), replaced_T.float(), reduction="none")
+    real_T = torch.arange(len(each_T), device=each_T.device) < targets.real
+    parts = torch.stack((mlm, settings.weight * (each_T * real_T).sum() / targets.tokens))
+    return parts.sum(), parts.detach()
 
 
 @torch.no_grad()

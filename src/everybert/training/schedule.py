@@ -40,9 +40,13 @@ class Moment:
 
 def moment(recipe: Recipe, step: int, total: int | None) -> Moment:
     """The settings of a step in a run of `total` steps."""
-    number, through = phase_at(recipe, step, total)
+    number, through, done = 0, 0.0, 0.0
+    if total is not None:
+        ends = [round(total * share) for share in accumulate(phase.share for phase in recipe.phases)]
+        number = min(bisect_right(ends, step), len(ends) - 1)
+        begin = ends[number - 1] if number else 0
+        through, done = (step - begin) / max(1, ends[number] - begin), step / total
     phase = recipe.phases[number]
-    done = 0.0 if total is None else step / total
     packs = max(1, round(_between(phase.tokens, through) / recipe.batch.pack))
     rate = _between(phase.rate, through) if phase.rate is not None else _between(recipe.mask_rate, done)
     return Moment(number, phase.length, packs, rate)
@@ -50,7 +54,7 @@ def moment(recipe: Recipe, step: int, total: int | None) -> Moment:
 
 def learning_rate(schedule: ScheduleSettings, step: int, total: int | None) -> float:
     """Linear warm-up to the peak, then decay to the floor, by the kind of schedule; `step` counts from 0."""
-    warm = warmup_steps(schedule, total)
+    warm = schedule.warmup if isinstance(schedule.warmup, int) else round(schedule.warmup * (total or 0))
     if step < warm:
         return schedule.peak * (step + 1) / warm
     if total is None:
@@ -62,23 +66,6 @@ def learning_rate(schedule: ScheduleSettings, step: int, total: int | None) -> f
     if schedule.kind == "cosine":
         left = 0.5 * (1 + math.cos(math.pi * (1 - left)))
     return schedule.peak * (schedule.floor + (1 - schedule.floor) * left)
-
-
-def warmup_steps(schedule: ScheduleSettings, total: int | None) -> int:
-    """Number of warm-up steps."""
-    if isinstance(schedule.warmup, float):
-        return round(schedule.warmup * (total or 0))
-    return schedule.warmup
-
-
-def phase_at(recipe: Recipe, step: int, total: int | None) -> tuple[int, float]:
-    """(number of the phase of a step, how far through the phase the step is, 0 … 1)."""
-    if total is None:
-        return 0, 0.0
-    ends = [round(total * share) for share in accumulate(phase.share for phase in recipe.phases)]
-    number = min(bisect_right(ends, step), len(ends) - 1)
-    begin = ends[number - 1] if number else 0
-    return number, (step - begin) / max(1, ends[number] - begin)
 
 
 class Planner:
@@ -116,7 +103,7 @@ class Planner:
             return False
         if progress.plans:
             return progress.plans <= len(REPLAN_AT) and progress.seconds >= REPLAN_AT[progress.plans - 1] * self.budget
-        if progress.step >= max(MEASURED_STEPS, warmup_steps(self.recipe.schedule, None)):
+        if progress.step >= max(MEASURED_STEPS, self.recipe.schedule.warmup):
             return True
         share = (progress.seconds - self.times[0][0]) / self.budget
         return share >= (0.1 if steps >= MEASURED_STEPS else 0.3)
@@ -125,11 +112,9 @@ class Planner:
 def plan_steps(recipe: Recipe, step: int, left: float, seconds_per_pack: float) -> int:
     """The number of steps of a run whose remaining packs take `left` seconds; at least one more step."""
     packs = max(0.0, left) / seconds_per_pack
-    low, high = step + 1, step + 1 + math.ceil(packs)
-    while low < high:  # the packs still to do grow with the number of steps: bisect
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if _packs_between(recipe, step, middle) <= packs else (low, middle - 1)
-    return low
+    more = range(step + 2, step + 2 + math.ceil(packs))
+    # The packs still to do grow with the number of steps.
+    return step + 1 + bisect_right(more, packs, key=lambda total: _packs_between(recipe, step, total))
 
 
 def _packs_between(recipe: Recipe, step: int, total: int) -> float:

@@ -80,22 +80,17 @@ class Compute:
     @torch.no_grad()
     def _collect(self) -> None:
         """Add the half-precision gradients to those of the master, and clear them."""
-        first: list[tuple[Tensor, Tensor]] = []
-        later: list[tuple[Tensor, Tensor]] = []
-        for big, small in self.pairs:
-            if small.grad is not None:
-                if big.grad is None:
-                    big.grad = torch.empty_like(big)
-                    first.append((big.grad, small.grad))
-                else:
-                    later.append((big.grad, small.grad))
-                small.grad = None
-        if first:
-            torch._foreach_copy_([g for g, _ in first], [h for _, h in first])
-        if later:  # adding across types is slow: convert to fp32 first
-            wide = [torch.empty_like(g) for g, _ in later]
-            torch._foreach_copy_(wide, [h for _, h in later])
-            torch._foreach_add_([g for g, _ in later], wide)
+        pairs = [(big, small.grad) for big, small in self.pairs if small.grad is not None]
+        wide = [torch.empty_like(big) for big, _ in pairs]  # adding across types is slow: convert to fp32 first
+        if pairs:
+            torch._foreach_copy_(wide, [grad for _, grad in pairs])
+        later = [(big.grad, new) for (big, _), new in zip(pairs, wide) if big.grad is not None]
+        if later:
+            torch._foreach_add_([grad for grad, _ in later], [new for _, new in later])
+        for (big, _), new in zip(pairs, wide):
+            big.grad = new if big.grad is None else big.grad
+        for _, small in self.pairs:
+            small.grad = None
 
     @torch.no_grad()
     def refresh(self) -> None:

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from everybert.corpus.masking import make_key, permutation
-from everybert.corpus.packs import Position
 from everybert.errors import EverybertError
 from everybert.files import write_json
 from everybert.model.config import EncoderConfig
@@ -136,13 +135,11 @@ class FinetuneSettings:
 # ── modes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass
 class FullMode:
     """Train all weights, or (top:K) the last K layers, the pooler and the head."""
 
-    def __init__(self, settings: FinetuneSettings) -> None:
-        self.settings = settings
-        kind, _, top = settings.mode.partition(":")
-        self.top = int(top) if kind == "top" else None
+    settings: FinetuneSettings
 
     def peak(self, network: Network) -> float:
         """The default learning rate: smaller encoders take larger steps.
@@ -157,7 +154,9 @@ class FullMode:
 
     def rates(self, config: EncoderConfig) -> Callable[[str], float]:
         """The learning rate of a parameter as a multiple of the highest one: by its layer, 0 if it is frozen."""
-        if self.top is not None and self.top > config.layers:
+        _, _, given = self.settings.mode.partition(":")
+        top = int(given) if given else config.layers + 1  # the embeddings lie below the first layer
+        if given and top > config.layers:
             raise EverybertError(f"{self.settings.mode} asks for more than the model's {config.layers} layers")
 
         def rate(name: str) -> float:
@@ -166,27 +165,24 @@ class FullMode:
                 below = config.layers - int(layer[1])
             else:
                 below = config.layers + 1 if name.startswith("encoder.embeddings.") else 0
-            return 0.0 if self.top is not None and below > self.top else self.settings.layer_decay**below
+            return 0.0 if below > top else self.settings.layer_decay**below
 
         return rate
 
-    def begin(self, network: Network, data: "Data", seed: int, quiet: bool) -> None:
-        """Train what comes before the examples."""
-
-    def prepare(self, network: Network, task: Task, fresh_pooler: bool) -> None:
+    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
         """Freeze and add parts of the network. `fresh_pooler` says that the pooler is new."""
         rate = self.rates(network.config)
         for name, parameter in network.named_parameters():
             if rate(name) == 0.0:  # before the half-precision copy is made, so that it computes no gradient either
                 parameter.requires_grad_(False)
-        if network.pooler is not None and not reads_pooler(network, task):
+        if network.pooler is not None and not reads_pooler(network, data.task):
             network.pooler.requires_grad_(False)  # nothing reads it
 
     def features(self, network: Network, task: Task, features: Features) -> Features:
         """What is computed once from the sequences of a data set."""
         return features
 
-    def save(self, network: Network, data: "Data", task: Task, folder: Path, extras: Any = None) -> None:
+    def save(self, network: Network, data: "Data", task: Task, folder: Path, **extras: Any) -> None:
         """Write what was trained: a model folder."""
         save_network(
             network,
@@ -194,7 +190,7 @@ class FullMode:
             tokenizer=data.tokenizer,
             labels=list(task.labels) if task.labels and str(task.head) in network.heads else None,
             problem_type=task.problem_type,
-            extras={"task": task.state(), **(extras or {})},
+            extras={"task": task.state(), **extras},
             raw_config=read_config(data.folder)[1],
         )
         if "pooling" in (state := task.state()):  # a vector per text, for sentence-transformers
@@ -211,8 +207,9 @@ class FrozenMode(FullMode):
         """The default learning rate."""
         return 2e-3
 
-    def prepare(self, network: Network, task: Task, fresh_pooler: bool) -> None:
+    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
         """Freeze the network and put a feature-based head on it."""
+        task = data.task
         if task.head is None or task.outputs is None:
             raise EverybertError(f"{task.name} trains the encoder, which cannot be frozen; use full, top:K or lora")
         network.requires_grad_(False)
@@ -223,36 +220,33 @@ class FrozenMode(FullMode):
         """The features that the head reads, in half precision."""
         head = network.heads[str(task.head)]
         output, mix = head.output, head.mix
-        head.output = nn.Identity()  # the engine then returns the features themselves
-        head.mix = None  # type: ignore[assignment]
-        try:
-            found = [x.astype(np.float16) for x in task.run(network, features)]
-        finally:
-            head.output, head.mix = output, mix
+        head.output, head.mix = nn.Identity(), None  # type: ignore[assignment]  # the engine then returns the features
+        found = [x.astype(np.float16) for x in task.run(network, features)]
+        head.output, head.mix = output, mix
         if task.head in SEQUENCE_HEADS:
             return features.with_targets(features_B=np.stack(found))
         return features.with_targets(features_T=found)
 
-    def save(self, network: Network, data: "Data", task: Task, folder: Path, extras: Any = None) -> None:
+    def save(self, network: Network, data: "Data", task: Task, folder: Path, **extras: Any) -> None:
         """A model folder; a head that `transformers` does not have is written to a separate file."""
         name = str(task.head)
         head = network.heads[name]
         assert isinstance(head, FeatureHead)
+        del network.heads[name]
         if head.features.layers == "last" and name not in SEQUENCE_HEADS and network.config.family != "modernbert":
             network.add_head(name, head.output.out_features)  # the family's own head after all
             network.heads[name].output.load_state_dict(head.output.state_dict())  # type: ignore[union-attr]
-            super().save(network, data, task, folder)
-            return
-        del network.heads[name]
-        super().save(network, data, task, folder, {"feature_head": {"name": name, **save_feature_head(head, folder)}})
+        else:
+            extras["feature_head"] = {"name": name, **save_feature_head(head, folder)}
+        super().save(network, data, task, folder, **extras)
         network.heads[name] = head
 
 
 class FewShotMode(FrozenMode):
     """Train the encoder on pairs of texts, alike if their labels are, then the head (Tunstall et al. 2022, SetFit)."""
 
-    def begin(self, network: Network, data: "Data", seed: int, quiet: bool) -> None:
-        """Fine-tune the encoder in full, one epoch."""
+    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
+        """Fine-tune the encoder in full, one epoch, then freeze it."""
         given, task = data.train_examples, data.task
         one = all(isinstance(x, str) and isinstance(y, str) for x, y in zip(given.inputs, given.targets))
         if not one or task.head not in SEQUENCE_HEADS or self.settings.features != "last":
@@ -263,6 +257,7 @@ class FewShotMode(FrozenMode):
         made, seen = (embed.features(data.tokenizer, network.config, part) for part in (pairs, dev))
         first = replace(data, task=embed, train=made, dev=seen, train_examples=pairs, dev_examples=dev, cache={})
         tune(first, network, replace(self.settings, mode="full", epochs=1, lr=None), seed, quiet=quiet)
+        super().prepare(network, data, seed, fresh_pooler, quiet)
 
 
 def label_pairs(examples: Examples, seed: int) -> Examples:
@@ -286,8 +281,9 @@ class LoraMode(FullMode):
         """The default learning rate; B·A begins at 0 on weights of any size."""
         return 1e-3 if network.config.hidden_size <= 512 else 5e-4
 
-    def prepare(self, network: Network, task: Task, fresh_pooler: bool) -> None:
+    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
         """Freeze the network and put an adapter on it."""
+        task = data.task
         network.requires_grad_(False)
         heads = {task.head: network.heads[task.head]} if task.head else {}
         self.adapters = AdapterSet(network)
@@ -298,7 +294,7 @@ class LoraMode(FullMode):
             self.adapters.add(ADAPTER, self.settings.lora, heads, network.pooler if own else None)
         self.adapters.use(ADAPTER)
         entry = self.adapters.entries[ADAPTER]
-        for part in [*entry.heads.values(), *([entry.pooler] if entry.pooler is not None else [])]:
+        for part in filter(None, (*entry.heads.values(), entry.pooler)):
             part.requires_grad_(True)
 
     def _continue(self, task: Task, heads: dict[str, nn.Module], start: str) -> None:
@@ -310,13 +306,11 @@ class LoraMode(FullMode):
         known = (file.extras.get("task") or {}).get("labels")
         same = known is None or not task.labels or list(known) == list(task.labels)
         found = self.adapters.entries[ADAPTER].heads if same else {}
-        shapes = [
-            {(n, k): v.shape for n, m in part.items() for k, v in m.state_dict().items()} for part in (heads, found)
-        ]
+        shapes = [{k: v.shape for k, v in nn.ModuleDict(part).state_dict().items()} for part in (heads, found)]
         if shapes[0] != shapes[1]:
             raise EverybertError(f"{start} is an adapter for another task or other labels; start without it")
 
-    def save(self, network: Network, data: "Data", task: Task, folder: Path, extras: Any = None) -> None:
+    def save(self, network: Network, data: "Data", task: Task, folder: Path, **extras: Any) -> None:
         """The adapter's folder."""
         save_adapter(self.adapters, ADAPTER, folder, base=str(data.folder), extras={"task": task.state()})
 
@@ -362,7 +356,7 @@ class Data:
     dev_examples: Examples
     notes: tuple[str, ...] = ()
     allow_pickle: bool = False
-    cache: dict[Any, list[Features]] = field(default_factory=dict)
+    cache: dict[Any, dict[str, Any]] = field(default_factory=dict)
     """Mode frozen: what the head reads in both sets, computed by the first run."""
 
 
@@ -404,36 +398,33 @@ def tune(
     quiet: bool = False,
 ) -> Run:
     """Train one network, which has the task's head."""
-    task, dev = data.task, data.dev_examples
-    device = World().device(settings.device)
+    task, device = data.task, World().device(settings.device)
     dtype, mode = settings.torch_dtype(device), MODES[settings.mode.partition(":")[0]](settings)
     network.to(device)
     peak = settings.lr if settings.lr is not None else mode.peak(network)
     renew(network, task, settings)
-    mode.begin(network, data, seed, quiet)
-    mode.prepare(network, task, fresh_pooler)
+    mode.prepare(network, data, seed, fresh_pooler, quiet)
     key = (settings.mode, settings.features, settings.pool)
     if key not in data.cache or settings.reinit or settings.mode == "fewshot":  # encoders differ from seed to seed
-        data.cache[key] = [mode.features(network, task, features) for features in (data.train, data.dev)]
-    train_features, dev_features = data.cache[key]
+        sets = {"train": data.train, "dev": data.dev}
+        data.cache[key] = {name: mode.features(network, task, features) for name, features in sets.items()}
+    data = replace(data, **data.cache[key])
 
     graphs = device.type == "cuda" and dtype != torch.float32
     compute = Compute(network, _loss(task), device, dtype, graphs=graphs)
     config = OptimizerConfig(eps=1e-8, weight_decay=settings.weight_decay, clip=settings.clip)
     optimizer = Optimizer(compute.master, config, mode.rates(network.config))
-    each = math.ceil(len(train_features) / settings.batch_size)
+    each = math.ceil(len(data.train) / settings.batch_size)
     progress = Progress(total=each * settings.rounds)
-    best = BestWeights(task, compute, dev_features, dev, each, settings.patience)
+    best = BestWeights(data, compute, each, settings.patience)
     job = TrainingJob(
         compute=compute,
         optimizer=optimizer,
-        steps=lambda at: steps(task, train_features, settings, seed, device, network.config.pad_id, at.step),
+        steps=lambda at: steps(data, settings, seed, device, network.config.pad_id),
         lr=lambda at: peak * linear(at.step, settings.warmup, each * settings.rounds),
-        save=lambda at: None,
         names=("loss",),
         run=RunSettings(
             evaluate_every=math.ceil(each / settings.evaluations),
-            save_every=10**9,
             log_every=settings.log_every,
             spike=0.0,
             tensorboard=False,
@@ -446,10 +437,10 @@ def tune(
     with Logs(quiet=quiet) as logs:
         finished = train(job, progress, logs)
     best.restore()
-    task = task.tuned(compute.network, dev_features, dev)
+    task = task.tuned(compute.network, data.dev, data.dev_examples)
     return Run(
         seed=seed,
-        scores=task.score(compute.network, dev_features, dev),
+        scores=task.score(compute.network, data.dev, data.dev_examples),
         epoch=best.epoch,
         history=logs.rows,
         network=compute.master.eval(),
@@ -462,30 +453,21 @@ def tune(
     )
 
 
-def steps(
-    task: Task,
-    features: Features,
-    settings: FinetuneSettings,
-    seed: int,
-    device: torch.device,
-    pad_id: int,
-    start: int = 0,
-) -> Iterator[Step]:
-    """The batches of every step from `start`: `batch_size` examples in the epoch's order, in `accumulate` parts."""
-    size = settings.batch_size
-    each = math.ceil(len(features) / size)
+def steps(data: Data, settings: FinetuneSettings, seed: int, device: torch.device, pad_id: int) -> Iterator[Step]:
+    """The batches of every step: `batch_size` examples in the epoch's order, in `accumulate` parts."""
+    task, features = data.task, data.train
     fill = min(FILL, features.size) if device.type == "cuda" else None
-    for epoch in range(start // each, settings.rounds):
+    for epoch in range(settings.rounds):
         order = permutation(make_key(seed, epoch), len(features))
-        for first in range((start - epoch * each if epoch == start // each else 0) * size, len(features), size):
-            which = order[first : first + size]
+        for first in range(0, len(features), settings.batch_size):
+            which = order[first : first + settings.batch_size]
             total = task.share(features, which)
             items = []
             for number, part in enumerate(np.array_split(which, min(settings.accumulate, len(which)))):
                 share = task.share(features, part) / total if total else 0.0
                 ragged = batch(features, part, fill=fill, pad_id=pad_id, share=share)
                 real = len(ragged.tokens_T) - (ragged.lengths[-1] if fill else 0)
-                items.append(Item(ragged.to(device), number, Position(epoch, 0, 0), real, (1.0, 0.0)))
+                items.append(Item(ragged.to(device), Place(number=number), (1.0, 0.0, real)))
             yield Step(items, Place())
 
 
@@ -510,26 +492,22 @@ def linear(step: int, warmup: float, total: int) -> float:
 class BestWeights:
     """Scores the dev set every epoch, or more often, and keeps the best weights: of equal scores, the lower loss."""
 
-    def __init__(
-        self, task: Task, compute: Compute, features: Features, dev: Examples, each: int, patience: int | None
-    ) -> None:
-        self.task, self.compute, self.features, self.dev, self.each = task, compute, features, dev, each
-        self.patience = patience
-        self.best: tuple[float, float] | None = None
+    def __init__(self, data: Data, compute: Compute, each: int, patience: int | None) -> None:
+        self.data, self.compute, self.each, self.patience = data, compute, each, patience
+        self.best = (-math.inf, -math.inf)
         self.epoch = self.step = 0
         self.weights: dict[str, Tensor] = {}
 
     def evaluate(self, progress: Progress) -> dict[str, float]:
         """The scores; ends the run when patience is over."""
-        scores = self.task.score(self.compute.network, self.features, self.dev)
-        score, epoch = scores[self.task.metric], math.ceil(progress.step / self.each)
-        rose = self.best is None or score > self.best[0]
-        if self.best is None or score >= self.best[0]:
-            found = (score, -self.loss())
-            if self.best is None or found > self.best:
-                self.best, self.epoch = found, epoch
-                trained = self.compute.master.named_parameters()
-                self.weights = {name: p.detach().clone() for name, p in trained if p.requires_grad}
+        data = self.data
+        scores = data.task.score(self.compute.network, data.dev, data.dev_examples)
+        score = scores[data.task.metric]
+        rose = score > self.best[0]
+        if score >= self.best[0] and (found := (score, -self.loss())) > self.best:
+            self.best, self.epoch = found, math.ceil(progress.step / self.each)
+            trained = self.compute.master.named_parameters()
+            self.weights = {name: p.detach().clone() for name, p in trained if p.requires_grad}
         if rose:
             self.step = progress.step
         elif self.patience is not None and progress.step - self.step >= self.patience * self.each:
@@ -539,16 +517,13 @@ class BestWeights:
     @torch.no_grad()
     def loss(self) -> float:
         """The mean loss on the dev set."""
-        network, total = self.compute.network, 0.0
-        for which in np.array_split(np.arange(len(self.features)), max(1, len(self.features) // 32)):
-            ragged = batch(self.features, which, share=len(which) / len(self.features)).to(self.compute.device)
-            total += float(_loss(self.task)(network, ragged)[0])
+        dev, total = self.data.dev, 0.0
+        for which in np.array_split(np.arange(len(dev)), max(1, len(dev) // 32)):
+            ragged = batch(dev, which, share=len(which) / len(dev)).to(self.compute.device)
+            total += float(_loss(self.data.task)(self.compute.network, ragged)[0])
         return total
 
-    @torch.no_grad()
     def restore(self) -> None:
         """Load the best weights; the last ones stay if no epoch was finished."""
-        for name, parameter in self.compute.master.named_parameters():
-            if name in self.weights:
-                parameter.copy_(self.weights[name])
+        self.compute.master.load_state_dict(self.weights, strict=False)
         self.compute.refresh()
