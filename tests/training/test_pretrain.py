@@ -16,6 +16,7 @@ from grammar import write_corpus
 from safetensors.torch import load_file
 from toy import tiny_recipe
 
+from everybert.corpus.build import build_corpus
 from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
 from everybert.model.losses import PretrainTargets, pretrain_loss
@@ -341,3 +342,35 @@ def test_our_recipes_train_every_position(name):
     recipe = Recipe.load(name)
     if recipe.model.init is None and recipe.distil is None:
         assert recipe.longest >= recipe.config.max_positions or recipe.config.positions != "learned"
+
+
+PHASES = [{"share": 0.5, "length": 16, "kind": "full"}, {"share": 0.5, "length": 32, "kind": "pairs"}]
+
+
+def test_running_text_first_then_pairs(corpus, tmp_path):
+    """A phase has its own kind of examples, and the run its head from the start; resumed, it has the same bits."""
+    change = {"steps": 12, "phase": PHASES, "examples__kind": "full", "run__log_every": 1}
+    whole = run(corpus, tmp_path / "whole", run__save_every=5, run__keep=9, **change)
+    rows = [row for row in logged(whole.folder) if "nsp" in row]
+    assert whole.finished and [row["nsp"] > 0 for row in rows] == [row["step"] > 6 for row in rows]
+    assert 0 <= whole.figures["pair_accuracy"] <= 1
+    again = tmp_path / "again"
+    shutil.copytree(whole.folder, again)
+    for part in ("model", "checkpoints/step-00000010", "checkpoints/step-00000012"):
+        shutil.rmtree(again / part)
+    run(corpus, again, run__save_every=5, run__keep=9, **change)
+    mine, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (whole.folder, again))
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    older = tiny_recipe(steps=12, phase=[{"share": 1.0, "length": 16}]).plain()["phases"]
+    assert "kind" not in older[0]  # as runs of older versions recorded it
+
+
+def test_a_later_phase_that_the_corpus_cannot_give_is_refused_before_the_first_step(tmp_path, corpus):
+    text = tmp_path / "lines.txt"
+    text.write_text("\n\n".join(f"this farmer paints boat {i} ." for i in range(200)), encoding="utf-8")
+    build_corpus([text], Corpus.open(corpus).tokenizer_path, tmp_path / "corpus", workers=1)
+    with pytest.raises(EverybertError, match="two sentences"):
+        run(tmp_path / "corpus", tmp_path / "run", phase=PHASES, examples__kind="full")
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+    with pytest.raises(EverybertError, match="causal model does not learn sentence pairs"):
+        run(corpus, tmp_path / "run", phase=PHASES, examples__kind="full", model__causal=True)

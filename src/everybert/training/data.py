@@ -185,7 +185,7 @@ class Setting:
         return PackStream(
             self.corpus,
             self.layout,
-            replace(recipe.examples, length=recipe.phases[phase].length),
+            recipe.examples_of(phase),
             recipe.mask,
             seed=int(make_key(recipe.seed, phase)[0] >> np.uint64(1)),
             capacity=recipe.batch.pack,

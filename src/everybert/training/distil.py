@@ -92,7 +92,7 @@ def load_teacher(name: str | Path, setting: Setting, allow_pickle: bool = False)
     """The teacher, frozen, in the compute precision; its tokenizer must be that of the corpus."""
     folder = resolve(name, allow_pickle=allow_pickle)
     setting.corpus.check_tokenizer(Tokenizer.load(folder).digest)
-    paired = setting.recipe.examples.paired
+    paired = setting.recipe.paired
     heads, dtype = setting.recipe.heads, setting.dtype
     loaded = load_network(folder, heads=heads, dtype=dtype, device=setting.device, allow_pickle=allow_pickle)
     missing = " ".join(loaded.report.missing)

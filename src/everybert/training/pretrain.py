@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from everybert.corpus.examples import ExampleConfig
 from everybert.corpus.masking import MaskingConfig
 from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
@@ -186,7 +187,7 @@ def check_config(recipe: Recipe, config: EncoderConfig, who: str = "model") -> N
             f"length {recipe.longest} is more than the {who}'s {config.max_positions} positions: "
             f"lower [batch] or [[phase]] length (--set batch.length={config.max_positions}){remedy}"
         )
-    if config.causal and recipe.examples.paired:
+    if config.causal and recipe.paired:
         raise EverybertError('[examples] kind: a causal model does not learn sentence pairs: set "full" or "document"')
     if config.causal and recipe.rtd is not None:
         raise EverybertError("[rtd] needs masked tokens, which a causal model has not: set [model] causal = false")
@@ -204,6 +205,8 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
     The folder is written to from here on: what was wrong with the inputs has been found.
     """
     setting = replace(setting, causal=network.config.causal)
+    for phase in range(len(setting.recipe.phases)):
+        setting.stream(phase)  # examples that the corpus cannot give are refused before the first step
     recipe, out, world, most = setting.recipe, setting.out, setting.world, network.config.max_positions
     with contextlib.ExitStack() as stack:
         with world.together():
@@ -279,17 +282,17 @@ def make_evaluation(setting: Setting, compute: Compute, logs: Logs) -> Callable[
     recipe, layout = setting.recipe, setting.layout
 
     @cache
-    def packs(length: int) -> list[Ragged]:
-        examples, tokens = replace(recipe.examples, length=length), recipe.run.evaluate_packs * PACK
+    def packs(examples: ExampleConfig) -> list[Ragged]:
+        tokens = recipe.run.evaluate_packs * PACK
         return heldout_packs(heldout, layout, examples, tokens, logs.print, causal=setting.causal)
 
     def evaluate(progress: Progress) -> Figures:
-        length = schedule.moment(recipe, progress.step - 1, progress.total).length
-        figures = evaluate_packs(predictor := generator_of(compute.network), packs(length))
+        examples = recipe.examples_of(schedule.moment(recipe, progress.step - 1, progress.total).phase)
+        figures = evaluate_packs(predictor := generator_of(compute.network), packs(examples))
         if recipe.rtd is not None:
-            figures |= score_detection(compute.network, packs(length))
+            figures |= score_detection(compute.network, packs(examples))
         if progress.finished:
-            sentences = sample_sentences(heldout, layout, longest=min(64, length))
+            sentences = sample_sentences(heldout, layout, longest=min(64, examples.length))
             figures["pseudo_perplexity"] = pseudo_perplexity(predictor, sentences, layout.mask_id)
         return figures
 

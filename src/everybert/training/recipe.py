@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from everybert.corpus.examples import ExampleConfig
+from everybert.corpus.examples import ExampleConfig, Kind
 from everybert.corpus.masking import MaskingConfig
 from everybert.errors import EverybertError
 from everybert.files import as_type
@@ -115,7 +115,7 @@ class ScheduleSettings:
 
 @dataclass(frozen=True)
 class Phase:
-    """[[phase]]: a part of the run with its own length, tokens or mask rate; the defaults are those of the run."""
+    """[[phase]]: a part of the run with its own examples, tokens or mask rate; the defaults are those of the run."""
 
     share: Annotated[float, SHARE]
     """Its share of the run's steps."""
@@ -125,6 +125,8 @@ class Phase:
     """Tokens per step, at its start and at its end."""
     rate: Pair | None = None
     """Mask rate at its start and at its end; None follows [mask]."""
+    kind: Kind | None = None
+    """Kind of examples; None follows [examples]."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +279,7 @@ class Recipe:
             if isinstance(self.schedule.warmup, float) and self.schedule.warmup > 0:
                 raise KeyProblem("budget", "[schedule] warmup must be a number of steps where the time is fixed")
         if self.rtd is not None:
-            if self.examples.paired:
+            if self.paired:
                 raise KeyProblem("examples.kind", '[rtd] learns no sentence pairs: set "full" or "document"')
             if self.boundary or self.distil is not None:
                 raise KeyProblem("rtd", "has neither a boundary objective nor a teacher: delete one of the two")
@@ -288,10 +290,20 @@ class Recipe:
         base = preset(self.model.preset) if self.model.preset else EncoderConfig()
         return base.replace(**self.model.changes)
 
+    def examples_of(self, phase: int) -> ExampleConfig:
+        """The examples of a phase."""
+        own = self.phases[phase]
+        return dataclasses.replace(self.examples, length=own.length, kind=own.kind or self.examples.kind)
+
+    @property
+    def paired(self) -> bool:
+        """Whether the examples of some phase are pairs."""
+        return any(self.examples_of(phase).paired for phase in range(len(self.phases)))
+
     @property
     def heads(self) -> dict[str, int | None]:
         """The heads that the objectives need."""
-        return dict.fromkeys(("rtd",) if self.rtd is not None else ("mlm", "nsp") if self.examples.paired else ("mlm",))
+        return dict.fromkeys(("rtd",) if self.rtd is not None else ("mlm", "nsp") if self.paired else ("mlm",))
 
     @property
     def longest(self) -> int:
@@ -313,6 +325,7 @@ class Recipe:
         """The recipe as JSON values."""
         table = dataclasses.asdict(self)
         table["model"] |= table["model"].pop("changes")
+        table["phases"] = [{k: v for k, v in phase.items() if (k, v) != ("kind", None)} for phase in table["phases"]]
         return json.loads(json.dumps(table))
 
 
