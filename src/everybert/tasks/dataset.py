@@ -454,7 +454,7 @@ def _read_conll(path: Path, column: str | None) -> Examples:
     """The words and tags of a CoNLL file, whose columns have numbers, or of a CoNLL-U file, whose have names."""
     if kind(path) == ".conllu":
         names, column = list(readers.CONLLU_FIELDS), column or "upos"
-        sentences = [[list(word.values()) for word in tree] for tree in readers.read_conllu(path)]
+        sentences = [[[word[name] for name in names] for word in tree] for tree in readers.read_conllu(path)]
     else:
         sentences, column = list(readers.read_conll(path)), column or "-1"
         if {"text", "label"} <= set(sentences[0][0]):

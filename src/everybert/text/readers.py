@@ -450,14 +450,17 @@ def read_conll(path: str | Path) -> Iterator[list[list[str]]]:
 
 
 def read_conllu(path: str | Path) -> Iterator[list[dict[str, str]]]:
-    """The sentences of a CoNLL-U file: a dictionary of the ten fields for every word.
+    """The sentences of a CoNLL-U file: for every word a dictionary of the ten fields, and its `document` (# newdoc).
 
     Multiword ranges (3-4) and empty nodes (5.1) are left out: they are no part of the tree.
     """
-    for sentence in _sentences(path, "#"):
+    document = ""
+    for sentence in _sentences(path, "#(?! newdoc)"):
+        if sentence[0][1].startswith("#"):
+            document = str(sentence.pop(0))
         split = [(number, line.split("\t")) for number, line in sentence]
         rows = _of_width(split, len(CONLLU_FIELDS), path, "separate the fields of CoNLL-U by tabs")
-        yield [dict(zip(CONLLU_FIELDS, row)) for row in rows if row[0].isdigit()]
+        yield [{**dict(zip(CONLLU_FIELDS, row)), "document": document} for row in rows if row[0].isdigit()]
 
 
 def _of_width(rows: Sequence[tuple[int, list[str]]], width: int, path: str | Path, remedy: str) -> list[list[str]]:
@@ -468,12 +471,12 @@ def _of_width(rows: Sequence[tuple[int, list[str]]], width: int, path: str | Pat
 
 
 def _sentences(path: str | Path, comment: str) -> Iterator[list[tuple[int, str]]]:
-    """Runs of numbered lines that are not blank, without those that start with `comment`."""
+    """Runs of numbered lines that are not blank, without those that begin as the pattern `comment`."""
     held: list[tuple[int, str]] = []
     found = False
     for number, line in chain(lines(Path(path)), [(0, "")]):
         if line.strip():
-            held += [] if line.startswith(comment) else [(number, line)]
+            held += [] if re.match(comment, line) else [(number, line)]
         elif held:
             found = True
             yield held
