@@ -64,7 +64,7 @@ export default function examples(root, context) {
       const labels = [...new Set(first.map((one) => one.label))].filter(Boolean).sort();
       out.append(
         h("dl", { class: "facts" }, fact("examples", first.length), labels.map((label) => fact(label, first.filter((one) => one.label === label).length)), fact("packs", new Set(first.map((one) => one.pack)).size)),
-        h("p", { class: "legend" }, hows.includes("next") ? "Each token predicts its neighbour." : Object.entries(MEANING).map(([how, words]) => h("span", {}, h("i", { class: how }), `${words}: ${hows.filter((one) => one === how).length}`))),
+        h("p", { class: "legend" }, Object.entries(MEANING).map(([how, words]) => h("span", {}, h("i", { class: how }), `${words}: ${hows.filter((one) => one === how).length}`))),
         ...first.map((one) => example(one, shown.filter((other) => other.example === one.example))),
         h("p", { class: "caption" }, "The first eight examples, one of each pack in turn. Of a corpus on disk: ", h("code", {}, "everybert corpus show CORPUS --recipe bert-base")),
       );
@@ -92,7 +92,7 @@ function units(epoch, segment) {
     const token = epoch.tokens[position];
     const i = at.get(position);
     const kinds = ["piece", segment === 1 && "b", /^(\[(CLS|SEP)\]|<\/?s>)$/.test(token) && "special", i !== undefined && epoch.how[i]];
-    return h("span", { class: kinds.filter(Boolean).join(" "), title: i === undefined ? `position ${position}` : `position ${position}: ${MEANING[epoch.how[i]] ?? "predicts the next"}, to predict: ${epoch.was[i]}` }, h("b", { dir: "auto" }, token), h("small", { dir: "auto" }, i === undefined ? "\u00a0" : epoch.was[i]));
+    return h("span", { class: kinds.filter(Boolean).join(" "), title: i === undefined ? `position ${position}` : `position ${position}: ${MEANING[epoch.how[i]]}, to predict: ${epoch.was[i]}` }, h("b", { dir: "auto" }, token), h("small", { dir: "auto" }, i === undefined ? "\u00a0" : epoch.was[i]));
   };
   const inside = new Map(epoch.units.filter(([start, end]) => end - start > 1).map((unit) => [unit[0], unit[1]]));
   const out = [];
