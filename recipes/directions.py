@@ -1,7 +1,7 @@
 """Left to right, right to left, both concatenated, bidirectional: four models on the same text and steps, one table.
 
     python recipes/directions.py --corpus CORPUS --work W [--recipe directions] [--set steps=400] [--positions 2000]
-        [--blimp FOLDER] [--task SST-2=train.tsv,dev.tsv --task CoLA=train.tsv,dev.tsv] [--json]
+        [--blimp FOLDER] [--task SST-2=train.tsv,dev.tsv --task CoLA=train.tsv,dev.tsv] [--tiny] [--json]
 
 CORPUS is a folder of `everybert corpus build` with a held-out split. Three models are pre-trained (run again to
 resume): the recipe as it is, with `causal = true`, and with `causal = "reverse"`. The fourth, "both", is the pair of
@@ -46,10 +46,16 @@ from everybert.model.engine import Inputs, encode, masked_logits
 from everybert.model.ragged import Ragged
 from everybert.tasks.dataset import read_classes
 from everybert.training.pretrain import pretrain
+from everybert.training.recipe import read_value
 
 WAYS: dict[str, bool | str] = {"left to right": True, "right to left": "reverse", "bidirectional": False}
 LINEAR_STEPS, LINEAR_TOKENS, LINEAR_RATE = 400, 4096, 3e-3
 """Steps, tokens per step and learning rate of the linear layer of the pair."""
+TINY = {
+    **{"steps": 60, "model__layers": 2, "model__hidden_size": 64, "model__heads": 2, "model__intermediate_size": 128},
+    **{"model__max_positions": 64, "batch__length": 64, "batch__tokens": 2048, "batch__pack": 2048},
+}
+"""The recipe's changes for --tiny."""
 CHUNK = 64
 """Sentences whose predictions are held at once."""
 
@@ -183,10 +189,10 @@ def task_accuracy(model: Model | Pair, train: str, dev: str) -> float:
 
 def directions(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Train what is not trained yet, measure what is not measured yet, and return the table."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = dict(TINY) if args.tiny else {}
     for given in args.set:
         key, _, value = given.partition("=")
-        changes[key.replace(".", "__")] = json.loads(value)
+        changes[key.replace(".", "__")] = read_value(value)
     runs: dict[str, Path] = {}
     for name, causal in WAYS.items():
         out = runs[name] = args.work / name.replace(" ", "-")
@@ -240,6 +246,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--blimp", help="a folder of BLiMP's files")
     parser.add_argument("--task", action="append", default=[], metavar="NAME=TRAIN,DEV", help="labelled texts; repeat")
     parser.add_argument("--device")
+    parser.add_argument("--tiny", action="store_true", help="a toy model and few steps, to test the script on a CPU")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     try:

@@ -25,6 +25,7 @@ NAMES = "John Smith lives in New York and works for Acme."
 QUESTION, PASSAGE = "Where does Matt live?", "Matt lives in Canada since 2019."
 FIRST, SECOND = "The man went to the store.", "He bought a gallon of milk."
 LINES = ["the dog barks at the cat .", "the owl hoots at the cat .", "mary lives in paris ."]
+DOCUMENTS = "The man went to the store. He bought milk.\n\nPenguins are birds. The cat sleeps in the garden."
 HOLD = ["the cat sleeps", "the dog barks at the cat .", "the food of the cat was cold"]
 
 
@@ -45,6 +46,7 @@ PANELS = {
     "attention": at("attention", "words", text=SENTENCE, pair=PAIR),
     "context": at("context", "words", word="cat", texts="\n".join(HOLD)),
     "steps": at("steps", "words", text=BLANK, step="4", layer="1"),
+    "examples": at("examples", "words", text=DOCUMENTS),
 }
 """Every panel with something to show."""
 DONE = """() => {

@@ -20,6 +20,7 @@ FIELDS = {
     "classify": ("labels", {"text": NASTY}),
     "names": ("names", {"text": NASTY}),
     "answer": ("answers", {"question": "where <b>?", "context": NASTY}),
+    "examples": ("words", {"text": f"{NASTY} A cat.\n\n{NASTY} A dog.", "kind": "full"}),
     "next": ("words", {"first": NASTY, "second": "<b>a cat</b>"}),
 }
 

@@ -10,8 +10,24 @@ import pytest
 import server as own
 import tiny_model
 import torch
-from pages import BLANK, HOLD, LINES, NAMES, PAIR, PANELS, PASSAGE, QUESTION, REVIEW, SENTENCE, at, ready, typed
+from pages import (
+    BLANK,
+    DOCUMENTS,
+    HOLD,
+    LINES,
+    NAMES,
+    PAIR,
+    PANELS,
+    PASSAGE,
+    QUESTION,
+    REVIEW,
+    SENTENCE,
+    at,
+    ready,
+    typed,
+)
 
+from everybert.corpus.show import text_examples
 from everybert.inference.model import load
 from everybert.inside.attention import without_heads
 from everybert.training.finetune import finetune
@@ -115,6 +131,32 @@ def test_tokens(open_page, models):
     rows = page.locator("details table tbody tr")
     assert rows.count() == len(encoding)
     assert rows.nth(2).locator("td").all_inner_texts() == ["2", "cat", str(encoding.ids[2]), "0", "4–7"]
+
+
+def test_training_data(open_page, models, shots):
+    page = open_page(PANELS["examples"])
+    expected = text_examples(DOCUMENTS, models["words"].tokenizer, seed=3)
+    titles = page.locator(".card h2").all_inner_texts()
+    assert [re.search(r"(IsNext|NotNext)|pack", title)[1] for title in titles] == [
+        one["label"] for one in expected[::2]
+    ]
+    before = page.locator(".example").all_inner_texts()
+    assert page.locator(".example").first.locator("h3").inner_text() == "Epoch 0"
+    page.get_by_role("button", name="Draw again").click()
+    ready(page)
+    assert page.locator(".example").all_inner_texts() != before and "seed=4" in page.url
+    page.get_by_label("Epochs", exact=True).select_option("true")
+    ready(page)
+    rows = [row.split("\n")[1:] for row in page.locator(".example").all_inner_texts()]
+    assert rows[::2] == rows[1::2], "static masks: both epochs are the same"
+    page.get_by_role("button", name="collocations").click()
+    ready(page)
+    assert "strategy=pmi" in page.url and page.get_by_label("Masks", exact=True).input_value() == "pmi"
+    assert page.get_by_label("Collocations, separated by commas").input_value() == "New York, gallon of milk"
+    page.get_by_label("Kind", exact=True).select_option("pairs")
+    typed(page, "Text", "The man went to the store. He bought milk.")
+    assert "Pairs need sentences of other documents" in page.locator(".notice.bad").inner_text()
+    open_page.wrong.clear()  # Chromium logs the error response itself as a failed resource
 
 
 def test_attention(open_page, models, tmp_path, shots):

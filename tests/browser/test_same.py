@@ -46,6 +46,8 @@ def elsewhere(open_page, tmp_path, monkeypatch):
 
     def run(address: str, as_json: bool = True):
         page = open_page(address)
+        if not page.get_by_label("Command line", exact=True).count():
+            return page, None, evaluated(page.get_by_label("Python", exact=True).inner_text())
         command = page.get_by_label("Command line", exact=True).inner_text()
         done = CliRunner().invoke(app, [*shlex.split(command)[1:], *(["--json"] if as_json else [])])
         assert done.exit_code == 0, f"{command}: {done.output}"
@@ -157,3 +159,15 @@ def test_steps(elsewhere, address):
     n = len(weights)
     rows = [[float(x) for x in re.findall(r" (\d\.\d+(?:e-\d+)?)(?= |$)", line)] for line in told.splitlines()]
     assert any(len(row) == n and near(row, weights[1], 1e-4) for row in rows), "the terminal shows the same numbers"
+
+
+@pytest.mark.parametrize(
+    "more", ["", "&kind=full&strategy=pmi&rate=0.3&collocations=the+store", "&kind=order&static=true&seed=5"]
+)
+def test_examples(elsewhere, more):
+    page, _, (found,) = elsewhere(PANELS["examples"] + more)
+    tokens = page.locator(".example .piece > b").all_inner_texts()
+    assert tokens == [token for one in found for token in one["tokens"]]
+    predicted = page.locator(".example .piece:is(.mask, .random, .kept) > small").all_inner_texts()
+    assert predicted == [was for one in found for was in one["was"]]
+    assert page.locator(".card").count() == len(found) // 2

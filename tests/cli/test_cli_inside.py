@@ -85,3 +85,21 @@ def test_probe_heads_prints_the_table(folder):
     assert rows["det"]["count"] == 3 and rows["det"]["baseline"] == 1.0 and rows["det"]["offset"] == 1
     bad = run("probe", "heads", file, "--relation", "expl", "--model", folder / "model")
     assert bad.exit_code == 2 and "has no relation 'expl'" in bad.output
+
+
+def test_probe_coref_prints_the_best_head_and_the_baselines(folder):
+    file = folder / "coref.conllu"
+    marks = {"mary": "(e1)", "cat": "(e2)", "dog": "(e1)", "food": "(e2)"}
+    rows = [row[:-1] + f"Entity={marks[row.split()[1]]}" if row.split()[1:2] and row.split()[1] in marks else row
+            for row in TREES.splitlines()]  # fmt: skip
+    file.write_text("\n".join(rows) + "\n")
+    found = json.loads(run("probe", "coref", file, "--json", "--model", folder / "model").stdout)
+    assert found["mentions"] == 2 and np.shape(found["right"]) == (2, 2)
+    assert found["published"] == {"accuracy": 0.65, "nearest": 0.27, "head_match": 0.52}
+    told = run("probe", "coref", file, "--model", folder / "model").output
+    lines = told.splitlines()
+    assert f"layer       {found['layer'] + 1}" in lines and f"head        {found['head'] + 1}" in lines, "from 1"
+    plain = run("probe", "coref", folder / "trees.conllu", "--model", folder / "model")
+    assert plain.exit_code == 2 and "no mention has an antecedent" in plain.stderr and plain.stderr.count("\n") == 1
+    none = run("probe", "coref", folder / "none.conllu", "--model", folder / "model")
+    assert none.exit_code == 2 and none.stderr.count("\n") == 1

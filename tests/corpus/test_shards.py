@@ -93,7 +93,7 @@ def test_keeps_few_files_open(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "OPEN_SHARDS", 2)
     corpus = Corpus.open(make_corpus(tmp_path / "c", [[[[n]]] for n in range(6)]))
     assert corpus.tokens(0, 6).tolist() == list(range(6))
-    assert len(corpus._maps) == 2
+    assert corpus._tokens_of.cache_info().currsize == 2
 
 
 def test_out_of_range_is_an_error(tmp_path):

@@ -22,6 +22,7 @@ STATE = {
     "attention": {"text", "layer", "head"},
     "context": {"word", "texts"},
     "steps": {"text", "step"},
+    "examples": {"text", "kind", "strategy", "static"},
 }
 """What the lectures fill in, by panel; tests/browser/test_lectures.py opens every link."""
 

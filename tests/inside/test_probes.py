@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from everybert.errors import EverybertError
 from everybert.inside import probes as heads
+from everybert.text.readers import read_conllu
 
 # word, head, relation; the words of the last one are cut into pieces
 TREES = [
@@ -80,9 +81,7 @@ def test_accuracies_are_those_of_the_definition(words):
 def test_batches_do_not_change_the_outcome(words, monkeypatch):
     one = heads.probe_heads(words.network, words.tokenizer, trees())
     monkeypatch.setattr(heads, "CHUNK", 1)
-    told = []
-    other = heads.probe_heads(words.network, words.tokenizer, trees(), told.append)
-    assert told == [1, 2, 3]
+    other = heads.probe_heads(words.network, words.tokenizer, trees())
     assert all(np.allclose(one.relations[n].right, other.relations[n].right) for n in one.relations)
 
 
@@ -113,3 +112,78 @@ def test_bad_trees_are_one_line(words):
         heads.probe_heads(words.network, words.tokenizer, [[{"form": "cat", "head": "0", "deprel": "root"}]])
     with pytest.raises(EverybertError, match="the word 'cat' has the head '_', which is no number"):
         heads.probe_heads(words.network, words.tokenizer, [[{"form": "cat", "head": "_", "deprel": "_"}]])
+
+
+# ── coreference ──
+
+# form, head, entity marks
+DOCUMENT = [
+    [("mary", 2, "(e1-person)"), ("sees", 0, ""), ("a", 5, "(e2-animal"), ("red", 5, ""), ("dog", 2, "e2)"),
+     (".", 2, "")],
+    [("the", 2, "(e2-animal"), ("dog", 3, "e2)"), ("eats", 0, ""), ("food", 3, "(e3)"), (".", 3, "")],
+    [("she", 2, "(e1-person)"), ("sees", 0, ""), ("the", 4, "(e3[1/2]-food"), ("food", 2, "e3[1/2])"),
+     (".", 2, "(e3[2/2])")],
+]  # fmt: skip
+ASKED = ((7, [0, 4], 4), (11, [0, 4, 7, 9], 0), (14, [0, 4, 7, 9, 11], 9))
+"""dog, she and food: the place of each in the document, of the mentions before, and of the antecedent."""
+
+
+def conllu(sentences, name="a") -> str:
+    rows = [f"# newdoc id = {name}", "# text = _"]
+    for words in sentences:
+        for i, (form, head, marks) in enumerate(words, 1):
+            misc = f"SpaceAfter=No|Entity={marks}|Bridge=_" if marks else "_"
+            rows.append("\t".join([str(i), form, "_", "_", "_", "_", str(head), "dep", "_", misc]))
+        rows.append("")
+    return "\n".join(rows) + "\n"
+
+
+def coreference(model, tmp_path, text):
+    (tmp_path / "a.conllu").write_text(text)
+    return heads.probe_coref(model.network, model.tokenizer, read_conllu(tmp_path / "a.conllu"))
+
+
+def test_coreference_of_every_head_and_of_the_baselines(words, tmp_path):
+    found = coreference(words, tmp_path, conllu(DOCUMENT) + conllu(DOCUMENT, "b"))
+    assert found["mentions"] == 6, "no antecedent in another document"
+    # dog → dog is the nearest and the same word; she → mary neither; food → food the same word
+    assert found["nearest"] == pytest.approx(1 / 3) and found["head_match"] == pytest.approx(2 / 3)
+    forms = [word[0] for sentence in DOCUMENT for word in sentence]
+    attention = words.attention(" ".join(forms))
+    assert attention.tokens[1:-1] == forms, "a token per word"
+    weights = attention.weights[:, :, 1:-1, 1:-1]
+    right = [weights[:, :, at, before].argmax(-1) == before.index(antecedent) for at, before, antecedent in ASKED]
+    assert np.allclose(found["right"], np.mean(right, axis=0))
+    assert found["right"][found["layer"]][found["head"]] == found["accuracy"] == np.max(found["right"])
+
+
+def test_a_planted_head_finds_all_antecedents(words, tmp_path, monkeypatch):
+    """One head attends to the word with the same form, else to the first: it finds dog, mary and food."""
+    forms = [word[0] for sentence in DOCUMENT for word in sentence]
+
+    def planted(network, encoding):
+        weights = np.zeros((2, 2, len(forms) + 2, len(forms) + 2), np.float32)
+        weights[1, 0, :, 1] = 0.1
+        for i, form in enumerate(forms):
+            weights[1, 0, i + 1, 1:-1] += [form == other for other in forms]
+        return type("Attention", (), {"weights": weights})
+
+    monkeypatch.setattr(heads, "attention", planted)
+    found = coreference(words, tmp_path, conllu(DOCUMENT))
+    assert (found["layer"], found["head"], found["accuracy"]) == (1, 0, 1.0)
+    assert found["right"][0][0] == pytest.approx(1 / 3), "a head without a choice takes the first"
+
+
+def test_texts_are_whole_sentences_that_fit(words, tmp_path):
+    many = [sentence for _ in range(6) for sentence in DOCUMENT]  # of a document that is longer than the window
+    assert coreference(words, tmp_path, conllu(many))["mentions"] > 18, "more antecedents: the mentions repeat"
+    long = [[("cat", 0, "(e1)")] + [("the", 1, "")] * 80]
+    with pytest.raises(EverybertError, match="83 tokens"):
+        coreference(words, tmp_path, conllu(DOCUMENT) + conllu(long, "b"))
+
+
+def test_a_file_without_coreference_is_refused(words, tmp_path):
+    with pytest.raises(EverybertError, match="no mention has an antecedent; give CoNLL-U with coreference, Entity="):
+        coreference(words, tmp_path, conllu([[("the", 2, ""), ("cat", 0, "")]]))
+    with pytest.raises(EverybertError, match="1 columns, 10 expected"):
+        coreference(words, tmp_path, "1 the\n\n")

@@ -173,6 +173,7 @@ TABLE: dict[str, tuple[str, Options]] = {
         "probe heads trees.conllu --model @ --least 1",
         {"--relation": "det", "--least": "3", "--sentences": "1", **LOOK},
     ),
+    "probe coref": ("probe coref coref.conllu --model @", LOOK),
     "tokenizer show": ("tokenizer show 'the film' --tokenizer @", {"--tokenizer": "words", "--json": ""}),
     "tokenizer train": (
         "tokenizer train texts.txt --size 30 --out OUT/tok",
@@ -208,6 +209,17 @@ TABLE: dict[str, tuple[str, Options]] = {
         },
     ),
     "corpus info": ("corpus info built", {"--check": ("corpus info damaged", ""), "--json": ""}),
+    "corpus show": (
+        "corpus show corpus --recipe toy.toml",
+        {
+            "--recipe": "tiny-cpu",
+            "--count": "1",
+            "--epochs": "1",
+            "--length": "8",
+            "--set": "mask.rate=0.5",
+            "--json": "",
+        },
+    ),
     "corpus score": (
         "corpus score corpus --model words",
         {"--examples": "document", "--length": "16", "--tokens": "0", "--split": "train", **LOOK}
@@ -379,6 +391,7 @@ FILES = {
     "bad-choices.csv": "prompt,ending0,ending1,label\nthe film,was good,was bad,0\nthe film\n",
     "tags.conll": "the O\nfilm B-X\nwas O\n\nfood B-X\nwas I-X\n\n" * 4,
     "trees.conllu": TREE + TREE.replace("the", "a"),
+    "coref.conllu": 4 * re.sub(r"^(\d)(.*)_$", r"\1\2Entity=(e\1)", TREE, flags=re.MULTILINE),
     "squad.json": SQUAD,
     "answers.json": '{"1": "the film"}',
     "pairs.jsonl": "".join(

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from grammar import write_corpus
 
+from everybert.training.recipe import Recipe
+
 ROOT = Path(__file__).parents[2]
 SIZES = {"layers": 1, "hidden_size": 16, "heads": 2, "intermediate_size": 32, "max_positions": 32}
 BATCH = {"length": 32, "tokens": 512, "pack": 512}
@@ -20,6 +22,12 @@ def directions():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_tiny_is_the_recipe_in_miniature(directions):
+    whole, tiny = (Recipe.load(ROOT / "recipes" / "directions.toml", **changes) for changes in ({}, directions.TINY))
+    assert tiny.steps < whole.steps and tiny.config.hidden_size < whole.config.hidden_size
+    assert tiny.longest == tiny.config.max_positions and tiny.examples.kind == whole.examples.kind
 
 
 def test_four_models_in_one_table(directions, tmp_path, capsys, monkeypatch):

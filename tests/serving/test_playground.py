@@ -13,6 +13,7 @@ import server as own
 import torch
 
 import everybert
+from everybert.corpus.show import text_examples
 from everybert.inference.model import load
 from everybert.inside.attention import without_heads
 from everybert.serving import playground
@@ -138,6 +139,23 @@ def test_tokens_compare_vocabularies(url, models):
     assert found["lowered"]["tokens"] == found["tokens"], "an uncased vocabulary"
     assert found["others"] == [], "all these models share one"
     assert (found["kind"], found["lowercase"]) == ("wordpiece", True)
+
+
+def test_examples_equal_those_of_the_library(url, models):
+    text, settings = "The cat sees. A dog eats.\n\nMary sings. John lives in paris.", {"rate": 0.3, "seed": 2}
+    for kind, strategy in (("pairs", "token"), ("order", "word"), ("full", "span"), ("document", "pmi")):
+        body = {"text": text, "kind": kind, "strategy": strategy, "collocations": ["a dog"], **settings}
+        expected = text_examples(text, models["words"].tokenizer, kind, strategy, collocations=["a dog"], **settings)
+        found = ask(url, "examples", model="words", **body)["examples"]
+        assert found == json.loads(json.dumps(expected)) and len(found) > 1
+    for text, told in (
+        ("  ", "the text has no words to make examples of; give some sentences"),
+        ("A cat.", "put a document's sentences into one document"),
+        ("A cat. A dog.", "pairs need sentences of other documents"),
+        ("a" * (CHARACTERS + 1), "characters"),
+    ):
+        reply = own.post(url, "/playground/examples", {"model": "words", "text": text})
+        assert reply.status_code in (413, 422) and told in reply.json()["error"] and "/" not in reply.json()["error"]
 
 
 def test_attention_equals_the_model(url, models):

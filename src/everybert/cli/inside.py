@@ -1,4 +1,4 @@
-"""`everybert explain`, `attention`, `neighbours`, `probe heads`: look inside a model."""
+"""`everybert explain`, `attention`, `neighbours`, `probe heads`, `probe coref`: look inside a model."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -16,7 +16,7 @@ from everybert.text.readers import read_conllu
 from everybert.training.logs import progress_bar
 
 app = typer.Typer()
-probe = typer.Typer(cls=Group, help="Probe heads for syntax.", no_args_is_help=True)
+probe = typer.Typer(cls=Group, help="Probe heads for syntax and coreference.", no_args_is_help=True)
 app.add_typer(probe, name="probe")
 WIDE = 10
 """Most columns of a matrix that is printed."""
@@ -109,6 +109,15 @@ def neighbours(
     return Output({**asdict(found), "similarity": found.similarity.tolist()}, report(rows))
 
 
+def treebank(file: Path, most: int | None = None) -> Iterator[list[dict[str, str]]]:
+    """The sentences of a file, with a progress bar."""
+    trees = list(islice(read_conllu(file), most))
+    with progress_bar("sentences", len(trees)) as tell:
+        for number, tree in enumerate(trees, 1):
+            yield tree
+            tell(number)
+
+
 @command(probe)
 def heads(
     file: Annotated[Path, "A treebank in CoNLL-U."],
@@ -126,9 +135,7 @@ def heads(
     from everybert.inside.probes import probe_heads
 
     model = use.load()
-    trees = list(islice(read_conllu(file), sentences))
-    with progress_bar("sentences", len(trees)) as tell:
-        found = probe_heads(model.network, model.tokenizer, trees, tell)
+    found = probe_heads(model.network, model.tokenizer, treebank(file, sentences))
     if relation and relation not in found.relations:
         raise EverybertError(f"{file} has no relation {relation!r}; it has {', '.join(found.relations)}")
     rows = [{k: v for k, v in vars(r).items() if k != "right"} for r in found.relations.values() if r.count >= least]
@@ -139,3 +146,19 @@ def heads(
         grid = found.relations[relation].right.max(0).tolist()
         shown["chosen (layer by head, the better direction)"] = [dict(enumerate(row, 1)) for row in grid]
     return Output(data | {"chosen": chosen}, report(shown))
+
+
+@command(probe)
+def coref(file: Annotated[Path, "CoNLL-U with coreference, such as UD English GUM."], *, use: ModelOptions) -> Output:
+    """How often a head links a mention to an antecedent, against the nearest mention, and the same head word.
+
+    Layers and heads are printed counted from 1, in JSON from 0. published: BERT-base on CoNLL-2012 (Clark et al. 2019).
+    The best head is selected on the mentions that score it.
+    """
+    from everybert.inside.probes import probe_coref
+
+    model = use.load()
+    found = probe_coref(model.network, model.tokenizer, treebank(file))
+    shown = {**found, "layer": found["layer"] + 1, "head": found["head"] + 1}
+    shown["right (layer by head)"] = [dict(enumerate(row, 1)) for row in shown.pop("right")]
+    return Output(found, report(shown))

@@ -34,6 +34,25 @@ Tuning = Annotated[dict[str, Any], Fields("mode epochs lr batch_size", "Fine-tun
 Hardware = Annotated[dict[str, Any], Fields("", "Hardware", "everybert.training.plan:Machine")]
 
 
+@dataclass(frozen=True)
+class Changes:
+    """Recipe."""
+
+    steps: Annotated[OptionalCount, "Steps, in place of the recipe's."] = None
+    budget: Annotated[str | None, "Time, such as 20m or 24h, in place of the recipe's steps."] = None
+    set: Annotated[Lines, "Another value for a line of the recipe; repeat."] = None
+
+    def overrides(self) -> dict[str, Any]:
+        """The changes as the recipe's reader takes them."""
+        from everybert.training.recipe import read_value
+
+        given = pairs_of(self.set, "--set", "TABLE.KEY=VALUE, for example schedule.peak=1e-3")
+        out = {key.replace(".", "__"): read_value(value) for key, value in given}
+        if self.steps is not None and self.budget is not None:
+            raise EverybertError("give --steps or --budget, not both")
+        return out | ({"steps": self.steps} if self.steps else {}) | ({"budget": self.budget} if self.budget else {})
+
+
 # ── text ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -132,6 +151,31 @@ def info(
 
 
 @command(corpus)
+def show_(
+    corpus: Annotated[Path, "A corpus folder.", {"metavar": "FOLDER"}],
+    *,
+    recipe: RecipeName = "bert-base",
+    count: Annotated[Count, "Examples, one of each pack in turn."] = 3,
+    epochs: Annotated[Count, "Show each example with the masks that so many epochs draw for it."] = 2,
+    length: Annotated[int | None, "Most tokens per example, in place of the recipe's.", {"min": 8}] = None,
+    changes: Annotated[Changes, Fields("set", "Recipe")],
+) -> Output:
+    """Print training examples of a recipe: tokens, segments, labels, and the masks of several epochs.
+
+    A predicted token is printed as "what the model reads→what was there"; ⟨ ⟩ join what is masked together: the tokens
+    of a word, a span, a collocation. Masks are new in every epoch (dynamic), or repeat after mask.static_duplicates
+    epochs (static). Packs and epochs count from 0.
+    """
+    from everybert.corpus.show import as_lines, show_examples
+    from everybert.training.pretrain import preview
+    from everybert.training.recipe import Recipe
+
+    stream, tokenizer, rate = preview(Recipe.load(recipe, **changes.overrides()), corpus, length)
+    found = list(show_examples(stream, tokenizer, count, epochs, rate))
+    return Output(found, chain.from_iterable(map(as_lines, found)))
+
+
+@command(corpus)
 def score(
     corpus: Annotated[Path, "A corpus folder, made with the tokenizer of the model.", {"metavar": "FOLDER"}],
     *,
@@ -149,25 +193,6 @@ def score(
 
 
 # ── training ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class Changes:
-    """Recipe."""
-
-    steps: Annotated[OptionalCount, "Steps, in place of the recipe's."] = None
-    budget: Annotated[str | None, "Time, such as 20m or 24h, in place of the recipe's steps."] = None
-    set: Annotated[Lines, "Another value for a line of the recipe; repeat."] = None
-
-    def overrides(self) -> dict[str, Any]:
-        """The changes as the recipe's reader takes them."""
-        from everybert.training.recipe import read_value
-
-        given = pairs_of(self.set, "--set", "TABLE.KEY=VALUE, for example schedule.peak=1e-3")
-        out = {key.replace(".", "__"): read_value(value) for key, value in given}
-        if self.steps is not None and self.budget is not None:
-            raise EverybertError("give --steps or --budget, not both")
-        return out | ({"steps": self.steps} if self.steps else {}) | ({"budget": self.budget} if self.budget else {})
 
 
 @command(app)

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from everybert.files import (
     sync,
     write_json,
 )
-from everybert.text.readers import Errors, ReadReport, expand, plain_size, read_documents
+from everybert.text.readers import ReadReport, expand, plain_size, read_documents
 from everybert.text.tokenizer import Tokenizer
 
 UNIT = 1 << 18  # characters that a worker tokenizes at a time
@@ -61,7 +61,7 @@ class BuildOptions:
     """Characters of text per shard."""
     column: str | None = None
     """The text column of records; guessed by default."""
-    errors: Errors = "strict"
+    errors: Literal["strict", "replace"] = "strict"
     """Bytes that are not UTF-8: "strict" stops, "replace" replaces and counts them."""
     per_line: bool = False
     """Every line of a text file is a document."""

@@ -21,7 +21,17 @@ from everybert.corpus.examples import (
     pair_examples,
     sentence_examples,
 )
-from everybert.corpus.masking import Masker, MaskingConfig, Text, below, make_key, neighbours, permutation, uniform
+from everybert.corpus.masking import (
+    Masked,
+    Masker,
+    MaskingConfig,
+    Text,
+    below,
+    make_key,
+    neighbours,
+    permutation,
+    uniform,
+)
 from everybert.corpus.pmi import Phrases
 from everybert.corpus.shards import Corpus, ExampleLayout, offsets, ranges
 from everybert.errors import EverybertError
@@ -109,6 +119,7 @@ class PackStream:
         seed: int = 0,
         capacity: int = 16_384,
         causal: bool | str = False,
+        phrases: Phrases | None = None,
     ):
         self.corpus, self.layout, self.seed, self.capacity, self.causal = corpus, layout, seed, capacity, causal
         self.examples = examples or ExampleConfig()
@@ -123,8 +134,8 @@ class PackStream:
         pairs = self.examples.kind == "pairs"
         self.random_segments = RandomSegments(corpus) if pairs else None
         unigram = corpus.unigram() if self.masking.replacement == "unigram" else None
-        collocations = corpus.collocations() if self.masking.strategy == "pmi" else None
-        phrases = Phrases(collocations) if collocations else None
+        if phrases is None and self.masking.strategy == "pmi" and (mined := corpus.collocations()) is not None:
+            phrases = Phrases(mined)
         self.masker = Masker(self.masking, layout, unigram, phrases)
         block_tokens = max(BLOCK_TOKENS, BLOCK_PACKS * capacity)
         self.blocks = max(1, min(corpus.token_count // block_tokens, corpus.documents))
@@ -184,16 +195,26 @@ class PackStream:
         for position, rate in islice(zip(self.positions(start, epochs), rates), first, None, stride):
             yield self.make(position, rate)
 
-    def make(self, position: Position, rate: float | None = None) -> dict[str, Any]:
-        """The pack at a position, masked at the given rate or the configured one."""
+    def examples_at(self, position: Position) -> ExampleRanges:
+        """The examples of the pack at a position."""
         plan = self.plan(position.epoch, position.block)
         if not 0 <= position.pack < len(plan.offsets_N1) - 1:
             raise IndexError(f"{position} is beyond its block, which has {len(plan.offsets_N1) - 1} packs")
-        start, stop = plan.offsets_N1[position.pack : position.pack + 2]
-        examples = plan.examples.take(np.arange(start, stop))
+        return plan.examples.take(np.arange(*plan.offsets_N1[position.pack : position.pack + 2]))
+
+    def mask(
+        self, examples: ExampleRanges, epoch: int, rate: float | None = None
+    ) -> tuple[Text, np.ndarray, np.ndarray, Masked]:
+        """(text, segments, keys, masked): examples with the masks of an epoch, or with a causal model's targets."""
         text, segments = self.assemble(examples)
-        key_B = make_key(self.seed, 6, self.content_epoch(position.epoch), examples.id_E)
+        key_B = make_key(self.seed, 6, self.content_epoch(epoch), examples.id_E)
         masked = neighbours(text, self.causal == "reverse") if self.causal else self.masker(text, key_B, rate)
+        return text, segments, key_B, masked
+
+    def make(self, position: Position, rate: float | None = None) -> dict[str, Any]:
+        """The pack at a position, masked at the given rate or the configured one."""
+        examples = self.examples_at(position)
+        text, segments, key_B, masked = self.mask(examples, position.epoch, rate)
         sequence_M = np.searchsorted(text.sequence_offsets_B1, masked.index_M, side="right") - 1
         within_M = masked.index_M - text.sequence_offsets_B1[sequence_M]
         pack = {

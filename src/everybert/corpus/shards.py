@@ -12,8 +12,8 @@ A corpus folder holds
     shards/NAME.languages.npy  uint8 language of every document (only with several languages)
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass
+from functools import cache, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -80,8 +80,8 @@ class Corpus:
         self.tokenizer_digest: str = self.meta["tokenizer_digest"]
         self.languages: tuple[str, ...] = tuple(self.meta["languages"])
         self._names: list[str] = names
-        self._maps: OrderedDict[int, np.ndarray] = OrderedDict()
-        self._checked: set[int] = set()
+        self._checked = cache(partial(check_file, self.path, self.meta))  # the hash of a large file takes a while
+        self._tokens_of = lru_cache(OPEN_SHARDS)(self._map_tokens)
         sentences = [self._array(name, "sentences") for name in names]
         self._bases = np.cumsum([0, *(int(array[-1]) for array in sentences)])
         for name in names:
@@ -116,15 +116,8 @@ class Corpus:
         if digest != self.tokenizer_digest:
             raise EverybertError(f"the tokenizer does not belong to the corpus {self.path}: use {self.tokenizer_path}")
 
-    def _tokens_of(self, shard: int) -> np.ndarray:
-        if shard not in self._maps:
-            name = f"shards/{self._names[shard]}.tokens.bin"
-            path = check_file(self.path, self.meta, name, content=shard not in self._checked)
-            self._checked.add(shard)
-            self._maps[shard] = np.memmap(path, dtype=self.dtype, mode="r")
-            if len(self._maps) > OPEN_SHARDS:
-                self._maps.popitem(last=False)
-        return self._maps[shard]
+    def _map_tokens(self, shard: int) -> np.ndarray:
+        return np.memmap(self._checked(f"shards/{self._names[shard]}.tokens.bin"), dtype=self.dtype, mode="r")
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
         """The ids from global token offset `start` to `stop`."""

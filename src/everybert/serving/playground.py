@@ -16,6 +16,9 @@ from fastapi import FastAPI, Request, Response
 from pydantic import Field
 from starlette.staticfiles import StaticFiles
 
+from everybert.corpus.examples import Kind
+from everybert.corpus.masking import Strategy
+from everybert.corpus.show import text_examples
 from everybert.inside.attention import quantised, without_heads
 from everybert.inside.masked import best, fill_sides
 from everybert.inside.trace import Part, Trace, needed, part_value, story
@@ -62,6 +65,9 @@ Index = Annotated[int, Field(ge=0)]
 HeadList = Annotated[list[tuple[Index, Index]], Field(max_length=1024)]
 """(layer, head) each."""
 Lines = Annotated[list[str], Field(min_length=1, max_length=LINES)]
+Phrases = Annotated[Sequence[str], Field(max_length=LINES)]
+Length = Annotated[int, Field(ge=8, le=128)]
+Rate = Annotated[float, Field(ge=0.01, le=0.8)]
 Originals = Annotated[Sequence[str | None], Field(max_length=512)]
 """The words behind [MASK]."""
 
@@ -101,6 +107,7 @@ def add_playground(app: FastAPI, service: "Service") -> None:
     app.mount("/playground/web", web)
     add("fill", "fill", page.fill)
     add("tokens", "tokens", page.tokens)
+    add("examples", "tokens", page.examples)
     add("attention", "attention", page.thumbnails)
     add("attention/head", "attention", page.head)
     add("attention/link", "attention", page.link)
@@ -114,7 +121,7 @@ def add_playground(app: FastAPI, service: "Service") -> None:
 def texts_of(body: dict[str, Any]) -> tuple[str, ...]:
     """The texts of a request; 413 where they are too long for the page."""
     one = [body.get(name) for name in ("text", "pair", "question", "context", "word")]
-    found = (*filter(None, one), *body.get("texts", []))
+    found = (*filter(None, one), *body.get("texts", []), *body.get("collocations", []))
     at_most(sum(map(len, found)), CHARACTERS, "characters")
     return found
 
@@ -150,6 +157,22 @@ class Playground:
                 others.append({"name": entry.name, **pieces(other, text, pair)})
         lowered = pieces(own, text.lower(), pair and pair.lower())
         return {**pieces(own, text, pair), "lowered": lowered, "others": others}
+
+    def examples(
+        self,
+        served: Served,
+        text: str,
+        kind: Kind = "pairs",
+        strategy: Strategy = "token",
+        rate: Rate = 0.15,
+        static: bool = False,
+        length: Length = 32,
+        collocations: Phrases = (),
+        seed: Index = 0,
+    ) -> Json:
+        """Training examples of a text, with the masks of two epochs."""
+        tokenizer = served.model.tokenizer
+        return {"examples": text_examples(text, tokenizer, kind, strategy, rate, static, length, collocations, seed)}
 
     def thumbnails(self, served: Served, text: str, pair: Second = None) -> Json:
         """The tokens of a text, and a thumbnail of each head."""

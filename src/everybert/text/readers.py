@@ -403,24 +403,30 @@ def read_conll(path: str | Path) -> Iterator[list[list[str]]]:
     Columns are separated by tabs if the line has any, else by white space. Blank lines separate sentences.
     -DOCSTART- lines are left out. Every row of a file has the same number of columns.
     """
-    return _sentences(Path(path), "-DOCSTART-", 0, "put a word and its tag on every line")
+    for _, rows in _sentences(Path(path), "-DOCSTART-", 0, "put a word and its tag on every line"):
+        yield rows
 
 
 def read_conllu(path: str | Path) -> Iterator[list[dict[str, str]]]:
-    """The sentences of a CoNLL-U file: a dictionary of the ten fields for every word.
+    """The sentences of a CoNLL-U file: for every word a dictionary of the ten fields, and its `document` (# newdoc).
 
     Multiword ranges (3-4) and empty nodes (5.1) are left out: they are no part of the tree.
     """
-    for rows in _sentences(Path(path), "#", len(CONLLU_FIELDS), "separate the fields of CoNLL-U by tabs"):
-        yield [dict(zip(CONLLU_FIELDS, row)) for row in rows if row[0].isdigit()]
+    for document, rows in _sentences(Path(path), "#", len(CONLLU_FIELDS), "separate the fields of CoNLL-U by tabs"):
+        yield [dict(zip(CONLLU_FIELDS, row), document=document) for row in rows if row[0].isdigit()]
 
 
-def _sentences(path: Path, comment: str, width: int, remedy: str) -> Iterator[list[list[str]]]:
-    """Runs of lines that are not blank, as rows of `width` columns (0: as many as the first has)."""
+def _sentences(path: Path, comment: str, width: int, remedy: str) -> Iterator[tuple[str, list[list[str]]]]:
+    """The number of a document, and a run of lines that are not blank as rows of `width` columns.
+
+    A width of 0 is that of the first row.
+    """
     rows: list[list[str]] = []
+    documents = 0
     found = False
     for number, line in chain(lines(path), [(0, "")]):
         if line.startswith(comment):
+            documents += line.startswith(("# newdoc", "-DOCSTART-"))
             continue
         if line.strip():
             rows.append(line.split("\t") if "\t" in line else line.split())
@@ -429,7 +435,7 @@ def _sentences(path: Path, comment: str, width: int, remedy: str) -> Iterator[li
                 raise EverybertError(f"{path}:{number}: {len(rows[-1])} columns, {width} expected: {remedy}")
         elif rows:
             found = True
-            yield rows
+            yield str(documents), rows
             rows = []
     if not found:
         raise EverybertError(f"{path} has no sentences: they are lines of columns, separated by blank lines")

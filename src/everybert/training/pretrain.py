@@ -18,6 +18,7 @@ import torch
 
 from everybert.corpus.examples import ExampleConfig
 from everybert.corpus.masking import MaskingConfig
+from everybert.corpus.packs import PackStream
 from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder, is_complete, is_model, read_json, write_json
@@ -27,7 +28,7 @@ from everybert.model.losses import Boundary, boundary_loss, pretrain_loss
 from everybert.model.ragged import Ragged
 from everybert.store import config_json
 from everybert.store.hub import resolve
-from everybert.store.huggingface import load_network, save_network
+from everybert.store.huggingface import load_network, read_config, save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import schedule
 from everybert.training.checkpoint import Progress, checkpoints, find_checkpoint, load_checkpoint, lock, save_checkpoint
@@ -97,16 +98,32 @@ def prepare(
     if is_model(Path(out)):
         raise EverybertError(f"{out} holds a model, not a run; choose another --out")
     world = World.join()
-    opened = Corpus.open(corpus)
-    tokenizer = Tokenizer.load(opened.tokenizer_path)
-    opened.check_tokenizer(tokenizer.digest)
-    setting = Setting(
-        recipe, Path(out), opened, tokenizer, ExampleLayout.of(tokenizer), world.device(device), world, teacher
-    )
+    opened, tokenizer, layout = open_corpus(corpus)
+    setting = Setting(recipe, Path(out), opened, tokenizer, layout, world.device(device), world, teacher)
     # [run] included: ranks must save and evaluate at the same steps.
     world.same("recipe", recipe.plain())
     world.same("corpus", (opened.tokenizer_digest, opened.token_count))
     return setting
+
+
+def open_corpus(path: str | Path) -> tuple[Corpus, Tokenizer, ExampleLayout]:
+    """A corpus, its tokenizer, and the layout of the examples."""
+    corpus = Corpus.open(path)
+    tokenizer = Tokenizer.load(corpus.tokenizer_path)
+    corpus.check_tokenizer(tokenizer.digest)
+    return corpus, tokenizer, ExampleLayout.of(tokenizer)
+
+
+def preview(recipe: Recipe, corpus: str | Path, length: int | None) -> tuple[PackStream, Tokenizer, float]:
+    """The packs that a run begins with, their tokenizer and mask rate. `length` replaces that of the first phase."""
+    opened, tokenizer, layout = open_corpus(corpus)
+    if length is not None:
+        recipe = replace(recipe, phases=(replace(recipe.phases[0], length=length),))
+    init = recipe.model.init
+    config = recipe.config if init is None else read_config(resolve(init))[0]
+    check_config(recipe, config)
+    setting = Setting(recipe, Path(), opened, tokenizer, layout, torch.device("cpu"), World(), causal=config.causal)
+    return setting.stream(0), tokenizer, schedule.moment(recipe, 0, recipe.steps).mask_rate
 
 
 def claim(setting: Setting) -> None:

@@ -3,7 +3,7 @@ import { Problem, ask, h, server, trouble } from "./kit.js";
 
 const PANELS = [
   ["Predict", [["fill", "Fill", "fill"], ["classify", "Classify", "classify"], ["names", "Names", "tag"], ["answer", "Answer", "answer"], ["next", "Next sentence", "next"], ["similar", "Similar", "embed"]]],
-  ["Look inside", [["tokens", "Tokens", null], ["attention", "Attention", null], ["context", "Context", null], ["steps", "Step through", null]]],
+  ["Look inside", [["tokens", "Tokens", null], ["attention", "Attention", null], ["context", "Context", null], ["steps", "Step through", null], ["examples", "Training data", null]]],
 ];
 const EVERY = PANELS.flatMap(([, panels]) => panels);
 const COMPARED = ["fill", "tokens", "attention"]; // panels that can stand twice, side by side

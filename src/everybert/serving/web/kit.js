@@ -131,12 +131,12 @@ const code = (name, text, whole = text) =>
     h("button", { type: "button", class: "quiet-button", "aria-label": `Copy: ${name}`, onclick: (event) => copy(event.currentTarget, whole) }, "Copy"),
   );
 
-/** The command and the lines of Python that give the same. */
+/** The command, where there is one, and the lines of Python that give the same. */
 function same({ info, models }, cli, lines) {
   const own = info.adapter && info.folder === models.find((model) => model.name === info.model).folder; // part of the model's folder
-  const adapter = own && /^(classify|tag|answer) /.test(cli) ? ` --adapter ${quoted(info.adapter)}` : ""; // the commands that have it
+  const adapter = own && /^(classify|tag|answer) /.test(cli ?? "") ? ` --adapter ${quoted(info.adapter)}` : ""; // the commands that have it
   const use = own ? `\nmodel.use(${python(info.adapter)})` : "";
-  return [code("Command line", `everybert ${cli} --model ${quoted(info.folder)}${adapter}`), code("Python", `import everybert\nmodel = everybert.load(${python(info.folder)})${use}\n${lines}`)];
+  return [...(cli ? [code("Command line", `everybert ${cli} --model ${quoted(info.folder)}${adapter}`)] : []), code("Python", `import everybert\nmodel = everybert.load(${python(info.folder)})${use}\n${lines}`)];
 }
 
 /** How long each answer took, and its JSON; long arrays and texts are shortened where they are shown, not where copied. */
@@ -166,7 +166,7 @@ export async function copy(button, text) {
 
 /**
  * The frame of a panel. `fields`: [{name, label, kind: "area" | "line", value, optional, more: words that open it}]; `examples`: [{words, values}];
- * `request(values, signal)` promises data, `show(data, values, root)` draws it, `code(values)` gives [command, Python].
+ * `request(values, signal)` promises data, `show(data, values, root)` draws it, `code(values)` gives [command or null, Python].
  */
 export function panel(root, context, { title, lead, fields, examples = [], controls = [], request, show, code: lines, wait = 350 }) {
   const { params } = context;
