@@ -168,7 +168,7 @@ def test_a_planted_head_finds_all_antecedents(words, tmp_path, monkeypatch):
             weights[1, 0, i + 1, 1:-1] += [form == other for other in forms]
         return type("Attention", (), {"weights": weights})
 
-    monkeypatch.setattr(heads, "attention", planted)
+    monkeypatch.setattr(heads, "read_attention", planted)
     found = coreference(words, tmp_path, conllu(DOCUMENT))
     assert (found["layer"], found["head"], found["accuracy"]) == (1, 0, 1.0)
     assert found["right"][0][0] == pytest.approx(1 / 3), "a head without a choice takes the first"

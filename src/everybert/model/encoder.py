@@ -109,16 +109,14 @@ class Layer(nn.Module):
         x_TH = self._add(x_TH, "attention", attention, self.attention_norm, watch)
         return self._add(x_TH, "feed_forward", feed_forward, self.feed_forward_norm, watch, "output")
 
-    def _add(
-        self, x_TH: Tensor, name: str, block: Block, norm: Norm | None, watch: Watch | None, end: str = ""
-    ) -> Tensor:
-        """LN(x + block(x)) or, in pre-norm, x + block(LN(x)). The result is watched as `end`."""
+    def _add(self, x_TH: Tensor, name: str, f: Block, norm: Norm | None, watch: Watch | None, end: str = "") -> Tensor:
+        """LN(x + f(x)) or, in pre-norm, x + f(LN(x)). The result is watched as `end`."""
         see = watch if watch is not None else _nothing
         ready_TH = x_TH
         if self.pre:
             ready_TH = x_TH if norm is None else norm(x_TH)
             see(f"{name}.norm", ready_TH)
-        added_TH = block(ready_TH)
+        added_TH = f(ready_TH)
         see(f"{name}.output", added_TH)
         plain = watch is None and not torch.is_grad_enabled() and not self.training
         if not self.pre and plain and fused(x_TH) and isinstance(norm, nn.LayerNorm):
