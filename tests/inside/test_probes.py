@@ -185,5 +185,5 @@ def test_texts_are_whole_sentences_that_fit(words, tmp_path):
 def test_a_file_without_coreference_is_refused(words, tmp_path):
     with pytest.raises(EverybertError, match="no mention has an antecedent; give CoNLL-U with coreference, Entity="):
         coreference(words, tmp_path, conllu([[("the", 2, ""), ("cat", 0, "")]]))
-    with pytest.raises(EverybertError, match="1 columns, 10 expected"):
+    with pytest.raises(EverybertError, match="2 columns, 10 expected"):
         coreference(words, tmp_path, "1 the\n\n")
