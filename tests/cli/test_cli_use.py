@@ -86,6 +86,10 @@ def test_embed_from_arguments_a_file_and_a_pipe(folder: Path, tmp_path: Path):
     assert "3 vectors of 16 numbers" in result.stdout
     np.testing.assert_allclose(np.load(tmp_path / "v.npy"), expected, atol=1e-6)
     assert "(16 values)" in run("embed", "the dog", "--model", folder).stdout
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "the dog"}\n{"text": \n{"text": "the cat"}\n', encoding="utf-8")
+    result = run("embed", rows, "--model", folder, "--out", tmp_path / "w.npy", "--skip-bad")
+    assert "2 vectors" in result.stdout and "left out: " in result.stderr and "rows.jsonl:2" in result.stderr
 
 
 def test_embed_prints_the_words_of_a_splade_model(folder: Path, tmp_path: Path):

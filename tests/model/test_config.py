@@ -21,6 +21,8 @@ SMALL = {"vocab_size": 30, "hidden_size": 8, "layers": 2, "heads": 2, "intermedi
         ({"norm": "Pre"}, "norm 'Pre' is not known"),
         ({"relative": "bucket"}, "relative 'bucket' is not known"),
         ({"causal": "both"}, "causal 'both' is not known"),
+        ({"classifier_pooling": "mean"}, "classifier_pooling 'mean' is not for bert: cls"),
+        ({"family": "modernbert", "classifier_pooling": "late"}, "not for modernbert: cls or mean"),
         ({"inner_layers": 0}, "inner_layers must be a whole number"),
         ({"heads": 3}, "not a multiple"),
         ({"layers": 0}, "at least 1"),

@@ -262,3 +262,14 @@ def test_what_is_there_is_taken(monkeypatch):
     assert pick_device("cuda").type == "cuda"
     with pytest.raises(EverybertError, match="torch sees 1 GPUs"):
         pick_device("cuda:1")
+
+
+def test_padded_batches_of_one_long_text_and_many_short_ones_stay_small():
+    """Attention with a bias pads to the longest, and holds a score per pair of places: both are bounded."""
+    for lengths, places, scores in (([512] + [12] * 3000, 34_000, 2**24), ([8192] * 5 + [12] * 2000, 34_000, 2**26)):
+        groups = plan(lengths, 33_792, padded=True)
+        assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+        for group in groups:
+            longest = max(lengths[i] for i in group)
+            assert len(group) * longest <= places + longest and len(group) * longest**2 <= scores
+        assert len(groups) < 12

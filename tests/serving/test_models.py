@@ -51,6 +51,19 @@ def test_tokens_are_counted(folders, inputs, tokens):
     assert context.tokens == tokens
 
 
+def test_short_texts_are_counted_one_at_a_time(folders, monkeypatch):
+    """Several at once would wait for the tokenizer's threads, which long texts of other requests keep busy."""
+    model, seen = everybert.load(folders["words"], device="cpu"), []
+    count = model.tokenizer.ids_batch
+    monkeypatch.setattr(
+        model.tokenizer, "ids_batch", lambda texts, **how: seen.append(len(texts)) or count(texts, **how)
+    )
+    count_tokens(model, ["the cat", "a", "the cat"], RequestContext(Limits()))
+    assert seen == [1, 1]
+    count_tokens(model, ["the cat " * 600, "a"], RequestContext(Limits()))
+    assert seen == [1, 1, 2]
+
+
 def test_windows_of_long_pairs_multiply():
     assert pair_windows(10, 10, 64, 3) == 23
     assert pair_windows(1000, 10, 64, 3) == 64 * 29

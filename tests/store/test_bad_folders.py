@@ -92,6 +92,8 @@ def test_no_such_folder_no_config_no_weights(folder: Path, tmp_path: Path):
     assert "is not a folder" in refused(folder / "config.json")
     (tmp_path / "empty").mkdir()
     assert "has no config.json" in refused(tmp_path / "empty")
+    save_file({"embedding.weight": torch.zeros(3)}, tmp_path / "empty" / "model.safetensors")
+    assert "has no config.json" in refused(tmp_path / "empty"), "not a table of tokens either"
     (folder / "model.safetensors").unlink()
     assert "has no weights" in refused(folder)
     (folder / "tf_model.h5").write_bytes(b"")

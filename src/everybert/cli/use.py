@@ -1,7 +1,7 @@
 """`everybert fill`, `embed`, `tokens`, `next`, and one command per task: a model on texts or files."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -109,7 +109,9 @@ def embed(
 
         how = FileOptions(columns=column.columns(), skip_bad=rows.pop("skip_bad", False))
         only_files(rows)
-        given = [text for _, text in read_inputs("embed", files, how, [])]
+        bad: list[str] = []
+        given = [text for _, text in read_inputs("embed", files, how, bad)]
+        tell_left_out(bad)
     else:
         only_files(rows, column)
         given = read_texts(texts, file)
@@ -294,6 +296,12 @@ def predicted(
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def tell_left_out(bad: Iterable[str]) -> None:
+    """Print the rows that were left out on standard error."""
+    for line in bad:
+        print(f"left out: {line}", file=sys.stderr)
+
+
 def on_files(task: str, files: list[Path], out: Path | None, use: Use, **options: Any) -> Output:
     """Predict the rows of files. Bad rows and an interruption are printed on standard error."""
     from everybert.inference.files import predict_files
@@ -304,8 +312,7 @@ def on_files(task: str, files: list[Path], out: Path | None, use: Use, **options
     options |= {"device": use.device, "dtype": use.dtype, "allow_pickle": use.allow_pickle}
     with progress_bar(task) as tell:
         done = predict_files(task, use.model, files, out, progress=tell, **options)
-    for line in done.bad:
-        print(f"left out: {line}", file=sys.stderr)
+    tell_left_out(done.bad)
     if done.stopped:
         print(f"stopped after {done.rows:,} rows: run the same command again to resume", file=sys.stderr)
     before = f", {done.before:,} of them from before" if done.before else ""

@@ -10,8 +10,8 @@ Attention(Q, K, V) = softmax(Q Kᵀ / √D) V, per head and within each sequence
 | sliding window (long sequences)         | blocks of queries, each with the keys in its window: O(n·w)    |
 | global tokens (Longformer)              | as above, with the global keys, and full rows for global queries |
 | `watch` is given                        | the formula written out, one sequence at a time                |
-| scores with a bias (MPNet, jina, DeBERTa) | on CUDA in bf16 or fp16 one rectangle, else as on the CPU;   |
-|                                         | SDPA adds the bias                                             |
+| scores with a bias (MPNet, jina, DeBERTa) | on CUDA in bf16 or fp16 one rectangle, if it has little      |
+|                                         | padding or is recorded; else as on the CPU; SDPA adds the bias |
 | ONNX export (inference/export.py)        | one rectangle with a mask: all pairs, whatever the pattern     |
 
 Legend: T tokens in the batch, B sequences, A heads, D head size, n tokens of one
@@ -147,7 +147,8 @@ def attend(
     if batch.attend is not None:
         return batch.attend(qkv, pattern, own, bias)
     if bias is not None:
-        return (rectangle if flashable(qkv[0]) else grouped)(qkv, batch, p, bias, pattern.causal)
+        few = not batch.lengths or len(batch) * batch.max_length <= 2 * len(batch.tokens_T)  # places of padding
+        return (rectangle if few and flashable(qkv[0]) else grouped)(qkv, batch, p, bias, pattern.causal)
     if own is None and flashable(qkv[0]):
         return varlen(qkv, batch, pattern, p)
     if own is None and (pattern.window is None or max(batch.lengths) <= pattern.window + 1):

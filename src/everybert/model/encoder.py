@@ -241,8 +241,8 @@ def alibi_slopes(heads: int, device: torch.device) -> Tensor:
     The powers of 2^(−8/A) if A is a power of two; else those of the next lower one, and every other one of the next.
     """
     lower = 2 ** int(math.log2(heads))
-    exponents = [8 * (i + 1) / lower for i in range(lower)] + [4 * (i + 1) / lower for i in range(0, 2 * lower, 2)]
-    return torch.tensor([2.0**-e for e in exponents[:heads]], device=device)
+    at = torch.arange(heads, device=device, dtype=torch.float64)  # on the device, for recordings
+    return torch.exp2(-torch.where(at < lower, 8 * (at + 1), 4 * (2 * (at - lower) + 1)) / lower).float()
 
 
 def bias_rows(gap: Tensor, buckets: int, far: int) -> Tensor:

@@ -4,7 +4,8 @@
 `masked_logits` and `token_log_probs` those of the masked language model. All predictions and evaluations use them.
 
 On the CPU, batches of about equal lengths run side by side, one per core. On an accelerator, batches are full and in
-order, the encoder's kernel launches are recorded as CUDA graphs (graphs.py), and the host never waits for the device.
+order (of about equal lengths where attention has a bias), the encoder's kernel launches are recorded as CUDA graphs
+(graphs.py), and the host never waits for the device.
 
 Legend: T tokens in the batch, B sequences, H hidden, C labels, M masked positions, V vocabulary.
 """
@@ -189,8 +190,8 @@ def run_batches(
     cores = torch.get_num_threads() if device.type == "cpu" else 1
     if device.type == "cpu":
         groups = plan(lengths, budget or shared_out(sum(lengths), cores))
-    elif network.config.relative != "none":  # attention pads to the longest of a batch
-        groups = plan(lengths, budget or BUDGET_GPU)
+    elif network.config.relative != "none":
+        groups = plan(lengths, budget or BUDGET_GPU, padded=True)
     else:
         groups = in_order(lengths, budget or BUDGET_GPU)
 
@@ -208,16 +209,20 @@ def run_batches(
             checked(which)
 
 
-def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Sequences sorted by length, longest first; a batch is full once it has `budget` tokens."""
+def plan(lengths: Sequence[int], budget: int, padded: bool = False) -> list[list[int]]:
+    """Sequences sorted by length, longest first; a batch is full once it has `budget` tokens.
+
+    `padded` is for attention that pads to the longest sequence of a batch and holds the scores of all pairs: each
+    sequence counts as the longest one, and so many times more as that has multiples of 256 tokens.
+    """
     groups: list[list[int]] = []
     total = budget
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if total >= budget:
             groups.append([])
-            total = 0
+            total, longest = 0, lengths[i]
         groups[-1].append(i)
-        total += lengths[i]
+        total += longest * -(-longest // 256) if padded else lengths[i]
     return groups
 
 

@@ -187,7 +187,8 @@ def serve(settings: ServerSettings, host: str, port: int, started: Callable[[int
 
         threading.Thread(target=announce, daemon=True).start()
         if settings.workers == 1:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            main = threading.current_thread() is threading.main_thread()  # other threads get no signals
+            for number in (signal.SIGINT, signal.SIGTERM) if main else ():
                 signal.signal(number, signal.SIG_IGN)  # uvicorn stops at one, then raises it again: to exit with 0
             uvicorn.Server(uvicorn.Config(app, **options())).run(sockets=[listening])
             if app.state.service.batcher.alive:

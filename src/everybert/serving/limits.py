@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -248,7 +249,7 @@ class LimitsMiddleware:
         self.app = app
         self.service = service
         self.limits = service.limits
-        self.keys = keys
+        self.keys = [sha256(key.encode()).hexdigest() for key in keys]
         self.hosts = {"localhost", *(host.lower() for host in hosts)}
         self.usage = Usage()
         service.metrics.in_flight.set_function(lambda: len(self.usage.requests))
@@ -315,7 +316,8 @@ class LimitsMiddleware:
         headers = dict(scope["headers"])
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         offered = (token.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b""))
-        if right := [key for key in self.keys for one in offered if hmac.compare_digest(key.encode(), one)]:
+        digests = [sha256(one).hexdigest() for one in offered]
+        if right := [key for key in self.keys for one in digests if hmac.compare_digest(key, one)]:
             return right[0]
         path = scope["path"]
         if scope["method"] in ("GET", "HEAD") and (path in OPEN or path.startswith("/playground/web/")):

@@ -12,6 +12,8 @@ from everybert.model.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.serving.limits import HttpError, Limits, RequestContext, at_most
 from everybert.tasks.task import longest_first
 
+LARGE = 4096
+"""Bytes of a body above which its work is not done by the event loop."""
 HEAD_TASKS = {"mlm": "fill", "nsp": "next", "tag": "tag", "answer": "answer", "choose": "choose"}
 """The endpoint of each head; classify heads have several."""
 VECTOR_TASKS = {"embed": "embed", "sparse": "embed_sparse", "multi": "rerank"}
@@ -178,7 +180,9 @@ def count_tokens(model: Model, inputs: Sequence[str | tuple[str, ...]], context:
     tokenizer, limits = model.tokenizer, context.limits
     parts = [(x,) if isinstance(x, str) else x for x in inputs]
     texts = list(dict.fromkeys(text for part in parts for text in part))
-    size = dict(zip(texts, map(len, tokenizer.ids_batch(texts, specials=False))))
+    # Several texts at once would wait for the tokenizer's threads, which long texts of other requests keep busy.
+    each = [texts] if sum(map(len, texts)) > LARGE else [[text] for text in texts]
+    size = dict(zip(texts, [len(ids) for some in each for ids in tokenizer.ids_batch(some, specials=False)]))
     at_most(max(size.values(), default=0), limits.text_tokens, "tokens in a text")
     pairs = [(size[part[0]], size[other]) for part in parts for other in part[1:]]
     windows = sum(pair_windows(a, b, model.window, tokenizer.pair_special) for a, b in pairs)

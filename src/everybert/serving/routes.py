@@ -25,7 +25,7 @@ from everybert.inference.model import Candidate, Model
 from everybert.serving import schemas as s
 from everybert.serving.batcher import Job, once
 from everybert.serving.limits import STATUSES, HttpError, RequestContext, at_most
-from everybert.serving.models import Served, count_tokens
+from everybert.serving.models import LARGE, Served, count_tokens
 from everybert.store.hub import BUNDLED
 from everybert.tasks.answer import Answer
 from everybert.tasks.metrics import sigmoid
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 Handler = Callable[..., Job]
 Json = dict[str, Any]
 
-LARGE = 4096
-"""Bytes of a body above which its work is not done by the event loop."""
 ITEM = 4
 """Numbers that a label, token or span of a response counts as."""
 FAILURES: dict[int | str, dict[str, Any]] = {
@@ -260,7 +258,8 @@ def embed_work(
 ) -> Job:
     """Embed texts; `finish` takes the vectors (N, H), the tokens of each text, and the tokens cut of each."""
     model = request.served.model
-    numbers = len(texts) * (dimensions or model.pooling.width(model.config.hidden_size))
+    width = model.pooling.width(model.config.hidden_size)
+    numbers = len(texts) * min(dimensions or width, width)
 
     def run(model: Model, texts: list[str]) -> Sequence[Any]:
         found = model.embedded(texts, normalize=normalize, long=long, prompt=prompt, dimensions=dimensions)

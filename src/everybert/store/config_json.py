@@ -85,7 +85,7 @@ def read(raw: dict[str, Any], ours_alone: dict[str, Any] | None = None) -> Encod
         value = raw.get(their)
         if value is None:
             value = layout.defaults.get(ours, getattr(EncoderConfig, ours))
-        settings[ours] = _checked(ours, their, "cls" if value == "bos" else value)
+        settings[ours] = _checked(ours, their, "cls" if (family, value) == ("eurobert", "bos") else value)
     if layout.positions_after_pad:
         settings["position_offset"] = settings["pad_id"] + 1
         settings["max_positions"] -= settings["position_offset"]

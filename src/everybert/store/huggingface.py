@@ -93,7 +93,7 @@ def _static(folder: Path) -> dict[str, Any] | None:
     if (file.exists() and read_json(file).get("model_type") != "model2vec") or not (folder / SAFE).is_file():
         return None
     shapes = open_weights(folder).shapes
-    if len(shapes) != 1 or not shapes.keys() <= {"embedding.weight", "embeddings"}:
+    if not shapes.keys() <= {"embedding.weight", "embeddings"} or [len(shape) for shape in shapes.values()] != [2]:
         return None
     ((rows, width),) = shapes.values()
     return {"model_type": "static", "vocab_size": rows, "hidden_size": width}
