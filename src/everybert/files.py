@@ -137,7 +137,9 @@ def disk_errors(path: str | Path, consequence: str = UNCHANGED) -> Iterator[None
     """Turn an OSError of the block into a one-line error about writing `path`."""
     try:
         yield
-    except OSError as error:
+    except Exception as error:
+        if not isinstance(error, OSError) and "(os error " not in str(error):
+            raise
         raise _explain(error, Path(path), consequence) from error
 
 

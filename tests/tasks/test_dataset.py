@@ -13,6 +13,7 @@ import torch
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.tasks import AnswerQuestions, Choose, Classify, Embed, Regress, Tag, dataset
+from everybert.tasks.dataset import Gold
 
 CONFIG = EncoderConfig(layers=2, hidden_size=32, heads=2, intermediate_size=48)
 
@@ -460,3 +461,35 @@ def test_options_that_do_nothing_are_refused():
         Classify.from_examples(examples, CONFIG, metric="bleu")
     with pytest.raises(EverybertError, match="class_weights"):
         Classify.from_examples(examples, CONFIG, class_weights=[1.0])
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"text": np.array(["Paris", "Paris"], object), "answer_start": np.array([8, 28])},  # as pandas has them
+        {"text": ["Paris", "Paris"], "answer_start": [8, 28]},
+        [{"text": "Paris", "answer_start": 8}, {"text": "Paris", "answer_start": 28}],
+    ],
+)
+def test_answers_in_every_form(answers):
+    context = "a city: Paris and the other Paris"
+    row = {"question": "where?", "context": context, "answers": answers}
+    assert dataset.read_questions([row]).targets == [(Gold("Paris", 8), Gold("Paris", 28))]
+    one = {"question": "where?", "context": context, "answers": ["Paris"], "answer_start": 8}
+    assert dataset.read_questions([one]).targets == [(Gold("Paris", 8),)]
+    none = {"question": "where?", "context": context, "answers": {"text": np.array([]), "answer_start": np.array([])}}
+    assert dataset.read_questions([row, none]).targets[1] == ()
+
+
+def test_words_of_white_space_are_words(tmp_path):
+    (tmp_path / "a.conll").write_text("a\tO\n\xa0\tO\nb\tB-X\n\n", encoding="utf-8")
+    assert dataset.read_tagged(tmp_path / "a.conll").inputs == [["a", "\xa0", "b"]]
+
+
+def test_clean_tags_beside_plain_ones_stay_as_they_are():
+    rows = [(["a", "b", "c"], ["O", "B-X", "I-X"])]
+    assert dataset.read_tagged(rows, scheme="plain").targets == [["O", "B-X", "I-X"]]
+
+
+def test_columns_that_are_not_there_are_not_named():
+    assert not any("negatives" in note for note in dataset.read_pairs([("a", "b"), ("c", "d")]).notes)

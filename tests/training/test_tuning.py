@@ -212,7 +212,7 @@ def test_the_guard_names_the_settings_of_fine_tuning(base):
 def test_speed_counts_real_tokens(base, monkeypatch):
     data = prepare_data("classify", base, Tokenizer.load(base), sentiment(0, 8), sentiment(1, 8))
     monkeypatch.setattr(Ragged, "to", lambda self, device: self)
-    made = next(steps(data, FinetuneSettings(batch_size=8), 0, torch.device("cuda"), 0))
+    made = next(steps(data, FinetuneSettings(batch_size=8), 0, torch.device("cuda"), EncoderConfig()))
     (item,) = made.items
     assert item.counts[2] == data.train.lengths_S.sum() < len(item.batch.tokens_T)
 

@@ -59,6 +59,8 @@ def load_task(
         made = task.from_state(state, network.config)
         if "labels" in task.saved and not len(made.labels) == len(set(made.labels)) == outputs:
             raise ValueError(f"{len(set(made.labels))} different labels, but the head has {outputs} outputs")
+    except EverybertError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         wrong = f"the folder's settings of {name} cannot be used ({error}); fix everybert.json or config.json"
         raise EverybertError(wrong) from None

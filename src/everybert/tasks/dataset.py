@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,7 +126,7 @@ class Table:
                 if isinstance(row, str):
                     raise EverybertError(row)
                 given = pick(row)
-                parts = [given] if isinstance(given, str) else given
+                parts = given if isinstance(given, tuple) else [given if isinstance(given, str) else " ".join(given)]
                 if not all(t.strip() for part in parts for t in ([part] if isinstance(part, str) else part)):
                     raise EverybertError("one of its texts is empty")
                 found = target(row, given)
@@ -374,7 +374,7 @@ def read_tagged(source: Source, columns: Columns = None, skip_bad: bool = False,
         if scheme not in (None, "plain") and any(t != "O" for sentence in tags for t in sentence):
             raise EverybertError(f"{where}: the tags have no B-, I- … prefixes, so they cannot become {scheme}")
         return examples
-    target = scheme or found
+    target = found if scheme in (None, "plain") else scheme
     fresh = [convert_tags(t, target) for t in tags]
     changed = sum(a != b for a, b in zip(fresh, tags))
     note = f"{where}: the tags of {changed} sentences were not well-formed {target} (IOB1?); they are converted"
@@ -465,12 +465,15 @@ def _golds(value: Any, start: Any, context: str) -> Iterator[Gold]:
     """The answers in any of the usual forms, each with its place in the context, checked."""
     if isinstance(value, Mapping):  # {"text": [...], "answer_start": [...]}, or one answer
         value, start = value.get("text", []), value.get("answer_start")
+    if hasattr(value, "__iter__") and not isinstance(value, str):
+        many = hasattr(start, "__iter__") and not isinstance(start, str)
+        for one, at in zip(value, start if many else repeat(None), strict=many):
+            yield from _golds(one if isinstance(one, str | Mapping) else str(one), at, context)
+        return
     if value is None or value == "":
         return
     if not isinstance(value, str):
-        for one, at in zip(value, [None] * len(value) if start is None else start):
-            yield from _golds(one, at, context)
-        return
+        raise TypeError(f"{value!r} is no text")
     at = context.find(value) if start is None or start == "" else int(start)
     if at < 0 and start in (None, ""):
         raise EverybertError(f"the answer {value!r} is not in the context")
@@ -506,7 +509,8 @@ def read_pairs(source: Source, columns: Columns = None, skip_bad: bool = False) 
     """
     if isinstance(source, list) and source and isinstance(source[0], tuple | list):
         known = ("anchor", "positive", "score")[: 2 + (not isinstance(source[0][-1], str))]
-        source = [dict(zip(known, row)) | {"negatives": list(row[len(known) :])} for row in source]
+        more = any(len(row) > len(known) for row in source)
+        source = [dict(zip(known, row)) | ({"negatives": list(row[len(known) :])} if more else {}) for row in source]
     table = read_table(source, columns, ("anchor", "positive"), ("text", "pair", "negative", "label"))
     names = [table.need("text", NAMES["anchors"]), table.need("pair", NAMES["positives"])]
     negative = table.find("negative", NAMES["negatives"])

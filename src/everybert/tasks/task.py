@@ -239,12 +239,19 @@ def longest_first(a: int, b: int, room: int) -> tuple[int, int]:
 
 
 def batch(
-    features: Features, which: np.ndarray, *, fill: int | None = None, pad_id: int = 0, share: float = 1.0
+    features: Features,
+    which: np.ndarray,
+    *,
+    fill: int | None = None,
+    longest: int | None = None,
+    pad_id: int = 0,
+    share: float = 1.0,
 ) -> Ragged:
     """The examples numbered `which` as one ragged batch with TaskTargets, on the host.
 
     `fill` rounds the number of tokens up to a multiple of it by one last sequence of padding, which belongs to no
-    example: recorded and compiled code then sees few shapes.
+    example: recorded and compiled code then sees few shapes. `longest` is an upper bound of the lengths of all batches;
+    without it each batch has its own, a multiple of `fill`.
     """
     which = np.asarray(which)
     which = which[np.argsort(features.lengths_E[which], kind="stable")]  # equal lengths together: fewer copies
@@ -264,7 +271,7 @@ def batch(
     if fill is not None:
         gap = fill - len(ragged.tokens_T) % fill
         ragged = ragged.padded(gap, gap, pad_id)
-        ragged = replace(ragged, max_length=-(-max(ragged.lengths) // fill) * fill)
+        ragged = replace(ragged, max_length=max(longest or -(-max(ragged.lengths) // fill) * fill, fill))
         for name in (name for name in features.targets if name[-1] != "E"):
             count, none = (gap, -100) if name[-1] == "T" else (1, -1)  # no label, no position
             targets[name] = np.concatenate((targets[name], np.full_like(targets[name][:1], none).repeat(count, 0)))

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate, islice
 from typing import Any, Literal
 
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
@@ -29,6 +29,7 @@ Kind = Literal["wordpiece", "bpe", "unigram"]
 log = logging.getLogger("everybert")
 
 _RUNS = 1 << 18  # strings between spaces whose words are remembered
+_LINES = 10_000  # lines whose runs are counted before they are split
 _WORDS = 2_000_000  # different words that are held before the rarer half is dropped
 _WORD_LENGTH = 100  # longer words are split; WordPiece maps them to the unknown token
 _FED_WORDS = 50_000_000  # words given to the BPE trainer; above it, counts are scaled to avoid overflow
@@ -136,11 +137,17 @@ def _count_words(lines: Iterable[str], kind: Kind, lowercase: bool) -> Counter[s
         return [word[i : i + _WORD_LENGTH] for word in words for i in range(0, len(word), _WORD_LENGTH)]
 
     words: Counter[str] = Counter()
-    for line in lines:
-        runs = line.split()
-        if kind == "bpe":  # in byte-level BPE the first word of a line differs from one after a space
-            runs[1:] = map(" ".__add__, runs[1:])
-        words.update(chain.from_iterable(map(split, runs)))
+    rest = iter(lines)
+    while some := list(islice(rest, _LINES)):
+        runs: Counter[str] = Counter()
+        for line in some:
+            found = line.split()
+            if kind == "bpe":  # in byte-level BPE the first word of a line differs from one after a space
+                found[1:] = map(" ".__add__, found[1:])
+            runs.update(found)
+        for run, count in runs.items():
+            for word in split(run):
+                words[word] += count
         if len(words) > _WORDS:
             ranked = sorted(words.items(), key=lambda item: (-item[1], zlib.crc32(item[0].encode())))
             words = Counter(dict(ranked[: _WORDS // 2]))

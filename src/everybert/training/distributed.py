@@ -77,7 +77,7 @@ class World:
         return values
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Replace each gradient by its sum over the ranks. A rank without packs adds zeros."""
+        """Replace each gradient by its sum over the ranks, through one copy of all; a rank without packs adds zeros."""
         if self.size == 1:
             return
         used = self.sum(torch.tensor([float(p.grad is not None) for p in parameters])).tolist()

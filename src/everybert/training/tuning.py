@@ -54,9 +54,10 @@ HEAD_ALONE = ("frozen", "fewshot")
 """Modes whose examples train the head alone."""
 PAIRS = 20
 """fewshot: pairs of each text, of either kind."""
-FILL = 128
-"""On CUDA the tokens of a batch, and its longest length, are rounded up to a multiple of this, so that recordings see
-few shapes."""
+FILL = 256
+"""On CUDA the tokens of a batch are rounded up to a multiple of this, so that recordings see few shapes."""
+FILL_PADDED = 128
+"""The same, and for its longest length, where attention has a bias and pads to that."""
 DTYPES = {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16, "float32": torch.float32, "fp32": torch.float32}
 
 
@@ -420,7 +421,7 @@ def tune(
     job = TrainingJob(
         compute=compute,
         optimizer=optimizer,
-        steps=lambda at: steps(data, settings, seed, device, network.config.pad_id),
+        steps=lambda at: steps(data, settings, seed, device, network.config),
         lr=lambda at: peak * linear(at.step, settings.warmup, each * settings.rounds),
         names=("loss",),
         run=RunSettings(
@@ -453,10 +454,14 @@ def tune(
     )
 
 
-def steps(data: Data, settings: FinetuneSettings, seed: int, device: torch.device, pad_id: int) -> Iterator[Step]:
+def steps(
+    data: Data, settings: FinetuneSettings, seed: int, device: torch.device, config: EncoderConfig
+) -> Iterator[Step]:
     """The batches of every step: `batch_size` examples in the epoch's order, in `accumulate` parts."""
     task, features = data.task, data.train
-    fill = min(FILL, features.size) if device.type == "cuda" else None
+    padded = config.relative != "none"
+    fill = min(FILL_PADDED if padded else FILL, features.size) if device.type == "cuda" else None
+    longest = None if padded else features.size
     for epoch in range(settings.rounds):
         order = permutation(make_key(seed, epoch), len(features))
         for first in range(0, len(features), settings.batch_size):
@@ -465,7 +470,7 @@ def steps(data: Data, settings: FinetuneSettings, seed: int, device: torch.devic
             items = []
             for number, part in enumerate(np.array_split(which, min(settings.accumulate, len(which)))):
                 share = task.share(features, part) / total if total else 0.0
-                ragged = batch(features, part, fill=fill, pad_id=pad_id, share=share)
+                ragged = batch(features, part, fill=fill, longest=longest, pad_id=config.pad_id, share=share)
                 real = len(ragged.tokens_T) - (ragged.lengths[-1] if fill else 0)
                 items.append(Item(ragged.to(device), Place(number=number), (1.0, 0.0, real)))
             yield Step(items, Place())
