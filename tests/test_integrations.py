@@ -41,6 +41,8 @@ def test_langchain(embedder):
     assert isinstance(documents, list) and isinstance(documents[0][0], float)
     same(documents, TEXTS, embedder, prompt="passage")
     same([embedder.embed_query(TEXTS[0])], TEXTS[:1], embedder, prompt="query")
+    assert asyncio.run(embedder.aembed_documents(TEXTS)) == documents
+    assert asyncio.run(embedder.aembed_query(TEXTS[0])) == embedder.embed_query(TEXTS[0])
 
 
 def test_chroma(embedder):
@@ -49,9 +51,10 @@ def test_chroma(embedder):
     assert isinstance(found, list) and found[0].dtype == np.float32
     same(found, TEXTS, embedder, prompt="passage")
     same(embedder.embed_query(input=TEXTS), TEXTS, embedder, prompt="query")
+    assert Embedder.name() == "everybert"  # without it no collection can be opened again
 
 
-def test_mteb(embedder):
+def test_mteb(embedder, monkeypatch):
     class PromptType(Enum):
         query = "query"
         document = "document"
@@ -64,6 +67,18 @@ def test_mteb(embedder):
     same([embedder.encode(TEXTS[0])], TEXTS[:1], embedder)
     vectors = embedder.encode(TEXTS)
     np.testing.assert_allclose(embedder.similarity(3 * vectors, vectors), vectors @ vectors.T, atol=1e-6)
+    swapped = embedder.similarity_pairwise(3 * vectors, vectors[::-1])
+    np.testing.assert_allclose(swapped, (vectors * vectors[::-1]).sum(1), atol=1e-6)
+
+    class ModelMeta:
+        create_empty = staticmethod(dict)
+
+    module(monkeypatch, "mteb.models", ModelMeta=ModelMeta)
+    made = embedder.to("mteb")
+    found = made.mteb_model_meta  # results of other weights and options have other places
+    assert found["name"] == "everybert/base" and len(found["revision"]) == 64
+    assert found["experiment_kwargs"] == {"normalize": True}
+    same(made.encode(TEXTS), TEXTS, embedder)
 
 
 def module(monkeypatch, name, **members):
@@ -96,6 +111,7 @@ def test_llama_index(embedder, monkeypatch):
     made = embedder.to("llama-index")
     assert isinstance(made, BaseEmbedding)
     same([made._get_text_embedding(TEXTS[0])], TEXTS[:1], embedder, prompt="passage")
+    same(made._get_text_embeddings(TEXTS), TEXTS, embedder, prompt="passage")
     assert made._get_query_embedding("a song") == asyncio.run(made._aget_query_embedding("a song"))
 
 
@@ -109,9 +125,11 @@ def test_haystack(embedder, monkeypatch):
         kind.is_component = True
         return kind
 
-    component.output_types = lambda **types: lambda run: run
-    module(monkeypatch, "haystack", component=component)
+    types = {}
+    component.output_types = lambda **given: types.update(given) or (lambda run: run)
+    module(monkeypatch, "haystack", component=component, Document=Document)
     made = embedder.to("haystack")
+    assert types == {"embedding": list[float], "documents": list[Document]}  # others cannot be connected
     same([made.run(text="a song")["embedding"]], ["a song"], embedder, prompt="query")
     documents = made.run(documents=[Document(text) for text in TEXTS])["documents"]
     same([d.embedding for d in documents], TEXTS, embedder, prompt="passage")

@@ -225,6 +225,8 @@ def test_several_labels_per_text(base):
     assert found.shape == p.shape == y.shape and set(np.unique(found)) <= {0, 1}
     assert (found == (p >= 0.5)).all() and (found[:, :2] == y[:, :2]).mean() > 0.9
     assert model.score(X, y) >= 0.5
+    sparse = TextClassifier(base, **FAST | {"epochs": 1}).fit(X, scipy.sparse.csr_matrix(y))
+    assert sparse.predict(X).shape == y.shape
 
 
 def test_a_regressor_learns_numbers(base):

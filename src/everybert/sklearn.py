@@ -138,6 +138,7 @@ class TextClassifier(ClassifierMixin, _FineTuned):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "TextClassifier":
         """Fine-tune on texts X with labels y: (n), or (n, classes) of 0 and 1. Weights resample the rows."""
         texts = as_texts(X)
+        y = y.toarray() if hasattr(y, "toarray") else y  # a sparse matrix of indicators
         multi = type_of_target(y) == "multilabel-indicator"
         y = np.asarray(y) if multi else column_or_1d(y, warn=True)
         check_consistent_length(texts, y)

@@ -1,3 +1,5 @@
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,16 @@ def test_a_folder_is_described_by_its_headers(minilm: Model, minilm_folder: Path
     about = describe_folder(bert_folder)
     assert about["total"] == sum(p.numel() for p in bert.network.parameters())
     assert set(about["heads"]) == {"mlm", "nsp"} and not {"mlm", "nsp"} & about["heads_would_add"].keys()
+
+
+def test_a_pickled_module_is_read_as_the_weights_are(bert_folder: Path, tmp_path: Path):
+    shutil.copytree(bert_folder, tmp_path / "model")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"}
+    listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    (tmp_path / "model/modules.json").write_text(json.dumps(listed))
+    (tmp_path / "model/1_Pooling").mkdir()
+    (tmp_path / "model/2_Dense").mkdir()
+    torch.save({"linear.weight": torch.ones(8, 48)}, tmp_path / "model/2_Dense/pytorch_model.bin")
+    with pytest.raises(EverybertError, match="allow_pickle"):
+        describe_folder(tmp_path / "model")
+    assert describe_folder(tmp_path / "model", allow_pickle=True)["embedding"]["pooling"] == "mean"

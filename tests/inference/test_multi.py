@@ -88,6 +88,26 @@ def test_sparse_vectors_equal_sparse_encoder(bert_folder: Path, tmp_path: Path, 
     assert ours.embed(texts, pooling="mean").shape == (len(texts), 48)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_folder_says_how_many_weights_a_sparse_vector_has(bert_folder: Path, tmp_path: Path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = splade_folder(tmp_path / "model", bert_folder)
+    about = json.loads((folder / "config_sentence_transformers.json").read_text())
+
+    def limited(count: int) -> Path:
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(about | {"max_active_dims": count}))
+        return folder
+
+    theirs, ours = sentence_transformers.SparseEncoder(str(limited(5)), device="cpu"), load(folder, device="cpu")
+    expected = theirs.encode(TEXTS).to_dense().numpy()
+    np.testing.assert_allclose(dense(ours.sparse(TEXTS, long="cut"), expected.shape[1]), expected, atol=1e-5, rtol=1e-5)
+    assert [len(x.indices) for x in ours.sparse(TEXTS[:1], top=7)] == [7]
+    with pytest.raises(EverybertError, match="at least 1, not 0"):
+        ours.sparse(TEXTS, top=0)
+    with pytest.raises(EverybertError, match="max_active_dims of 0"):
+        load(limited(0), device="cpu")
+
+
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_windows_of_a_long_text_add_to_its_sparse_vector(bert_folder: Path, tmp_path: Path, strategy: str):
     """Each token counts once, in the window that owns it."""
@@ -197,6 +217,7 @@ FIXED, LEAST = {"strategy": "fixed", "length": 12}, {"strategy": "min", "length"
             {"query_prefix": "q: ", "do_query_expansion": False, "query_length": None, "skiplist_words": None},
         ),
         (pylate_folder, {"similarity_fn_name": "meanmaxsim"}),
+        (pylate_folder, {"attend_to_mask_tokens": True}),
     ],
 )
 def test_token_vectors_and_maxsim_equal_multi_vector_encoder(bert_folder: Path, tmp_path: Path, make, options):

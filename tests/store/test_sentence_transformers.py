@@ -82,6 +82,7 @@ def test_modules_apply_in_their_order(tmp_path):
         ([("Pooling", {"pooling_mode": "best"}, None)], {}, "no pooling 'best'"),
         ([MEAN, ("Dense", {}, {"linear.weight": torch.ones(3, WIDTH + 1)})], {}, "unknown form or size"),
         ([MEAN, ("Dense", {"use_residual": True}, DENSE[2])], {}, "unknown form or size"),
+        ([MEAN, ("Dense", {}, DENSE[2] | {"gate.weight": torch.ones(1)})], {}, "unknown form or size"),
         ([MEAN, ("LayerNorm", {}, {"norm.weight": torch.ones(2), "norm.bias": torch.ones(2)})], {}, "unknown form"),
         ([MEAN], {"prompts": {"a": 1}}, "prompts that are not texts"),
         ([MEAN], {"default_prompt_name": "a"}, "default prompt without a text"),
@@ -91,6 +92,22 @@ def test_modules_apply_in_their_order(tmp_path):
 def test_what_is_not_supported_is_refused(tmp_path, modules, settings, message):
     with pytest.raises(EverybertError, match=message):
         read_pooling(write(tmp_path, *modules, **settings), WIDTH)
+
+
+def test_an_activation_has_the_weights_that_it_learnt(tmp_path):
+    slope = {"activation_function.weight": torch.tensor([-2.0])}
+    dense = ("Dense", {"activation_function": "torch.nn.modules.activation.PReLU"}, DENSE[2] | slope)
+    found = read_pooling(write(tmp_path, MEAN, dense), WIDTH).finish(-torch.ones(1, WIDTH))
+    assert torch.equal(found, torch.full((1, 3), 2.0 * WIDTH))
+
+
+def test_another_way_to_tokens_is_refused(tmp_path):
+    folder, kwargs = write(tmp_path, MEAN), {"text": {"add_special_tokens": False}}
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"processing_kwargs": {}}))
+    assert read_pooling(folder, WIDTH).modes == ("mean",)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"processing_kwargs": kwargs}))
+    with pytest.raises(EverybertError, match="processing_kwargs"):
+        read_pooling(folder, WIDTH)
 
 
 def test_an_older_encoder_is_in_a_folder_of_its_own(tmp_path):

@@ -61,12 +61,16 @@ def test_scores_are_those_of_a_cross_encoder_and_survive_saving(folder, tmp_path
 
 
 def test_folders_that_cross_encoder_wrote(folder, tmp_path):
-    theirs = CrossEncoder(str(folder), activation_fn=torch.nn.Identity())
+    prompts = {"query": "the ", "document": "a "}
+    theirs = CrossEncoder(str(folder), activation_fn=torch.nn.Identity(), prompts=prompts)
     theirs.save(str(tmp_path / "theirs"))
     model = everybert.load(tmp_path / "theirs")
     same(model.rank(QUERY, TEXTS), theirs.rank(QUERY, TEXTS))
     model.save(tmp_path / "ours")
-    same(model.rank(QUERY, TEXTS), CrossEncoder(str(tmp_path / "ours")).rank(QUERY, TEXTS))
+    again = CrossEncoder(str(tmp_path / "ours"))
+    same(model.rank(QUERY, TEXTS), again.rank(QUERY, TEXTS))
+    same(everybert.load(tmp_path / "ours").rank(QUERY, TEXTS), again.rank(QUERY, TEXTS))
+    assert again.prompts == prompts and not model.pooling.published
     edit_to = tmp_path / "theirs" / "config_sentence_transformers.json"
     edit_to.write_text(json.dumps(json.loads(edit_to.read_text()) | {"default_prompt_name": "query"}))
     with pytest.raises(EverybertError, match="further modules or a prompt"):

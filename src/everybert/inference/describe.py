@@ -72,7 +72,7 @@ def describe_folder(folder: Path, allow_pickle: bool = False) -> dict[str, Any]:
     if has_tokenizer(inner):
         tokenizer = Tokenizer.load(inner)
         about["tokenizer"] = {"kind": tokenizer.kind, "size": tokenizer.size, "lowercase": tokenizer.lowercase}
-    pooling = read_pooling(folder, config.hidden_size)
+    pooling = read_pooling(folder, config.hidden_size, allow_pickle)
     if pooling.published:
         about["embedding"] = {
             "pooling": "+".join(pooling.modes),

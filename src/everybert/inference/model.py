@@ -135,7 +135,7 @@ def load(
     about = {name: value for name, value in vars(found).items() if name not in ("network", "config")}
     about["pooling"] = sentences.read_pooling(folder, found.config.hidden_size, allow_pickle)
     model = Model(found.network, tokenizer, folder=folder, **about)
-    if (activation := sentences.read_activation(folder)) is not None:
+    if (activation := model.pooling.activation) is not None:
         model.raw_config = found.raw_config | {"sentence_transformers": {"activation_fn": activation}}
     if (head := model.extras.get("feature_head")) is not None:
         adapters.load_feature_head(model.network, str(head.get("name")), folder, head)
@@ -332,12 +332,16 @@ class Model:
     ) -> list[embedding.Sparse]:
         """A sparse vector over the vocabulary per text, by a SPLADE model; `top` keeps the largest weights.
 
-        A masked language model without sentence-transformers files is read as SparseEncoder reads it: by the maximum.
+        `top` is by default the folder's max_active_dims. A masked language model without sentence-transformers files is
+        read as SparseEncoder reads it: by the maximum.
         """
         how = self.pooling
         if not how.splade and (how.published or "mlm" not in self.network.heads):
             raise EverybertError("this model makes no sparse vectors: give a SPLADE model")
         how = how if how.splade else replace(how, modes=("max",), splade="relu", normalize=False)
+        top, how = how.truncate if top is None else top, replace(how, truncate=None)
+        if top is not None and top < 1:
+            raise EverybertError(f"top is the number of weights and at least 1, not {top}")
         given, size = as_texts(texts, pairs=False), min(how.size or self.window, self.window)
         cut: list[int] = []
         found: list[embedding.Sparse] = []
@@ -667,7 +671,7 @@ class Model:
             save_network(self.network, folder, tokenizer=self._tokenizer, extras=extras, int8=int8, **about)
         finally:
             self.network.heads.update(heads)
-        if self.pooling.published:
+        if self.pooling.files:
             sentences.write_pooling(folder, self.pooling, self.config.hidden_size)
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -40,7 +40,7 @@ VECTOR, TOKENS = "sentence_embedding", "token_embeddings"
 MULTI = ("MultiVectorEncoder", "ColBERT")
 """model_type in config_sentence_transformers.json: of sentence-transformers, and of PyLate."""
 PYLATE = ["query_prefix", "document_prefix", "query_length", "document_length", "skiplist_words"]
-PYLATE += ["do_query_expansion", "attend_to_expansion_tokens"]
+PYLATE += ["do_query_expansion", "attend_to_expansion_tokens", "attend_to_mask_tokens"]
 """Fields there that PyLate writes: such folders expand queries unless they say otherwise."""
 ENCODER_MODULES = ("Transformer", "MLMTransformer", "StaticEmbedding")
 ENCODERS = [f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert")]
@@ -110,14 +110,16 @@ class Pooling:
     outer: int | None = None
     """The length of a vector after these modules; None if that of the pooling."""
     truncate: int | None = None
-    """How many leading dimensions are kept, after the normalisation; None keeps all."""
+    """How many leading dimensions are kept, after the normalisation; of sparse vectors the largest. None keeps all."""
+    activation: str | None = None
+    """That of a CrossEncoder's scores; its files say nothing about vectors."""
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """The files that were read, by name; none in a folder without sentence-transformers files."""
 
     @property
     def published(self) -> bool:
-        """Whether the folder has sentence-transformers files."""
-        return bool(self.files)
+        """Whether the folder has sentence-transformers files that say how vectors are made."""
+        return bool(self.files) and self.activation is None
 
     @property
     def vectors(self) -> str:
@@ -148,12 +150,10 @@ class Pooling:
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_activation(folder: Path) -> str | None:
+def _activation(about: dict[str, Any], modules: list[Any], folder: Path) -> str | None:
     """The activation of a reranker that CrossEncoder wrote as one module; None for any other folder."""
-    about = read_json(path) if (path := folder / "config_sentence_transformers.json").is_file() else {}
     if about.get("model_type") != "CrossEncoder":
         return None
-    modules = read_json(folder / "modules.json", kind=list)
     if len(modules) != 1 or about.get("default_prompt_name") is not None:
         raise EverybertError(f"{folder}: a CrossEncoder with further modules or a prompt; everybert reads neither")
     return str(about.get("activation_fn") or "torch.nn.Sigmoid")
@@ -199,9 +199,12 @@ def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False) -> 
         return found
 
     modules = settings("modules.json", list)
-    if not modules or read_activation(folder) is not None:
-        return Pooling()
     more = settings("config_sentence_transformers.json")
+    if (activation := _activation(more, modules, folder)) is not None:
+        settings(ENCODERS[0])
+        return Pooling(activation=activation, files=files)
+    if not modules:
+        return Pooling()
     level = TOKENS if more.get("model_type") in MULTI else VECTOR
     modes: tuple[str, ...] = ()
     layers: tuple[float, ...] = ()
@@ -248,13 +251,14 @@ def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False) -> 
         raise _unsupported(folder, "pool logits by other than SpladePooling, or hidden states by it")
     multi = _multi_vector(after, mask, more, encoder, folder) if level == TOKENS else None
     normalize = multi is None and bool(after) and after[-1] is UNIT
-    prompts, default, truncate = (more.get(key) for key in ("prompts", "default_prompt_name", "truncate_dim"))
+    kept = "max_active_dims" if splade else "truncate_dim"
+    prompts, default, truncate = (more.get(key) for key in ("prompts", "default_prompt_name", kept))
     if not isinstance(prompts or {}, dict) or not all(isinstance(text, str) for text in (prompts or {}).values()):
         raise _unsupported(folder, "have prompts that are not texts")
     if default is not None and default not in (prompts or {}):
         raise _unsupported(folder, "have a default prompt without a text")
     if truncate is not None and (not isinstance(truncate, int) or truncate < 1):
-        raise _unsupported(folder, f"have a truncate_dim of {truncate!r}")
+        raise _unsupported(folder, f"have a {kept} of {truncate!r}")
     size = encoder.get("max_seq_length")
     return Pooling(
         modes=modes,
@@ -281,7 +285,8 @@ def _multi_vector(
     about = {**more, **encoder}
     expansion, pylate = about.get("query_expansion"), any(key in more for key in PYLATE)
     if "query_expansion" not in about and pylate and more.get("do_query_expansion") is not False:
-        attend, length = about.get("attend_to_expansion_tokens"), about.get("query_length") or 32
+        attend = about.get("attend_to_expansion_tokens", about.get("attend_to_mask_tokens"))
+        length = about.get("query_length") or 32
         expansion = {"strategy": "fixed", "length": length, "attend": attend}
     if mask is None:
         modules.append(UNIT)
@@ -291,10 +296,8 @@ def _multi_vector(
     sizes = [about.get("query_length"), about.get("document_length")]
     right = isinstance(words, list) and isinstance(tasks, str | list) and all(isinstance(n, int | None) for n in sizes)
     if right and expansion is not None:
-        right = isinstance(expansion, dict) and isinstance(expansion.get("length"), int)
-        right = (
-            right and expansion.get("strategy") in ("fixed", "min") and isinstance(expansion.get("token"), str | None)
-        )
+        right = isinstance(expansion, dict) and expansion.get("strategy") in ("fixed", "min")
+        right = right and isinstance(expansion.get("length"), int) and isinstance(expansion.get("token"), str | None)
     if not right:
         raise _unsupported(folder, "have lengths, an expansion of queries or a skiplist of an unknown form")
     return MultiVector(
@@ -321,6 +324,8 @@ def _read_encoder(folder: Path, modules: list, settings: Callable[..., Any], fil
     outputs = {TOKENS, found.get("module_output_name") or TOKENS}
     if len(outputs) > 1 or found.get("transformer_task") not in (None, "feature-extraction", "fill-mask"):
         raise _unsupported(folder, f"take {max(outputs)} of a {found.get('transformer_task')} model")
+    if found.get("processing_kwargs"):
+        raise _unsupported(folder, "change how texts become tokens (processing_kwargs)")
     return found
 
 
@@ -363,10 +368,13 @@ def _dense(tensors: dict[str, Tensor], settings: dict[str, Any], width: int) -> 
     fits = weight.ndim == 2 and weight.shape[1] == width and (bias is None or bias.shape == weight.shape[:1])
     if not fits or settings.get("use_residual") or not isinstance(found, type) or not issubclass(found, nn.Module):
         return None
+    own = {key.removeprefix("activation_function."): value for key, value in tensors.items() if "linear." not in key}
     try:
-        return Dense(weight, bias, found().eval())
-    except TypeError:  # attention, which is not a function of one tensor
+        activation = found().eval()
+        activation.load_state_dict(own)  # PReLU learns its slope
+    except (TypeError, RuntimeError):  # attention, which is not a function of one tensor; further weights
         return None
+    return Dense(weight, bias, activation)
 
 
 def _layer_norm(tensors: dict[str, Tensor], width: int) -> Callable[[Tensor], Tensor] | None:
