@@ -177,7 +177,8 @@ def strongest(weights_Ann: np.ndarray, sentence: Sentence) -> np.ndarray:
 def probe_coref(network: Network, tokenizer: Tokenizer, trees: Iterable[Tree]) -> dict[str, Any]:
     """The share of mentions with an antecedent for which the best head, two baselines and every head choose one."""
     right, baselines = [], []
-    for words in _stretches(tokenizer, trees, min(128, network.config.max_positions)):
+    skipped: list[Tree] = []
+    for words in _stretches(tokenizer, trees, network.config.max_positions, skipped):
         text = sentence_of(tokenizer, [word["form"] for word in words])
         weights_LAWW = between(read_attention(network, text.encoding).weights, text)
         mentions = sorted(one for one in _mentions(words) if text.present_W[one[0]])
@@ -194,19 +195,30 @@ def probe_coref(network: Network, tokenizer: Tokenizer, trees: Iterable[Tree]) -
     nearest, match = np.mean(baselines, axis=0).tolist()
     best = {"layer": layer, "head": head, "accuracy": float(right_LA.max()), "nearest": nearest, "head_match": match}
     published = {"accuracy": 0.65, "nearest": 0.27, "head_match": 0.52}  # their table 2: CoNLL-2012, head 5-4
-    return {"mentions": len(right), **best, "published": published, "right": right_LA.tolist()}
+    return {"mentions": len(right), "skipped": len(skipped), **best, "published": published, "right": right_LA.tolist()}
 
 
-def _stretches(tokenizer: Tokenizer, trees: Iterable[Tree], window: int) -> Iterator[list[Mapping[str, str]]]:
-    """The words of as many sentences of a document as fit, in 128 tokens as in the paper."""
+def _stretches(
+    tokenizer: Tokenizer, trees: Iterable[Tree], most: int, skipped: list[Tree]
+) -> Iterator[list[Mapping[str, str]]]:
+    """The words of as many sentences of a document as fit, in 128 tokens as in the paper.
+
+    A sentence of more than `most` tokens is added to `skipped`.
+    """
+
+    def size(words: Sequence[Mapping[str, str]]) -> int:
+        return len(sentence_of(tokenizer, [word["form"] for word in words]).encoding)
+
     held: list[Mapping[str, str]] = []
     for tree in trees:
-        text = " ".join(word["form"] for word in (*held, *tree))
-        if held and (tree[0]["document"] != held[0]["document"] or len(tokenizer.encode(text)) > window):
+        if size(tree) > most:
+            skipped.append(tree)
+            continue
+        if held and (tree[0]["document"] != held[0]["document"] or size([*held, *tree]) > min(128, most)):
             yield held
             held = []
         held = [*held, *tree]
-    yield held
+    yield from [held] if held else []
 
 
 def _mentions(words: Tree) -> Iterator[tuple[int, str, str]]:

@@ -251,7 +251,9 @@ class FewShotMode(FrozenMode):
         given, task = data.train_examples, data.task
         one = all(isinstance(x, str) and isinstance(y, str) for x, y in zip(given.inputs, given.targets))
         if not one or task.head not in SEQUENCE_HEADS or self.settings.features != "last":
-            raise EverybertError("fewshot is for single texts with one label each, and reads the last layer")
+            raise EverybertError(
+                "fewshot is for single texts with one label each, and reads the last layer: use mode full"
+            )
         pairs = label_pairs(given, seed)
         embed = Embed.from_examples(pairs, network.config, pooling=self.settings.pool, window=task.window)
         dev = pairs.take(range(min(len(pairs), 256)))
