@@ -167,6 +167,7 @@ def test_conll_2003s_own_file(tmp_path):
     assert examples.inputs == [["EU", "rejects", "German", "British"]]
     assert examples.targets == [["B-ORG", "O", "B-MISC", "B-MISC"]]
     assert any("IOB1" in n for n in examples.notes)
+    assert Tag.read([(["a", "b"], ["O", "O"])], scheme="BIO").targets == [["O", "O"]]  # a dev set without entities
     assert Tag.read(path, scheme="BIOES").targets == [["S-ORG", "O", "S-MISC", "S-MISC"]]
 
 
@@ -189,10 +190,6 @@ def test_marked_places_become_tags():
         with pytest.raises(EverybertError, match=f"row 1: .*{message}"):
             Tag.read([{"text": "in Paris", "spans": spans}])
         assert len(Tag.read([{"text": "in Paris", "spans": spans}, rows[1]], skip_bad=True).bad) == 1
-
-
-def test_a_dev_set_without_entities(bert):
-    assert Tag.read([(["a", "b"], ["O", "O"])], scheme="BIO").targets == [["O", "O"]]
 
 
 def test_conllu_columns(tmp_path):
@@ -236,12 +233,8 @@ def test_settings_survive_json(bert):
     examples = Tag.read([(["john", "'s"], ["B-PER", "O"]), (["x-y", "."], ["O", "O"])])
     task = replace(Tag.from_examples(examples, loaded.config), decoding="greedy")
     again = Tag.from_state(task.state(), loaded.config)
-    assert (again.labels, again.scheme, again.decoding, again.splitter) == (
-        task.labels,
-        task.scheme,
-        task.decoding,
-        task.splitter,
-    )
+    for name in ("labels", "scheme", "decoding", "splitter"):
+        assert getattr(again, name) == getattr(task, name)
 
 
 # ── decoding and entity scores ───────────────────────────────────────────────────────────────────────────────
