@@ -8,11 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +17,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from server import LABELS, TEXTS, until
+from server import LABELS, TEXTS, ServerProcess, until
 
 HEALTH = 0.25
 """Seconds in which /health is answered, whatever clients do; longer where other programs have the cores too."""
@@ -28,19 +25,8 @@ HEAD = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-class Server:
+class Server(ServerProcess):
     """A server process, and what it uses."""
-
-    def __init__(self, folders: dict[str, Path], *options: str, files: int | None = None) -> None:
-        models = [part for name, folder in folders.items() for part in ("--model", f"{name}={folder}")]
-        command = [sys.executable, "-m", "everybert", "serve", *models, "--port", "0", "--device", "cpu", *options]
-        if files:
-            command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        line = self.process.stdout.readline()
-        assert line.startswith("serving"), self.process.stderr.read()
-        self.url = re.search(r"http://[\d.:]+", line)[0]
-        self.port = int(self.url.rpartition(":")[2])
 
     def memory(self) -> float:
         """Megabytes that are resident."""
@@ -100,30 +86,16 @@ class Server:
         assert self.peak() - start <= megabytes, f"{start:.0f} → {self.peak():.0f} MB"
         until(lambda: self.descriptors() <= files + 2)
 
-    def stop(self, within: float = 10.0) -> str:
-        """SIGTERM; what it wrote to stderr."""
-        start = time.monotonic()
-        self.process.send_signal(signal.SIGTERM)
-        _, errors = self.process.communicate(timeout=60)
-        assert time.monotonic() - start <= within and self.process.returncode == 0
-        assert "Traceback" not in errors, errors
-        return errors
-
 
 @pytest.fixture
 def start(folders) -> Iterator[object]:
     """start(*options) → a server; all are stopped."""
-    servers: list[Server] = []
+    with contextlib.ExitStack() as stack:
 
-    def make(*options: str, names: tuple[str, ...] = ("words", "qa", "labels"), files: int | None = None) -> Server:
-        servers.append(Server({name: folders[name] for name in names}, *options, files=files))
-        return servers[-1]
+        def make(*options: str, names: tuple[str, ...] = ("words", "qa", "labels"), files: int | None = None) -> Server:
+            return stack.enter_context(Server({name: folders[name] for name in names}, *options, files=files))
 
-    yield make
-    for server in servers:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait(30)
+        yield make
 
 
 @pytest.fixture(scope="module")
@@ -132,14 +104,6 @@ def server(folders) -> Iterator[Server]:
     made = Server({name: folders[name] for name in ("words", "qa", "labels")})
     yield made
     assert not made.stop()
-
-
-def test_trailers_without_end(server):
-    with server.watched(50), server.connect() as client:
-        client.sendall(b"POST /embed HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
-        with pytest.raises(ConnectionError):
-            for _ in range(1_000_000):
-                client.sendall(b"a: " + b"x" * 1000 + b"\r\n")
 
 
 def test_copies_of_a_long_context(server):

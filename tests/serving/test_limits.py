@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gzip
 import json
-import logging
 import socket
 import time
 
@@ -26,7 +25,6 @@ from everybert.serving.limits import (
     RateLimiter,
     RequestContext,
     Usage,
-    error_response,
 )
 
 SMALL = Limits(body=20_000, inputs=4, text_tokens=500, request_tokens=1000, body_seconds=2.0)
@@ -144,13 +142,6 @@ def test_bad_json_is_said_to_be_so(tight, body, status):
     assert len(answer.json()["error"]) < 400
 
 
-def test_a_field_nobody_reads_is_refused_not_passed_over(tight):
-    answer = post(tight, "/classify", {"text": "a", "adapter": "praise", "model": "labels"}, headers=KEY)
-    assert answer.status_code == 422 and answer.json()["error"] == "adapter: this endpoint has no such field"
-    known = {"input": "a", "user": "me"}  # OpenAI's clients send more than we need
-    assert post(tight, "/v1/embeddings", known, headers=KEY).status_code == 200
-
-
 def test_other_forms_of_body(tight):
     squeezed = gzip.compress(json.dumps({"inputs": "a" * 10_000_000}).encode())
     headers = KEY | {"content-type": "application/json", "content-encoding": "gzip"}
@@ -166,11 +157,6 @@ def test_unknown_paths_and_methods(tight):
     assert CLIENT.get(f"{tight}/health/").status_code == 401  # no redirect, which would repeat the Host
     text = CLIENT.get(f"{tight}/metrics", headers=KEY).text
     assert "/nothing" not in text  # or anyone could fill the memory with names
-
-
-def test_openais_errors_have_openais_form(tight):
-    error = post(tight, "/v1/embeddings", {"input": "a", "model": "nobody"}, headers=KEY).json()["error"]
-    assert error["code"] == "model_not_found" and "nobody" in error["message"]
 
 
 def test_a_body_that_does_not_come_is_408(tight):
@@ -399,11 +385,12 @@ def test_a_client_that_leaves_is_noticed_though_it_had_asked_for_more(folders):
             own.until(lambda: not waiting.job.context.wanted)
 
 
-def test_trailers_without_end_are_refused(folders):
+@pytest.mark.parametrize("keys", [[], ["secret"]])
+def test_trailers_without_end_are_refused(folders, keys):
     head = b"POST /embed HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-    with own.running({"words": folders["words"]}, keys=["secret"]) as (url, _), connect(url) as client:
+    with own.running({"words": folders["words"]}, keys=keys) as (url, _), connect(url) as client:
         client.sendall(head + b"0\r\n")
-        with pytest.raises(ConnectionError):
+        with pytest.raises(ConnectionError):  # long before they have taken 20 MB
             for _ in range(20_000):
                 client.sendall(b"a: " + b"x" * 1000 + b"\r\n")
 
@@ -509,9 +496,3 @@ def test_an_error_in_an_endpoint_becomes_json(app, caplog, error, status):
     assert found[0] == status and found[1]["error_type"]
     assert "secret" not in str(found)
     assert ("secret" in caplog.text) == (status == 500), "the log says why, and only then"
-
-
-def test_unexpected_errors_are_logged(caplog):
-    with caplog.at_level(logging.ERROR):
-        assert error_response("/", ZeroDivisionError("why")).status_code == 500
-    assert "ZeroDivisionError: why" in caplog.text

@@ -82,11 +82,11 @@ async def misbehaving(port: int, end: float, how: object) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_sixty_four_clients_a_third_of_which_misbehave(folders):
-    server = Server({"m": folders["words"]})
     model = everybert.load(folders["words"], device="cpu")
     expected = dict(zip(TEXTS, model.embed(TEXTS, normalize=True)))
     found: Counter = Counter()
     memory: list[float] = []
+    server = Server({"m": folders["words"]})
 
     async def storm(seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -100,7 +100,7 @@ def test_sixty_four_clients_a_third_of_which_misbehave(folders):
         good = [honest(server.url, end, random.Random(i), expected, found) for i in range(CLIENTS - len(bad))]
         await asyncio.gather(watch(), *bad, *good)
 
-    try:
+    with server:
         asyncio.run(storm(SECONDS))
         sixth = len(memory) // 6
         early, late = np.median(memory[sixth : sixth + 60]), np.median(memory[-60:])
@@ -118,6 +118,3 @@ def test_sixty_four_clients_a_third_of_which_misbehave(folders):
             await asyncio.gather(running, return_exceptions=True)
 
         asyncio.run(stopped())
-    finally:
-        if server.process.poll() is None:
-            server.process.kill()
