@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import typer
@@ -25,6 +26,7 @@ def mistake(*words: object, **more: Any) -> str:
     return lines[0]
 
 
+@cache
 def every() -> dict[str, Any]:
     """Commands by name; of a group, its parts."""
     group: Any = typer.main.get_command(app)

@@ -20,7 +20,7 @@ import pytest
 import safetensors.torch
 import tiny_model
 import torch
-from commandline import every
+from commandline import every, run
 from grammar import write_corpus
 from toy import TINY
 from typer.testing import CliRunner
@@ -335,10 +335,7 @@ TABLE: dict[str, tuple[str, Options]] = {
         | {"--epochs": "2", "--lr": "0.01", "--batch-size": "2", **LOOK},
     ),
     "squad": ("squad squad.json --model @", {"--predictions": "answers.json", "--out": "OUT/answers.json", **USE}),
-    "blimp": (
-        "blimp pairs.jsonl --model @",
-        {"--limit": "1", **USE},
-    ),
+    "blimp": ("blimp pairs.jsonl --model @", {"--limit": "1", **USE}),
 }
 """Command → a line, and each of its options."""
 SLOW = ("finetune", "glue", "pretrain", "sweep", "distil", "export onnx", "corpus build")
@@ -420,8 +417,8 @@ def place(tmp_path_factory) -> Path:
     tiny_model.save(place / "number", {"classify": 1}, ["score"], problem_type="regression")
     tiny_model.save(place / "nli", {"classify": 3}, ["entailment", "neutral", "contradiction"])
     write_corpus(place / "corpus", documents=40, heldout=8)
-    run = "pretrain toy.toml --corpus corpus --device cpu --quiet --out"
-    lines = [f"{run} runs/words --steps 1", f"{run} runs/untrained --steps 2"]
+    start = "pretrain toy.toml --corpus corpus --device cpu --quiet --out"
+    lines = [f"{start} runs/words --steps 1", f"{start} runs/untrained --steps 2"]
     lines.append("corpus build texts.txt --tokenizer model --out built --workers 1")
     with contextlib.chdir(place):
         for line in lines:
