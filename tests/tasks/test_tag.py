@@ -11,6 +11,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 from seqeval.metrics import classification_report
 
 from everybert.errors import EverybertError
@@ -19,15 +20,9 @@ from everybert.tasks import Tag, load_task
 from everybert.tasks.tag import entity_scores, viterbi
 from everybert.tasks.task import WindowConfig, batch
 from everybert.tasks.words import Entity, convert_tags, entities, learn_splitter
-from everybert.text.tokenizer import Tokenizer
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    folder = tiny.save(tmp_path_factory.mktemp("m"), "ForTokenClassification", labels=LABELS)
-    return load_network(folder), Tokenizer.load(folder), folder
+HEAD = ("ForTokenClassification", 0, LABELS)
 
 
 def tags_of(task, network, tokenizer, inputs):
@@ -187,8 +182,7 @@ def test_marked_places_become_tags():
         ([[5, 5, "A"]], "lies outside"),
         ([[2, 3, "A"]], "contains no word"),
     ]:
-        with pytest.raises(EverybertError, match=f"row 1: .*{message}"):
-            Tag.read([{"text": "in Paris", "spans": spans}])
+        refuses(f"row 1: .*{message}", Tag.read, [{"text": "in Paris", "spans": spans}])
         assert len(Tag.read([{"text": "in Paris", "spans": spans}, rows[1]], skip_bad=True).bad) == 1
 
 
@@ -197,8 +191,7 @@ def test_conllu_columns(tmp_path):
     path.write_text("# text = It is\n1\tIt\tit\tPRON\tPRP\t_\t0\troot\t_\t_\n2\tis\tbe\tAUX\tVBZ\t_\t1\tx\t_\t_\n\n")
     assert Tag.read(path).targets == [["PRON", "AUX"]]
     assert Tag.read(path, {"label": "xpos"}).targets == [["PRP", "VBZ"]]
-    with pytest.raises(EverybertError, match="no B-, I-"):
-        Tag.read(path, scheme="BIO")
+    refuses("no B-, I-", Tag.read, path, scheme="BIO")
 
 
 def test_scores_and_labels_of_parts_of_speech(bert):
