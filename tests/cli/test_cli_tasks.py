@@ -86,20 +86,13 @@ def test_ctrl_c_exits_with_130_and_says_how_to_go_on(tuned, data, tmp_path, monk
 
 
 def test_tag_answer_choose_regress_on_texts(tmp_path):
+    """Their JSON, and what they do with files, are in tests/golden."""
     tagger = tiny_model.save(tmp_path / "t", {"tag": 2}, ["O", "B-PER"], seed=3)
     assert "John Smith" in run("tag", "John Smith lives", "--model", tagger).stdout
     answerer = tiny_model.save(tmp_path / "q", {"answer": None})
-    asked = ("--top", 2, "--model", answerer, "--json")
-    found = run("answer", "who?", "--context", "john lives in paris", *asked)
-    assert len(json.loads(found.stdout)[0]["answers"]) == 2
-    assert run("answer", "who?", "john lives in paris", *asked).stdout == found.stdout
-    (tmp_path / "book.txt").write_text("john lives in paris\nmary works\n")
-    assert "who?" in run("answer", "who?", "--context-file", tmp_path / "book.txt", "--model", answerer).stdout
-    rows = [{"question": "who?", "context": "mary works"}, {"question": "where?", "context": "in paris"}]
-    (tmp_path / "q.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    run("answer", tmp_path / "q.jsonl", "--out", tmp_path / "a.jsonl", "--model", answerer)
-    answers = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-    assert all(a["context"][a["start"] : a["end"]] == a["prediction"] for a in answers)
+    asked = ("--top", 2, "--model", answerer)
+    found = run("answer", "who?", "--context", "john lives in paris", *asked).stdout
+    assert "who?" in found and run("answer", "who?", "john lives in paris", *asked).stdout == found
     chooser = tiny_model.save(tmp_path / "c", {"choose": None})
     assert "index" in run("choose", "the dog", "eats", "sees", "--model", chooser).stdout
     regressor = tiny_model.save(tmp_path / "r", {"classify": 1}, problem_type="regression")
@@ -111,8 +104,6 @@ def test_doctor_finds_what_is_wrong(base, tmp_path):
     data = tsv(tmp_path / "sick.tsv", ("text", "label"), *rows)
     result = run("doctor", "classify", "--data", data, "--dev", data, "--model", base, code=1)
     assert "error: " in result.stdout and "neg 4, pos 3" in result.stdout and "longest" in result.stdout
-    found = json.loads(run("doctor", "classify", "--data", data, "--json", code=1).stdout)
-    assert {"bad rows", "conflicts"} <= {f["kind"] for f in found["findings"]}
 
 
 def test_glue_prints_the_published_rows(base, tmp_path):

@@ -13,29 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
+import tiny_model
 import torch
 from commandline import mistake, run
 
 from everybert.cli.main import COMMANDS
-from everybert.inference.model import Model, load
-from everybert.model.config import EncoderConfig
-from everybert.model.heads import Network
-from everybert.text.tokenizer import Tokenizer
-
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "dog", "cat", "plays", "sleeps", "é", "日", "."]
+from everybert.inference.model import load
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("cli")
-    (place / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
-    tokenizer = Tokenizer.load(place / "vocab.txt")
-    torch.manual_seed(0)
-    config = EncoderConfig(
-        vocab_size=len(WORDS), hidden_size=16, layers=2, heads=2, intermediate_size=32, max_positions=24
-    )
-    Model(Network(config, {"mlm": None, "nsp": None}), tokenizer).save(place / "model")
-    return place / "model"
+    heads = {"mlm": None, "nsp": None}
+    return tiny_model.save(tmp_path_factory.mktemp("cli") / "model", heads, hidden_size=16, max_positions=24)
 
 
 def python(*arguments: object, **more) -> subprocess.CompletedProcess:
