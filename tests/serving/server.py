@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import socket
@@ -126,6 +127,16 @@ def post_all(url: str, requests: list[tuple[str, object]], clients: int = 16) ->
             return await asyncio.gather(*(client.post(path, json=body) for path, body in requests))
 
     return asyncio.run(go())
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+def raw(path: str, body: object, *headers: str) -> bytes:
+    """A request as bytes."""
+    data = json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
+    return "\r\n".join([*lines, f"content-length: {len(data)}", "", ""]).encode() + data
 
 
 def connect(url: str) -> socket.socket:

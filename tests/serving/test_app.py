@@ -21,16 +21,13 @@ import httpx
 import numpy as np
 import pytest
 import server as own
-from server import TEXTS, connect, post
+from server import TEXTS, connect, post, raw
 from typer.testing import CliRunner
 
 import everybert
 from everybert.cli.main import app
 from everybert.serving.app import Service
 from everybert.serving.limits import Limits
-
-BODY = json.dumps({"inputs": ["the cat eats"] * 3}).encode()
-HEAD = b"POST /embed HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 
 def in_flight(service: Service) -> float | None:
@@ -87,7 +84,7 @@ def test_clients_that_leave_are_not_worked_for(folders):
                 own.until(lambda n=count_of: in_flight(service) == loaded.running == n and not batcher.queue)
             for _ in range(20):
                 with connect(url) as client:
-                    client.sendall(HEAD % len(BODY) + BODY)
+                    client.sendall(raw("/embed", {"inputs": ["the cat eats"] * 3}))
             own.until(lambda: len(batcher.queue) + count(service, 499) == 20)
             own.until(lambda: not any(piece.job.context.wanted for piece in batcher.queue))
         assert all(job.result(60).status_code == 200 for job in first)
@@ -99,11 +96,10 @@ def test_clients_that_leave_are_not_worked_for(folders):
 @pytest.mark.parametrize("inputs", [["the cat eats"] * 400, ["the cat eats " * 400] * 4])
 def test_long_requests_keep_nobody_waiting(folders, inputs):
     """Many batches, or texts of many windows, for several clients: another is answered in between."""
-    body = json.dumps({"inputs": inputs}).encode()
     with own.running({"words": folders["words"]}, Limits(budget=64)) as (url, service), contextlib.ExitStack() as stack:
         own.slow_down(service, "words", 0.1)
         for _ in range(4):
-            stack.enter_context(connect(url)).sendall(HEAD % len(body) + body)
+            stack.enter_context(connect(url)).sendall(raw("/embed", {"inputs": inputs}))
         own.until(lambda: in_flight(service) == 4 and service.batcher.queue)
         start = time.monotonic()
         assert post(url, "/embed", {"inputs": "a"}).status_code == 200
@@ -115,7 +111,7 @@ def test_half_sent_bodies_do_not_block_others(folders):
     with own.running({"words": folders["words"]}, Limits(queue=8, body_seconds=4.0)) as (url, service):
         clients = [connect(url) for _ in range(16)]
         for client in clients:
-            client.sendall(HEAD % len(BODY) + BODY[:10])
+            client.sendall(raw("/embed", {"inputs": "the cat eats"})[:-10])
         time.sleep(0.5)  # the server has read them
         assert in_flight(service) == 0 and post(url, "/embed", {"inputs": "a"}).status_code == 200
         assert count(service, 408) == 0  # the answer came before any of them was given up
@@ -128,12 +124,10 @@ def test_slow_readers_hold_little_and_lose_their_place(folders):
     """Large answers nobody reads: the place in the queue is free again, others are served."""
     limits = Limits(queue=8, body_seconds=2.0)
     with own.running({"words": folders["words"]}, limits) as (url, service):
-        body = json.dumps({"input": ["a"] * 1000}).encode()
-        head = HEAD.replace(b"/embed", b"/v1/embeddings") % len(body)
         clients = [connect(url) for _ in range(8)]
         for client in clients:
             client.setsockopt(own.socket.SOL_SOCKET, own.socket.SO_RCVBUF, 4096)
-            client.sendall(head + body)
+            client.sendall(raw("/v1/embeddings", {"input": ["a"] * 1000}))
         own.until(lambda: post(url, "/embed", {"inputs": "a"}).status_code == 200)
         own.until(lambda: in_flight(service) == 0)
         for client in clients:

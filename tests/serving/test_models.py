@@ -7,6 +7,7 @@ import pytest
 import server as own
 import tiny_bundle
 import torch
+from refusals import refuses
 from server import TEXTS, post, post_all
 
 import everybert
@@ -26,8 +27,7 @@ def test_names(folders):
     assert registry.get(None).name == "one" and registry.get("qa").tasks == ["embed", "tokens", "attention", "answer"]
     with pytest.raises(HttpError, match="choose one of one, qa"):
         registry.get("two")
-    with pytest.raises(EverybertError, match="a name of its own"):
-        registry.add("one", everybert.load(folders["qa"], device="cpu"))
+    refuses("a name of its own", registry.add, "one", everybert.load(folders["qa"], device="cpu"))
     with pytest.raises(EverybertError, match="which is not served"):
         open_models(ModelRegistry(Limits()), [str(folders["qa"])], [f"three:four={folders['qa']}"])
 
@@ -41,8 +41,7 @@ def test_weights_are_copied_unless_processes_share_them(folders, share):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "tokens"),
-    [(["the cat", "a"], 7), ([("the cat", "a")], 6), ([("a",) * 4], 15), (["a"] * 3, 9), ([], 0)],
+    ("inputs", "tokens"), [(["the cat", "a"], 7), ([("the cat", "a")], 6), ([("a",) * 4], 15), (["a"] * 3, 9), ([], 0)]
 )
 def test_tokens_are_counted(folders, inputs, tokens):
     """With special tokens; of a text with several others, it is read with each of them."""

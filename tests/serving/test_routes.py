@@ -65,10 +65,7 @@ def test_the_openai_client_works(url, models):
     assert len(client.embeddings.create(model="words", input=["a"] * 2048).data) == 2048
     assert "words" in [model.id for model in client.models.list()]
     assert client.models.retrieve("ranker").owned_by == "everybert"
-    for call in (
-        lambda: client.embeddings.create(model="gpt", input="a"),
-        lambda: client.models.retrieve("gpt"),
-    ):
+    for call in (lambda: client.embeddings.create(model="gpt", input="a"), lambda: client.models.retrieve("gpt")):
         with pytest.raises(openai.NotFoundError) as missing:
             call()
         assert missing.value.code == "model_not_found" and missing.value.type == "invalid_request_error"
