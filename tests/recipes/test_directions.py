@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 
+import directions
 import pytest
 from grammar import write_corpus
 
-ROOT = Path(__file__).parents[2]
 SIZES = {"layers": 1, "hidden_size": 16, "heads": 2, "intermediate_size": 32, "max_positions": 32}
 BATCH = {"length": 32, "tokens": 512, "pack": 512}
 
 
-@pytest.fixture(scope="module")
-def directions():
-    spec = importlib.util.spec_from_file_location("directions", ROOT / "recipes" / "directions.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_four_models_in_one_table(directions, tmp_path, capsys, monkeypatch):
+def test_four_models_in_one_table(tmp_path, capsys, monkeypatch):
     corpus = write_corpus(tmp_path / "c", documents=40, heldout=10)
     pairs = [{"sentence_good": "the dog watches a boat .", "sentence_bad": "boat a watches dog the ."}] * 3
     (tmp_path / "blimp").mkdir()
