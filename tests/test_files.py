@@ -134,8 +134,7 @@ def test_edited_settings_of_a_model_warn_and_its_weights_are_accepted_on_request
     (path / "notes").write_text("mine")
     assert accept_folder(path) == ["config.json", "part/weights.bin"]
     verify_folder(path)  # without a warning
-    with pytest.raises(EverybertError, match="notes"):  # it is still not ours
-        write(path, "new")
+    refuses("notes", write, path, "new")  # it is still not ours
     (path / "config.json").unlink()
     refuses(r"config\.json is missing", verify_folder, path)
 

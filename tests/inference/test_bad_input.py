@@ -38,6 +38,8 @@ PLAIN = ("top", "text 2 is a int", "window or cut", "no layer")
         ("bert", lambda m: m.embed(["a", 3]), "text 2 is a int"),
         ("bert", lambda m: m.embed(["text"], pooling="best"), "no pooling 'best'"),
         ("bert", lambda m: m.embed(["text"], long="drop"), "window or cut"),
+        ("bert", lambda m: m.embed(["a"], dimensions=0), "vectors have 48"),
+        ("bert", lambda m: m.embed(["a"], dimensions=49), "vectors have 48"),
         ("bert", lambda m: m.tokens("the dog", layer=4), "no layer"),
         ("bert", lambda m: m.tokens("the dog", layer=-5), "no layer"),
         *(

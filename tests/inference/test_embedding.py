@@ -203,6 +203,7 @@ def test_named_prompts_equal_sentence_transformers(bert_folder: Path, tmp_path: 
         found = model.embed(texts, prompt=name)
         np.testing.assert_allclose(found, theirs(folder, texts, prompt_name=name), atol=1e-5)
     assert np.abs(model.embed(texts, prompt="query") - model.embed(texts)).max() > 1e-4
+    refuses(r"no prompt 'passage' \(it has query, document, bird\)", model.embed, ["a"], prompt="passage")
 
 
 @pytest.mark.parametrize("mode", ["mean", "max", "weightedmean", "lasttoken", "mean_sqrt_len_tokens"])
@@ -226,15 +227,6 @@ def test_long_texts_are_pooled_over_the_tokens_of_all_windows(bert_folder: Path,
             "mean_sqrt_len_tokens": lambda x: x.sum(0) / np.sqrt(len(x)),
         }[mode](x_nH)
         np.testing.assert_allclose(model.embed([text], prompt=name)[0], wanted, atol=1e-5)
-
-
-def test_unknown_prompts_and_too_many_dimensions_are_refused(bert_folder: Path, tmp_path: Path):
-    folder = st_folder(bert_folder, tmp_path / "st", {"pooling_mode": "mean"})
-    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "q: ", "doc": "d: "}}))
-    model = load(folder, device="cpu")
-    refuses(r"no prompt 'passage' \(it has query, doc\)", model.embed, ["a"], prompt="passage")
-    for many in (0, 49):
-        refuses("vectors have 48", model.embed, ["a"], dimensions=many)
 
 
 @pytest.mark.parametrize("normalize", [False, True])

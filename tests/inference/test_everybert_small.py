@@ -43,14 +43,11 @@ def test_milk_is_bought_in_a_store(small):
     assert "store" in words(small, MILK)[0]
 
 
-@pytest.mark.parametrize(("asked", "answer"), zip(QUESTIONS, ("Canada", "340M"), strict=True))
-def test_answers_questions(small, asked, answer):
-    assert small.answer(*asked)[0].text == answer
-
-
 @pytest.mark.parametrize(
     ("question", "text", "answer"),
     [
+        (*QUESTIONS[0], "Canada"),
+        (*QUESTIONS[1], "340M"),
         ("Where does Sinan live?", QUESTIONS[0][1], "California"),
         ("How many layers does BERT-large have?", BERT_LARGE, "24"),
         ("Who wrote Hamlet?", "Hamlet is a tragedy written by William Shakespeare around 1600.", "William Shakespeare"),

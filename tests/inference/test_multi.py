@@ -15,6 +15,7 @@ from refusals import refuses
 from everybert.inference.model import Model, load
 from everybert.inference.multi import maxsim
 
+sentence_transformers = pytest.importorskip("sentence_transformers")
 TEXTS = ["The dog sleeps in the garden, and nobody minds.", "a", "", "Birds! sing. and, play", "dog " * 12]
 LONG = "the bird sings in the house " * 12
 LOGITS = {"text": {"method": "forward", "method_output_name": "logits"}}
@@ -65,7 +66,6 @@ def dense(found, width: int) -> np.ndarray:
     "options", [{}, {"older": True}, {"pooling_strategy": "sum"}, {"activation_function": "log1p_relu"}]
 )
 def test_sparse_vectors_equal_sparse_encoder(bert_folder: Path, tmp_path: Path, options: dict):
-    sentence_transformers = pytest.importorskip("sentence_transformers")
     folder = splade_folder(tmp_path / "model", bert_folder, **options)
     theirs, ours = sentence_transformers.SparseEncoder(str(folder), device="cpu"), load(folder, device="cpu")
     texts = [*TEXTS, LONG]
@@ -105,7 +105,6 @@ def test_windows_of_a_long_text_add_to_its_sparse_vector(bert_folder: Path, tmp_
 
 
 def test_a_masked_language_model_is_read_as_sparse_encoder_reads_it(roberta: Model, roberta_folder: Path):
-    sentence_transformers = pytest.importorskip("sentence_transformers")
     theirs = sentence_transformers.SparseEncoder(str(roberta_folder), device="cpu")
     expected = theirs.encode(TEXTS[:2]).to_dense().numpy()
     np.testing.assert_allclose(dense(roberta.sparse(TEXTS[:2]), expected.shape[1]), expected, atol=1e-5, rtol=1e-5)
@@ -197,7 +196,6 @@ FIXED, LEAST = {"strategy": "fixed", "length": 12}, {"strategy": "min", "length"
     ],
 )
 def test_token_vectors_and_maxsim_equal_multi_vector_encoder(bert_folder: Path, tmp_path: Path, make, options):
-    sentence_transformers = pytest.importorskip("sentence_transformers")
     folder = make(tmp_path / "model", bert_folder, **options)
     theirs, ours = sentence_transformers.MultiVectorEncoder(str(folder), device="cpu"), load(folder, device="cpu")
     queries, documents = [*TEXTS, LONG], [*TEXTS, LONG]

@@ -6,7 +6,6 @@ from encoded import Encoded
 from refusals import refuses
 from tiny_models import STEMS, make
 
-from everybert.errors import EverybertError
 from everybert.inside import trace as module
 from everybert.inside.trace import needed, part_value, read_trace, story
 from everybert.model.config import PRESETS
@@ -109,8 +108,7 @@ def test_other_heads_are_traced(labels, qa):
 
 def test_mistakes_are_one_line(words, monkeypatch):
     found = words.trace("the cat")
-    with pytest.raises(EverybertError, match=r"no 'attention.weights'; it has layers.0.attention.weights"):
-        found["attention.weights"]
+    refuses("no 'attention.weights'; it has layers.0.attention.weights", lambda: found["attention.weights"])
     refuses("there is no layer 2: the model's layers are 0 to 1", story, found, 2)
     refuses("there is no head 9", story, found, 0, 9)
     refuses("102 tokens, the model reads 64", words.trace, "cat " * 100)

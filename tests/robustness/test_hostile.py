@@ -91,7 +91,7 @@ def test_a_hostile_adapter(good: Path, adapter: Path, tmp_path: Path, name: str,
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     model = load(good, device="cpu")
     before = {k: v.clone() for k, v in model.network.state_dict().items()}
-    refuses("", model.add_adapter, folder)
+    refuses(".", model.add_adapter, folder)
     after = model.network.state_dict()
     assert all(torch.equal(before[k], after[k]) for k in before), "a refused adapter changes nothing"
 

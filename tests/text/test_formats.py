@@ -147,7 +147,7 @@ _DAMAGE = {
 def test_damaged_files_are_one_line(case, tmp_path):
     for name, content in _DAMAGE.get(case, {}).items():
         (tmp_path / name).write_bytes(content)
-    said = refuses("", Tokenizer.load, tmp_path / "nowhere" if case == "missing folder" else tmp_path)
+    said = refuses(".", Tokenizer.load, tmp_path / "nowhere" if case == "missing folder" else tmp_path)
     assert str(tmp_path) in said or case == "word level"
 
 
