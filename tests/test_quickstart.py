@@ -5,11 +5,11 @@ import json
 import re
 
 import pytest
+from refusals import refuses
 from rich.console import Console
 
 from everybert import data
 from everybert import quickstart as module
-from everybert.errors import EverybertError
 from everybert.quickstart import Stopped, quickstart
 
 
@@ -27,14 +27,7 @@ def told(tmp_path_factory):
 
 def test_every_step_leaves_its_result(told):
     out, story, _ = told
-    for name in (
-        "world.txt",
-        "train.tsv",
-        "recipe.toml",
-        "report.md",
-        "report.json",
-        "sentiment/README.md",
-    ):
+    for name in ("world.txt", "train.tsv", "recipe.toml", "report.md", "report.json", "sentiment/README.md"):
         assert (out / name).is_file(), name
     for name in ("tokenizer", "corpus", "untrained", "pretrained/model", "sentiment", "untrained-sentiment"):
         assert (out / name).is_dir(), name
@@ -87,6 +80,5 @@ def test_the_model_fills_sentences_that_it_has_never_read(tmp_path):
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(EverybertError, match="holds something else"):
-        run(tmp_path)
+    refuses("holds something else", run, tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]

@@ -1,26 +1,36 @@
-"""Every panel, end to end: what the page shows is what the model gives, and what was to be learnt."""
+"""Every panel, end to end: what the page shows is what the model gives, and what was to be learnt.
+
+Under every panel stand a command and lines of Python: they run as they stand, and give the panel's numbers.
+"""
 
 from __future__ import annotations
 
+import ast
+import base64
+import json
 import re
+import shlex
 import xml.etree.ElementTree as ET
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import server as own
 import tiny_model
 import torch
+from commandline import run
 from pages import (
     BLANK,
     DOCUMENTS,
+    FIRST,
     HOLD,
     LINES,
-    NAMES,
     PAIR,
     PANELS,
     PASSAGE,
-    QUESTION,
     REVIEW,
+    SECOND,
     SENTENCE,
     at,
     ready,
@@ -36,8 +46,8 @@ pytestmark = pytest.mark.browser
 
 
 def shown(probability: float) -> str:
-    if probability >= 0.9995:
-        return "100 %"
+    if probability >= 0.9995 or probability < 1e-4:
+        return "100 %" if probability > 0.5 else "<0.01 %"
     return f"{100 * probability:.1f} %" if probability >= 0.0995 else f"{100 * probability:.2f} %"
 
 
@@ -46,12 +56,60 @@ def value(text: str) -> float:
     return 0.0 if "<" in text else float(text.removesuffix(" %")) / 100
 
 
-def test_fill(open_page, models, shots):
-    page = open_page(PANELS["fill"])
-    both = page.locator(".both .bar")
-    expected = models["words"].fill(BLANK, top=8)[0]
-    assert both.locator(".name").all_inner_texts() == [c.token for c in expected]
-    assert both.locator(".value").first.inner_text() == shown(expected[0].score)
+def evaluated(code: str) -> list:
+    """The values of a script's lines that are expressions."""
+    names: dict = {}
+    out = []
+    for node in ast.parse(code).body:
+        if isinstance(node, ast.Expr):
+            out.append(eval(compile(ast.Expression(node.value), "page", "eval"), names))
+        else:
+            exec(compile(ast.Module([node], []), "page", "exec"), names)
+    return out
+
+
+@pytest.fixture
+def elsewhere(open_page, tmp_path, monkeypatch):
+    """elsewhere(address) → the page, what its command printed (as JSON where it can), what its Python gives."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "240")
+
+    def both(address: str, as_json: bool = True):
+        page = open_page(address)
+        if not page.get_by_label("Command line", exact=True).count():
+            return page, None, evaluated(page.get_by_label("Python", exact=True).inner_text())
+        command = page.get_by_label("Command line", exact=True).inner_text()
+        said = run(*shlex.split(command)[1:], *(["--json"] if as_json else [])).stdout
+        code = page.get_by_label("Python", exact=True).inner_text()
+        return page, json.loads(said) if as_json else said, evaluated(code)
+
+    return both
+
+
+def near(one, other, tolerance=6e-4):
+    return np.abs(np.asarray(one, dtype=float) - np.asarray(other, dtype=float)).max() <= tolerance
+
+
+def near_shades(page, scores, tolerance=6e-4):
+    """The numbers behind the shaded words."""
+    titles = page.locator(".shade").evaluate_all("all => all.map(e => e.title.replace('−', '-'))")
+    return near([float(title) for title in titles], scores, tolerance)
+
+
+def check_cards(page, told, found):
+    """Of each mask: the card, what the command printed, and what Python gives."""
+    assert len(found) == len(told[0]["masks"]) == page.locator(".card").count()
+    for card, blank, printed in zip(page.locator(".card").all(), found, told[0]["masks"]):
+        names = [c.token for c in blank]
+        assert card.locator(".both .name").all_inner_texts() == names == [c["token"] for c in printed]
+        assert card.locator(".both .value").all_inner_texts() == [shown(c.score) for c in blank]
+        assert near([c["score"] for c in printed], [c.score for c in blank], 1e-6)
+
+
+def test_fill(elsewhere):
+    page, told, (found,) = elsewhere(PANELS["fill"])
+    check_cards(page, told, found)
+    (expected,) = found
     # either side alone leaves two verbs, both sides leave one
     assert expected[0].token == "barks" and expected[0].score > 0.8
     for side, others in zip(page.locator(".aside").all(), ({"barks", "howls"}, {"barks", "hoots"})):
@@ -101,16 +159,22 @@ def test_a_one_way_model_beside(new_page, folders, tmp_path):
             assert cards.first.locator("p").inner_text() == "l2r reads: the cat sees a ___"
 
 
-def test_two_masks_in_a_pair(open_page, models):
-    text, pair = "the dog [MASK] at the moon .", "the owl [MASK] at the cat ."
-    page = open_page(at("fill", "words", text=text, pair=pair))
-    assert page.locator(".card").count() == 2
+def test_two_masks_in_a_pair(elsewhere):
+    page, told, (found,) = elsewhere(
+        at("fill", "words", text="the dog [MASK] at the moon .", pair="the owl [MASK] at the cat .")
+    )
+    assert len(found) == 2
+    check_cards(page, told, found)
     assert page.get_by_label("Second sentence", exact=True).is_visible()
     assert page.get_by_role("button", name=re.compile("Blank 2")).count() == 1
-    expected = models["words"].fill(text, top=8, pair=pair)
-    assert [c.locator(".both .name").first.inner_text() for c in page.locator(".card").all()] == [
-        blank[0].token for blank in expected
-    ]
+
+
+@pytest.mark.parametrize("address", [PANELS["tokens"], at("tokens", "words", text="the cat", pair="a dog")])
+def test_tokens_elsewhere(elsewhere, address):
+    page, told, (found,) = elsewhere(address)
+    assert page.locator(".pieces").first.locator("small").all_inner_texts() == [str(i) for i in found.ids]
+    assert [t["id"] for t in told[0]["tokens"]] == list(found.ids)
+    assert near([t["vector"] for t in told[0]["tokens"]], found.vectors, 1e-5)
 
 
 def test_tokens(open_page, models):
@@ -118,7 +182,6 @@ def test_tokens(open_page, models):
     encoding = models["words"].tokenizer.encode("The cat likes qué 🐍")
     pieces = page.locator(".pieces").first.locator(".piece")
     assert pieces.locator("b").all_inner_texts() == encoding.tokens
-    assert pieces.locator("small").all_inner_texts() == [str(i) for i in encoding.ids]
     unknown = sum(i == models["words"].tokenizer.unk_id for i in encoding.ids)
     assert page.locator(".pieces").first.locator(".unknown").count() == unknown > 0
     assert "lower-cases what it reads" in page.locator(".result").inner_text()
@@ -131,6 +194,18 @@ def test_tokens(open_page, models):
     rows = page.locator("details table tbody tr")
     assert rows.count() == len(encoding)
     assert rows.nth(2).locator("td").all_inner_texts() == ["2", "cat", str(encoding.ids[2]), "0", "4–7"]
+
+
+@pytest.mark.parametrize(
+    "more", ["", "&kind=full&strategy=pmi&rate=0.3&collocations=the+store", "&kind=order&static=true&seed=5"]
+)
+def test_examples(elsewhere, more):
+    page, _, (found,) = elsewhere(PANELS["examples"] + more)
+    tokens = page.locator(".example .piece > b").all_inner_texts()
+    assert tokens == [token for one in found for token in one["tokens"]]
+    predicted = page.locator(".example .piece:is(.mask, .random, .kept) > small").all_inner_texts()
+    assert predicted == [was for one in found for was in one["was"]]
+    assert page.locator(".card").count() == len(found) // 2
 
 
 def test_training_data(open_page, models, shots):
@@ -159,10 +234,14 @@ def test_training_data(open_page, models, shots):
     open_page.wrong.clear()  # Chromium logs the error response itself as a failed resource
 
 
-def test_attention(open_page, models, tmp_path, shots):
-    page = open_page(PANELS["attention"])
-    found = models["words"].attention(SENTENCE, PAIR)
+def test_attention(open_page, elsewhere, tmp_path, shots):
+    page, _, (found,) = elsewhere(PANELS["attention"], as_json=False)
     weights, tokens = found.weights, found.tokens
+    data = json.loads(re.search(r'id="data">(.*?)</script>', Path("attention.html").read_text("utf-8"), re.DOTALL)[1])
+    written = np.frombuffer(zlib.decompress(base64.b64decode(data["weights"])), "<u2").reshape(weights.shape) / 65535
+    assert near(written, weights, 1e-5)
+    most = (weights[1, 0] * (1 - np.eye(len(tokens)))).max()
+    assert page.locator(".av-readout").inner_text().endswith(f"{most:.3f}")
     assert page.locator(".av-cell").count() == 8
     page.get_by_role("gridcell", name="Layer 2, head 2").click()
     ready(page)
@@ -258,40 +337,40 @@ def test_presets_find_the_head_that_shows_them(open_page, models):
     assert page.get_by_label("Which links").input_value() == "ba"
 
 
-def test_context(open_page, models):
-    page = open_page(PANELS["context"])
-    expected = models["words"].neighbours("cat", HOLD, top=6)
+def test_context(elsewhere, models):
+    page, told, (expected,) = elsewhere(PANELS["context"])
+    nearest = models["words"].neighbours("cat", HOLD, top=6).nearest
+    assert near(told["similarity"], expected.similarity, 1e-5)
     rows = page.locator("table").first.locator("tbody tr")
     assert rows.locator("th").all_inner_texts() == expected.levels
-    assert rows.nth(3).locator("td").nth(1).inner_text() == ", ".join(n.word for n in expected.nearest[3][1])
+    assert rows.nth(3).locator("td").nth(1).inner_text() == ", ".join(n.word for n in nearest[3][1])
     label = page.locator("svg.chart").get_attribute("aria-label")
-    assert f"static 1.00, embeddings {expected.similarity[1, 0, 1]:.2f}" in label
-    assert f"layer 2 {expected.similarity[3, 0, 1]:.2f}" in label
+    assert "static 1.00, embeddings " in label and "layer 2 " in label
+    assert near([float(x) for x in re.findall(r" (\d\.\d\d)", label)], expected.similarity[:, 0, 1], 6e-3)
     assert page.locator(".heat").count() == 3
 
 
-def test_classify(open_page, models):
-    page = open_page(PANELS["classify"])
-    expected = models["labels"].classify([REVIEW])[0]
-    assert page.locator(".bar .name").first.inner_text() == expected.label == "praise"
-    assert page.locator(".bar .value").first.inner_text() == shown(expected.score) and expected.score > 0.7
+def test_classify(elsewhere, open_page):
+    page, told, ((expected,), why) = elsewhere(PANELS["classify"])
+    bars = dict(zip(page.locator(".bar .name").all_inner_texts(), page.locator(".bar .value").all_inner_texts()))
+    assert bars == {label: shown(score) for label, score in expected.scores.items()}
+    assert next(iter(bars)) == expected.label == "praise" and expected.score > 0.7
+    assert near([told[0]["scores"][k] for k in expected.scores], list(expected.scores.values()), 1e-6)
     assert page.locator(".why .passage").inner_text() == REVIEW
-    shades = page.locator(".shade").evaluate_all("all => all.map(e => [e.textContent, e.title])")
-    scores = {text: float(title.replace("−", "-")) for text, title in shades}
-    assert max(scores, key=scores.get) == "wonderful", "the word that it rests on"
-    why = models["labels"].attribution(REVIEW)
-    assert scores["wonderful"] == pytest.approx(why.scores[why.tokens.index("wonderful")], abs=6e-4)
+    assert near_shades(page, [s for s, t in zip(why.scores, why.texts) if t == 0])
+    assert why.tokens[why.scores.argmax()] == "wonderful", "the word that it rests on"
     assert "explain" in page.locator(".why").inner_text()
     page.get_by_role("button", name="a complaint").click()
     ready(page)
     assert page.locator(".bar .name").first.inner_text() == "complaint"
-    number = open_page(at("classify", "ranker", text="good food"))
-    assert number.locator(".big").inner_text() == f"{models['ranker'].regress(['good food'])[0]:.3f}"
+    number, told, ((found,),) = elsewhere(at("classify", "ranker", text="good food"))
+    assert number.locator(".big").inner_text() == f"{found:.3f}" and near(told[0]["value"], found, 1e-5)
 
 
-def test_names(open_page, models):
-    page = open_page(PANELS["names"])
-    spans = models["names"].tag(NAMES)
+def test_names(elsewhere):
+    page, told, (spans,) = elsewhere(PANELS["names"])
+    printed = told[0]["spans"] if isinstance(told[0], dict) else told[0]
+    assert [(s["text"], s["label"], s["start"]) for s in printed] == [(s.text, s.label, s.start) for s in spans]
     wanted = [("John Smith", "PER"), ("New York", "LOC"), ("Acme", "ORG")]
     assert [(s.text, s.label) for s in spans] == wanted
     marks = page.locator("mark").evaluate_all(
@@ -304,14 +383,15 @@ def test_names(open_page, models):
     ]
 
 
-def test_answer(open_page, models):
-    page = open_page(PANELS["answer"])
-    best = models["answers"].answer(QUESTION, PASSAGE, top=3)
+def test_answer(elsewhere, models):
+    page, told, (best, why) = elsewhere(PANELS["answer"])
+    printed = told[0]["answers"] if "answers" in told[0] else told
+    assert near([a["score"] for a in printed], [a.score for a in best], 1e-6)
     assert (
         page.locator(".answer").inner_text() == best[0].text == page.locator(".passage mark").inner_text() == "Canada"
     )
     assert page.locator(".bar .name").all_inner_texts() == [a.text for a in best]
-    assert page.locator(".bar .value").first.inner_text() == shown(best[0].score)
+    assert page.locator(".bar .value").all_inner_texts() == [shown(a.score) for a in best]
     ends = page.locator(".end").evaluate_all("all => all.map(e => [e.textContent, e.title])")
     assert [text for text, _ in ends] == models["answers"].tokenizer.encode(PASSAGE, specials=False).tokens
     begins, stops = ([float(re.findall(r"\d\.\d+", title)[k]) for _, title in ends] for k in (0, 1))
@@ -319,14 +399,15 @@ def test_answer(open_page, models):
     assert sum(begins) < 1.001 and sum(stops) < 1.001
     assert page.locator(".why h2").inner_text() == "What speaks for it: log-probability of “Canada”"
     assert page.locator(".why .shade").count() > 5
+    assert near_shades(page, [s for s, t in zip(why.scores, why.texts) if t is not None], 1e-3)
     typed(page, "Question", "When did Matt move?")
     assert page.locator(".answer").inner_text() == "2019"
 
 
-def test_next(open_page, models):
-    page = open_page(PANELS["next"])
-    first, second = "The man went to the store.", "He bought a gallon of milk."
-    p, q = models["words"].next_sentence(first, second), models["words"].next_sentence(second, first)
+def test_next(elsewhere, models):
+    page, told, (p,) = elsewhere(PANELS["next"])
+    assert near(told[0]["probability"], p, 1e-6)
+    q = models["words"].next_sentence(SECOND, FIRST)
     assert page.locator(".big").inner_text() == shown(p) and p > 0.9
     assert page.locator(".bar .value").all_inner_texts() == [shown(p), shown(q)]
     page.get_by_role("button", name="does not").click()
@@ -334,13 +415,29 @@ def test_next(open_page, models):
     assert value(page.locator(".big").inner_text()) < 0.1
 
 
-def test_similar(open_page, models):
-    page = open_page(PANELS["similar"])
-    vectors = models["words"].embed(LINES, normalize=True)
+def test_similar(elsewhere):
+    page, _, (cosines,) = elsewhere(PANELS["similar"])
+    vectors = np.load("vectors.npy")
+    assert near(vectors @ vectors.T, cosines, 1e-5)
     cells = page.locator(".heat tbody tr").nth(0).locator("td").all_inner_texts()
-    assert cells == ["1", *(f"{vectors[0] @ v:.2f}".replace("-", "−") for v in vectors[1:])]
-    best = max(((i, j) for i in range(3) for j in range(i)), key=lambda at: vectors[at[0]] @ vectors[at[1]])
+    assert cells == ["1", *(f"{x:.2f}".replace("-", "−") for x in cosines[0, 1:])]
+    every = [t.replace("−", "-") for t in page.locator(".heat td[title]").all_inner_texts()]
+    assert near([float(x) for x in every], cosines.ravel(), 6e-3)
+    best = max(((i, j) for i in range(3) for j in range(i)), key=lambda at: cosines[at])
     assert all(LINES[i] in page.locator(".bar .name").first.inner_text() for i in best)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [PANELS["steps"].replace("step=4", "step=5"), at("steps", "words", text="the [MASK]", pair="a dog", step="5")],
+)
+def test_steps_elsewhere(elsewhere, address):
+    page, told, (weights,) = elsewhere(address, as_json=False)
+    cells = page.locator(".grid-numbers td[style]").all_inner_texts()
+    assert near([float(x) for x in cells], weights.ravel())
+    rows = [[float(x) for x in re.findall(r" (\d\.\d+(?:e-\d+)?)(?= |$)", line)] for line in told.splitlines()]
+    found = [row for row in rows if len(row) == len(weights) and near(row, weights[1], 1e-4)]
+    assert found, "the terminal shows the same numbers"
 
 
 def test_steps(open_page, models):

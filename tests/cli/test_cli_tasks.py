@@ -4,18 +4,11 @@ import json
 
 import pytest
 import tiny_model
-from typer.testing import CliRunner
+from commandline import mistake, run
 
-from everybert.cli.main import app
 from everybert.inference.model import Model
 
 FAST = ["--epochs", "2", "--lr", "5e-3", "--batch-size", "8", "--device", "cpu", "--quiet"]
-
-
-def run(*args, code=0):
-    result = CliRunner().invoke(app, [str(a) for a in args])
-    assert result.exit_code == code, result.output + str(result.exception)
-    return result
 
 
 def tsv(path, *rows):
@@ -31,12 +24,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    texts = [
-        ("the film was good", "pos"),
-        ("the food was bad", "neg"),
-        ("a great song", "pos"),
-        ("an awful day", "neg"),
-    ]
+    texts = [("the film was good", "pos"), ("the food was bad", "neg"), ("a fine song", "pos"), ("an awful day", "neg")]
     return tsv(tmp_path_factory.mktemp("data") / "train.tsv", ("body", "topic"), *(texts * 5))
 
 
@@ -69,29 +57,16 @@ def test_finetune_as_json_over_seeds_and_an_adapter(base, data, tmp_path):
 def test_rows_left_out_are_counted_and_listed(base, data, tmp_path):
     broken = tmp_path / "broken.tsv"
     broken.write_text(data.read_text() + "\tpos\nno label at all\n")
-    args = (
-        "finetune",
-        "classify",
-        "--model",
-        base,
-        "--train",
-        broken,
-        "--dev",
-        data,
-        "--out",
-        tmp_path / "x",
-        *COLUMNS,
-    )
+    args = ("finetune", "classify", "--model", base, "--train", broken, "--dev", data, "--out", tmp_path / "x")
+    args += COLUMNS
     assert "broken.tsv" in run(*args, *FAST, code=2).stderr
     result = run(*args, *[a for a in FAST if a != "--quiet"], "--skip-bad")
     assert "2 bad rows" in result.stderr and result.stderr.count("skipped: ") == 2 and "broken.tsv:23" in result.stderr
 
 
 def test_evaluate_prints_scores_and_labels(tuned, data):
-    result = run("evaluate", "classify", "--model", tuned, "--data", data, *COLUMNS)
-    assert "accuracy" in result.output and "precision" in result.output
-    found = json.loads(run("evaluate", "classify", "--model", tuned, "--data", data, *COLUMNS, "--json").stdout)
-    assert found["examples"] == 20 and sum(map(sum, found["confusion"])) == 20
+    shown = run("evaluate", "classify", "--model", tuned, "--data", data, *COLUMNS).stdout
+    assert "accuracy" in shown and "precision" in shown
 
 
 def test_classify_texts_pairs_and_scores(tuned):
@@ -111,20 +86,13 @@ def test_ctrl_c_exits_with_130_and_says_how_to_go_on(tuned, data, tmp_path, monk
 
 
 def test_tag_answer_choose_regress_on_texts(tmp_path):
+    """Their JSON, and what they do with files, are in tests/golden."""
     tagger = tiny_model.save(tmp_path / "t", {"tag": 2}, ["O", "B-PER"], seed=3)
     assert "John Smith" in run("tag", "John Smith lives", "--model", tagger).stdout
     answerer = tiny_model.save(tmp_path / "q", {"answer": None})
-    asked = ("--top", 2, "--model", answerer, "--json")
-    found = run("answer", "who?", "--context", "john lives in paris", *asked)
-    assert len(json.loads(found.stdout)[0]["answers"]) == 2
-    assert run("answer", "who?", "john lives in paris", *asked).stdout == found.stdout
-    (tmp_path / "book.txt").write_text("john lives in paris\nmary works\n")
-    assert "who?" in run("answer", "who?", "--context-file", tmp_path / "book.txt", "--model", answerer).stdout
-    rows = [{"question": "who?", "context": "mary works"}, {"question": "where?", "context": "in paris"}]
-    (tmp_path / "q.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    run("answer", tmp_path / "q.jsonl", "--out", tmp_path / "a.jsonl", "--model", answerer)
-    answers = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-    assert all(a["context"][a["start"] : a["end"]] == a["prediction"] for a in answers)
+    asked = ("--top", 2, "--model", answerer)
+    found = run("answer", "who?", "--context", "john lives in paris", *asked).stdout
+    assert "who?" in found and run("answer", "who?", "john lives in paris", *asked).stdout == found
     chooser = tiny_model.save(tmp_path / "c", {"choose": None})
     assert "index" in run("choose", "the dog", "eats", "sees", "--model", chooser).stdout
     regressor = tiny_model.save(tmp_path / "r", {"classify": 1}, problem_type="regression")
@@ -136,31 +104,22 @@ def test_doctor_finds_what_is_wrong(base, tmp_path):
     data = tsv(tmp_path / "sick.tsv", ("text", "label"), *rows)
     result = run("doctor", "classify", "--data", data, "--dev", data, "--model", base, code=1)
     assert "error: " in result.stdout and "neg 4, pos 3" in result.stdout and "longest" in result.stdout
-    found = json.loads(run("doctor", "classify", "--data", data, "--json", code=1).stdout)
-    assert {"bad rows", "conflicts"} <= {f["kind"] for f in found["findings"]}
 
 
 def test_glue_prints_the_published_rows(base, tmp_path):
-    rows = [
-        ("sentence", "label"),
-        *((f"the film was {w}", i % 2) for i, w in enumerate(["good", "bad", "fine", "poor"])),
-    ]
+    rows = [("sentence", "label"), *((f"the film was {word}", int(word == "good")) for word in ("good", "bad", "poor"))]
     for name in ("train", "dev"):
         tsv(tmp_path / "glue" / "SST-2" / f"{name}.tsv", *rows)
-    args = ("glue", tmp_path / "glue", "--model", base, "--out", tmp_path / "out", *FAST)
-    result = run(*args)
-    assert "BERT-tiny, test" in result.stdout and "83.2" in result.stdout and "this model, dev" in result.stdout
-    assert json.loads(run(*args, "--json").stdout)[0]["task"] == "SST-2"
+    shown = run("glue", tmp_path / "glue", "--model", base, "--out", tmp_path / "out", *FAST).stdout
+    assert "BERT-tiny, test" in shown and "83.2" in shown and "this model, dev" in shown
 
 
-def test_squad_scores_a_model_and_its_predictions_alike(tmp_path):
-    answerer = tiny_model.save(tmp_path / "q", {"answer": None})
+def test_squad_prints_scores(tmp_path):
+    """Its JSON is in tests/golden."""
     qas = [{"id": "1", "question": "who?", "answers": [{"text": "john", "answer_start": 0}]}]
     content = {"data": [{"title": "t", "paragraphs": [{"context": "john lives in paris", "qas": qas}]}]}
     (tmp_path / "d.json").write_text(json.dumps(content))
-    own = run("squad", tmp_path / "d.json", "--model", answerer, "--out", tmp_path / "p.json", "--json")
-    again = run("squad", tmp_path / "d.json", "--predictions", tmp_path / "p.json", "--json")
-    assert json.loads(own.stdout) == json.loads(again.stdout)
+    (tmp_path / "p.json").write_text('{"1": "john"}')
     assert "exact" in run("squad", tmp_path / "d.json", "--predictions", tmp_path / "p.json").stdout
 
 
@@ -169,3 +128,12 @@ def test_blimp_prints_a_table(base, tmp_path):
     (tmp_path / "u.jsonl").write_text(json.dumps(row) + "\n")
     result = run("blimp", tmp_path / "u.jsonl", "--model", base)
     assert "agreement" in result.stdout and "\nall " in result.stdout
+
+
+def test_exports(tuned, tmp_path):
+    found = json.loads(run("export", "onnx", tuned, tmp_path / "onnx", "--json").stdout)
+    assert found["task"] == "classify" and found["outputs"] == ["logits"] and found["difference"] < 1e-4
+    assert {"onnx", "config.json", "everybert.json"} <= {p.name for p in (tmp_path / "onnx").iterdir()}
+    assert "BertForSequenceClassification" in run("export", "hf", tuned, tmp_path / "hf").stdout
+    assert "no tag head" in mistake("export", "onnx", tuned, tmp_path / "a", "--task", "tag")
+    assert not (tmp_path / "a").exists()

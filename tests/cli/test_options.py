@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import typer
+from commandline import every
+from commandline import run as everybert
 from typer.testing import CliRunner
 
 from everybert.cli.main import COMMANDS
-from everybert.cli.main import app as everybert
 from everybert.cli.options import EXAMPLES, Fields, Output, command, read_fields
 
 
@@ -102,32 +103,24 @@ def test_help_has_the_docs_of_parameters_and_fields():
     assert read_fields("everybert.training.tuning", "FinetuneSettings")["batch_size"][1] == 32
 
 
-def all_commands():
-    group: Any = typer.main.get_command(everybert)
-    for name in COMMANDS:
-        found = group.resolve_command(typer.Context(group, info_name="everybert"), [name])[1]
-        inner = getattr(found, "commands", None)
-        yield from ((name, one) for one in inner) if inner else ((name,),)
-
-
-@pytest.mark.parametrize("words", all_commands(), ids=" ".join)
-def test_help_is_complete_and_fits_80_columns(words):
-    text = CliRunner().invoke(everybert, [*words, "--help"], env={"COLUMNS": "80"}).stdout
+@pytest.mark.parametrize("name", every())
+def test_help_is_complete_and_fits_80_columns(name):
+    text = everybert(*name.split(), "--help", env={"COLUMNS": "80"}).stdout
     assert max(map(len, text.splitlines())) <= 80, text
     assert not re.search(r" <\w| bool", text), "a type of Python"
-    shown = "".join(f"  {line}\n" for line in EXAMPLES[" ".join(words)].splitlines())
-    assert text.endswith(f"Examples:\n{shown}") and f"everybert {' '.join(words)}" in shown
+    shown = "".join(f"  {line}\n" for line in EXAMPLES[name].splitlines())
+    assert text.endswith(f"Examples:\n{shown}") and f"everybert {name}" in shown
     rows = [line for line in text.splitlines() if line.startswith("  -")]
     assert all(row.count("  ") > 1 or len(row) > 24 for row in rows), "an option without help"
 
 
 def test_every_example_belongs_to_a_command():
-    assert set(EXAMPLES) == {"everybert", *map(" ".join, all_commands())}
+    assert set(EXAMPLES) == {"everybert", *every()}
 
 
 def test_without_a_command_six_things_are_shown():
-    shown = CliRunner().invoke(everybert, [])
-    assert shown.exit_code == 0 and shown.stdout == EXAMPLES["everybert"]
+    shown = everybert()
+    assert shown.stdout == EXAMPLES["everybert"]
     lines = [line.split("  ")[1] for line in shown.stdout.splitlines() if line.startswith("  everybert ")]
     assert len(lines) == 6 and all(line.split()[1] in COMMANDS for line in lines)
 
@@ -135,5 +128,5 @@ def test_without_a_command_six_things_are_shown():
 @pytest.mark.parametrize(("words", "expected"), [("everybert fi", "finetune"), ("everybert fill --t", "--top")])
 def test_shells_complete_commands_and_options(words, expected):
     shell = {"_EVERYBERT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    shown = CliRunner().invoke(everybert, [], prog_name="everybert", env=shell)
+    shown = everybert(prog_name="everybert", env=shell)
     assert expected in shown.stdout.split()

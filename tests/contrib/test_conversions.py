@@ -5,8 +5,8 @@ import torch
 from extend_vocabulary import add_words, extend
 from grammar import write_tokenizer
 from longformer import to_longformer
+from refusals import refuses
 
-from everybert.errors import EverybertError
 from everybert.files import atomic_folder
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
@@ -78,5 +78,4 @@ def test_a_converted_longformer_is_transformers_own(tmp_path):
 
 
 def test_only_bert_and_roberta_become_longformers():
-    with pytest.raises(EverybertError, match="not of distilbert"):
-        to_longformer(small("distilbert", segments=0), 128, 32)
+    refuses("not of distilbert", to_longformer, small("distilbert", segments=0), 128, 32)

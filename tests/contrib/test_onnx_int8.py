@@ -3,9 +3,9 @@ import onnx
 import pytest
 from onnx_int8 import quantise
 from onnxruntime import InferenceSession
+from refusals import refuses
 from tiny_models import saved
 
-from everybert.errors import EverybertError
 from everybert.inference.export import export_onnx
 
 
@@ -24,5 +24,4 @@ def test_matrices_with_several_uses_are_turned_and_rounded_once(tmp_path, kind):
     one, two = (InferenceSession(tmp_path / name / "onnx/model.onnx").run(None, given)[0] for name in ("onnx", "int8"))
     cosine = (one * two).sum(-1) / np.linalg.norm(one, axis=-1) / np.linalg.norm(two, axis=-1)
     assert 0.97 < cosine.min() < 1
-    with pytest.raises(EverybertError, match="exists already"):
-        quantise(tmp_path / "onnx", tmp_path / "int8")
+    refuses("exists already", quantise, tmp_path / "onnx", tmp_path / "int8")

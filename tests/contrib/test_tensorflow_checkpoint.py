@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 from tensorflow_checkpoint import CRC, _masked_crc, convert, read_checkpoint, renamed
 
 from everybert.errors import EverybertError
@@ -37,8 +38,7 @@ def test_every_variable_is_found_with_its_values(folder: Path):
 
 
 def test_the_converted_folder_loads_as_a_pre_trained_bert(folder: Path, tmp_path: Path):
-    with pytest.raises(EverybertError, match=r"python contrib/tensorflow_checkpoint\.py .*google --out"):
-        load_network(folder)
+    refuses(r"python contrib/tensorflow_checkpoint\.py .*google --out", load_network, folder)
     convert(folder, tmp_path / "out")
     loaded = load_network(tmp_path / "out")
     assert str(loaded.report) == ""
@@ -77,12 +77,9 @@ def test_damage_is_one_line(folder: Path, at: int, bits: int, keep: int | None):
 
 def test_missing_short_and_ambiguous_files(folder: Path, tmp_path: Path):
     (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:-100])
-    with pytest.raises(EverybertError, match="not where it should be"):
-        convert(folder, tmp_path / "out")
+    refuses("not where it should be", convert, folder, tmp_path / "out")
     (folder / SHARD).unlink()
-    with pytest.raises(EverybertError, match=f"has no {SHARD}"):
-        convert(folder, tmp_path / "out")
+    refuses(f"has no {SHARD}", convert, folder, tmp_path / "out")
     shutil.copy(folder / INDEX, folder / "other.ckpt-9.index")
-    with pytest.raises(EverybertError, match="2 TensorFlow checkpoints"):
-        convert(folder, tmp_path / "out")
+    refuses("2 TensorFlow checkpoints", convert, folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -9,7 +9,6 @@ Comments before a block say what the test does differently (readers do not see t
     <!-- test: numbers = free -->              decimals of the output may differ (random weights, timings)
     <!-- test: tier = slow -->                 run by `make test-slow`; `make test` checks its commands
     <!-- test: source = module:name -->        not run; the code of that name in src/, see `quote`
-    <!-- test: skip = why -->                  not run; `SKIPS` in test_pages.py bounds how many there are
 
 Commands other than `everybert` and `curl` are checked here, and run by test_commands.py.
 """
@@ -117,7 +116,7 @@ class Run:
 
     def block(self, block: Block) -> str:
         """Run a block; what it printed."""
-        if "skip" in block.directives or "source" in block.directives:
+        if "source" in block.directives:
             return ""
         if is_slow(block) and not self.whole:
             for words in commands(block.text):
@@ -298,7 +297,7 @@ def run(page: Path, folder: Path, rewrite: bool = False, whole: bool = True) -> 
                     printed = state.block(block)
             except Exception as error:
                 raise AssertionError(f"{where} failed: {error}") from error
-            if block.output is None or "skip" in block.directives:
+            if block.output is None:
                 continue
             if not same(block.output, printed, block.directives.get("numbers") == "free"):
                 wrong.append(f"{where} shows\n{block.output}\nbut printed\n{printed}")

@@ -1,18 +1,15 @@
 """The chart of README and the table of speeds show what docs/results.json has."""
 
-import importlib.util
 import json
 import re
 
+import chart
 import doc_pages as pages
 
 ROWS = json.loads((pages.DOCS / "results.json").read_text("utf-8"))
 
 
 def test_the_chart_is_drawn_from_the_results():
-    spec = importlib.util.spec_from_file_location("chart", pages.DOCS / "chart.py")
-    chart = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(chart)
     drawn = (pages.DOCS / "images" / "speed.svg").read_text("utf-8")
     assert drawn == chart.draw(ROWS), "run: python docs/chart.py"
 

@@ -92,17 +92,9 @@ def test_what_cannot_be_run_is_little_and_exists():
     said = machines.run(["make", "--dry-run", "test-oldest"], pages.ROOT)
     assert "constraints-oldest.txt" in said and "-m pytest" in said
     assert "pip-audit --strict" in machines.run(["make", "--dry-run", "audit"], pages.ROOT)
-    options = [
-        "-p",
-        "no:cacheprovider",
-        "--collect-only",
-        "-m",
-        "gpu",
-        "-o",
-        "addopts=-q",
-        "tests/model/test_graphs.py",
-    ]
-    assert "test_" in machines.run([sys.executable, "-m", "pytest", *options], pages.ROOT)
+    collect = ["--collect-only", "-p", "no:cacheprovider", "-m", "gpu", "-o", "addopts=-q"]
+    collect.append("tests/model/test_graphs.py")
+    assert "test_" in machines.run([sys.executable, "-m", "pytest", *collect], pages.ROOT)
 
 
 def test_commands_of_the_results_have_options_that_exist():

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import doc_pages as pages
 import doc_reference
+import hooks
 import pytest
 
 from everybert.cli.main import COMMANDS
 from everybert.training import recipe
-
-spec = importlib.util.spec_from_file_location("doc_hooks", pages.DOCS / "hooks.py")
-assert spec is not None and spec.loader is not None
-hooks = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(hooks)
 
 ASKS = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src"}
 """Elements for which a browser fetches something by itself, and where it is named."""

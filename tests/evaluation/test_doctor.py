@@ -1,12 +1,9 @@
 """The doctor finds each illness in data that has it, and none in data that has not."""
 
 import json
-from dataclasses import asdict
 
-import pytest
 import tiny_bert as tiny
 
-from everybert.errors import EverybertError
 from everybert.evaluation.doctor import doctor as examine
 
 
@@ -111,9 +108,3 @@ def test_numbers_choices_and_pairs():
     assert kinds(examine("choose", choices)) <= {"reading"}
     pairs = examine("embed", [("a b", "c"), ("c", "d"), ("A  b", "c")])
     assert only(pairs, "duplicates").count == 1
-
-
-def test_as_json_and_unknown_tasks():
-    json.dumps(asdict(examine("classify", healthy())))
-    with pytest.raises(EverybertError, match="there is no 'translate'"):
-        examine("translate", healthy())

@@ -5,7 +5,6 @@ import pytest
 import tiny_model
 
 import everybert
-from everybert.errors import EverybertError
 from everybert.evaluation.evaluate import evaluate
 
 ROWS = [("the film was good", "pos"), ("the food was bad", "neg"), ("a great song", "pos"), ("an awful day", "neg")]
@@ -24,13 +23,6 @@ def test_accuracy_and_confusion_are_those_of_the_predictions(model):
     assert found.confusion[1, 1] == sum(g == gold == "pos" for g, (_, gold) in zip(guess, ROWS))
     rows = found.each_label()
     assert [r["label"] for r in rows] == ["neg", "pos"] and [r["examples"] for r in rows] == [2, 2]
-
-
-def test_unknown_labels_and_tasks_are_named(model):
-    with pytest.raises(EverybertError, match="'mixed'"):
-        evaluate("classify", model, [*ROWS, ("so so", "mixed")])
-    with pytest.raises(EverybertError, match="there is no 'sort'"):
-        evaluate("sort", model, ROWS)
 
 
 def test_tags_and_numbers(tmp_path):

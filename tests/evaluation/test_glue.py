@@ -5,19 +5,10 @@ import shutil
 
 import pytest
 import tiny_model
+from refusals import refuses
 
-from everybert.errors import EverybertError
 from everybert.evaluation import glue as module
-from everybert.evaluation.glue import (
-    PUBLISHED,
-    TASKS,
-    GlueResult,
-    find_file,
-    find_tasks,
-    glue,
-    label_order,
-    table,
-)
+from everybert.evaluation.glue import PUBLISHED, TASKS, GlueResult, find_file, find_tasks, glue, label_order, table
 
 FAST = {"epochs": 1, "lr": 1e-3, "batch_size": 8, "quiet": True, "device": "cpu"}
 SENTENCES = ["the film was good", "the food was bad", "a great song", "an awful day", "the dog eats", "he sees it"]
@@ -34,47 +25,32 @@ def tsv(path, *rows):
     return path
 
 
+STSB = ["index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2", "score"]
+LAYOUTS = {
+    "CoLA": (None, lambda i, s: ("gj04", i % 2, "*" if i % 2 == 0 else "", s)),
+    "SST-2": (("sentence", "label"), lambda i, s: (s, i % 2)),
+    "RTE": (
+        ("index", "sentence1", "sentence2", "label"),
+        lambda i, s: (i, s, SENTENCES[0], ("entailment", "not_entailment")[i % 2]),
+    ),
+    "STS-B": (STSB, lambda i, s: (i, "g", "f", 2012, i, "n", "n", s, SENTENCES[1], i / 2)),
+    "MRPC": (("\ufeffQuality", "#1 ID", "#2 ID", "#1 String", "#2 String"), lambda i, s: (i % 2, i, i, s, f'"{s}')),
+    "MNLI": (
+        ("index", "promptID", "sentence1", "sentence2", "label1", "gold_label"),
+        lambda i, s: (i, i, s, SENTENCES[2], "x", ("contradiction", "entailment", "neutral")[i % 3]),
+    ),
+}
+"""Task → its header, and a row of a sentence."""
+
+
 @pytest.fixture
 def folder(tmp_path):
     """GLUE's own layouts, in miniature."""
     root = tmp_path / "glue_data"
-    for name in ("train", "dev"):
-        tsv(
-            root / "CoLA" / f"{name}.tsv",
-            *(("gj04", i % 2, "*" if i % 2 == 0 else "", s) for i, s in enumerate(SENTENCES)),
-        )
-        tsv(root / "SST-2" / f"{name}.tsv", ("sentence", "label"), *((s, i % 2) for i, s in enumerate(SENTENCES)))
-        tsv(
-            root / "RTE" / f"{name}.tsv",
-            ("index", "sentence1", "sentence2", "label"),
-            *((i, s, SENTENCES[0], ("entailment", "not_entailment")[i % 2]) for i, s in enumerate(SENTENCES)),
-        )
-        tsv(
-            root / "STS-B" / f"{name}.tsv",
-            (
-                "index",
-                "genre",
-                "filename",
-                "year",
-                "old_index",
-                "source1",
-                "source2",
-                "sentence1",
-                "sentence2",
-                "score",
-            ),
-            *((i, "g", "f", 2012, i, "n", "n", s, SENTENCES[1], i / 2) for i, s in enumerate(SENTENCES)),
-        )
-        tsv(
-            root / "MRPC" / f"{name}.tsv",
-            ("\ufeffQuality", "#1 ID", "#2 ID", "#1 String", "#2 String"),
-            *((i % 2, i, i, s, f'"{s}') for i, s in enumerate(SENTENCES)),
-        )
-    mnli = ("index", "promptID", "sentence1", "sentence2", "label1", "gold_label")
-    labels = ("contradiction", "entailment", "neutral")
-    for name in ("train", "dev_matched", "dev_mismatched"):
-        rows = ((i, i, s, SENTENCES[2], "x", labels[i % 3]) for i, s in enumerate(SENTENCES))
-        tsv(root / "MNLI" / f"{name}.tsv", mnli, *rows)
+    for task, (header, row) in LAYOUTS.items():
+        rows = [*([header] if header else []), *(row(i, s) for i, s in enumerate(SENTENCES))]
+        for name in ("train", "dev_matched", "dev_mismatched") if task == "MNLI" else ("train", "dev"):
+            tsv(root / task / f"{name}.tsv", *rows)
     tsv(root / "QNLI" / "dev.tsv", ("index", "question", "sentence", "label"), (0, "who?", "he", "entailment"))
     return root
 
@@ -90,10 +66,8 @@ def test_tasks_and_files_are_found_under_many_names(folder, tmp_path):
     assert find_file(folder / "MNLI", "dev", "matched").name == "dev_matched.tsv"
     assert find_file(folder / "MNLI", "dev", "mismatched").name == "dev_mismatched.tsv"
     assert find_file(folder / "CoLA", "test") is None
-    with pytest.raises(EverybertError, match="none of GLUE's tasks"):
-        find_tasks(tmp_path)
-    with pytest.raises(EverybertError, match="not a folder"):
-        find_tasks(tmp_path / "nowhere")
+    refuses("none of GLUE's tasks", find_tasks, tmp_path)
+    refuses("not a folder", find_tasks, tmp_path / "nowhere")
 
 
 def test_labels_are_put_in_glues_order_however_they_are_written(folder):
@@ -135,8 +109,7 @@ def test_a_folder_may_suggest_settings_for_each_task(folder, base, tmp_path, mon
     glue(folder, own, tmp_path / "b", ["RTE"], epochs=1, quiet=True)
     glue(folder, own, tmp_path / "c", ["SST-2"], epochs=1, quiet=True)
     (own / "everybert.json").write_text(json.dumps({"version": 1, "glue": {"RTE": {"seeds": 3}}}))
-    with pytest.raises(EverybertError, match="suggests 'seeds' for RTE, which is no setting"):
-        glue(folder, own, tmp_path / "d", ["RTE"], quiet=True)
+    refuses("suggests 'seeds' for RTE, which is no setting", glue, folder, own, tmp_path / "d", ["RTE"], quiet=True)
     assert seen[1:] == [{"lr": None, "epochs": 1, "reinit": None}] * 2  # what is given counts, or nothing is suggested
 
 
@@ -155,8 +128,7 @@ def test_tasks_without_training_data_are_left_out_unless_asked_for(folder, base,
     monkeypatch.setattr(module, "run_task", run)
     _, skipped = glue(folder, base, tmp_path)
     assert "QNLI" not in ran and len(ran) == 6 and "QNLI" in skipped[0]
-    with pytest.raises(EverybertError, match="has no QQP"):
-        glue(folder, base, tmp_path, ["QQP"])
+    refuses("has no QQP", glue, folder, base, tmp_path, ["QQP"])
 
 
 def test_the_table_has_the_published_rows(tmp_path):

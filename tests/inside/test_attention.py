@@ -11,9 +11,9 @@ import torch
 from encoded import Encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 from tiny_models import STEMS, make
 
-from everybert.errors import EverybertError
 from everybert.inside.attention import Attention, asset, batch_of, inlined, quantised, read_attention, without_heads
 from everybert.store.huggingface import load_network
 
@@ -48,8 +48,7 @@ def test_a_head_that_is_switched_off_contributes_nothing(tmp_path):
     with torch.no_grad():  # W_O reads nothing of the head
         network.encoder.layers[1].attention.output.weight[:, :size] = 0.0
         assert (network.encoder(batch_of(network, encoding)) - found).abs().max() < 1e-6
-    with pytest.raises(EverybertError, match="no layer 9 with a head 0"):
-        without_heads(network, encoding, [(9, 0)])
+    refuses("no layer 9 with a head 0", without_heads, network, encoding, [(9, 0)])
 
 
 def square(local, own, marked):
@@ -129,8 +128,6 @@ def test_modules_can_be_inlined():
 
 def test_too_much_is_one_line(words):
     found = Attention(["x"] * 2, np.broadcast_to(np.float32(0), (1, 1, 8000, 8000)))
-    with pytest.raises(EverybertError, match=r"64,000,000 weights, too many for a page"):
-        found.html()
+    refuses(r"64,000,000 weights, too many for a page", found.html)
     assert "too many for a page" in found._repr_html_()
-    with pytest.raises(EverybertError, match="102 tokens, the model reads 64; shorten it"):
-        words.attention("cat " * 100)
+    refuses("102 tokens, the model reads 64; shorten it", words.attention, "cat " * 100)

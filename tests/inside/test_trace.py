@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from encoded import Encoded
+from refusals import refuses
 from tiny_models import STEMS, make
 
-from everybert.errors import EverybertError
 from everybert.inside import trace as module
 from everybert.inside.trace import needed, part_value, read_trace, story
 from everybert.model.config import PRESETS
@@ -116,14 +116,9 @@ def test_other_heads_are_traced(labels, qa):
 
 def test_mistakes_are_one_line(words, monkeypatch):
     found = words.trace("the cat")
-    with pytest.raises(EverybertError, match=r"no 'attention.weights'; it has layers.0.attention.weights"):
-        found["attention.weights"]
-    with pytest.raises(EverybertError, match="there is no layer 2: the model's layers are 0 to 1"):
-        story(found, 2)
-    with pytest.raises(EverybertError, match="there is no head 9"):
-        story(found, 0, 9)
-    with pytest.raises(EverybertError, match="102 tokens, the model reads 64"):
-        words.trace("cat " * 100)
+    refuses("no 'attention.weights'; it has layers.0.attention.weights", lambda: found["attention.weights"])
+    refuses("there is no layer 2: the model's layers are 0 to 1", story, found, 2)
+    refuses("there is no head 9", story, found, 0, 9)
+    refuses("102 tokens, the model reads 64", words.trace, "cat " * 100)
     monkeypatch.setattr(module, "LIMIT", 10_000)
-    with pytest.raises(EverybertError, match="GiB of intermediates; give a shorter text"):
-        words.trace("the cat")
+    refuses("GiB of intermediates; give a shorter text", words.trace, "the cat")

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import tiny_model
-import typer
-from typer.testing import CliRunner
+from commandline import every, mistake, run
 
-from everybert.cli.main import COMMANDS, app
 from everybert.files import sha256_folder
 
 LINES = {
@@ -59,25 +57,6 @@ FOLDERS = ("classify", "tag", "tokenizer train", "corpus build")
 """Commands that read the files of a folder."""
 
 
-def commands() -> list[str]:
-    """Every command and its parts."""
-    group = typer.main.get_command(app)
-    context = typer.Context(group, info_name="everybert")
-    found = {name: group.resolve_command(context, [name])[1] for name in COMMANDS}
-    return [
-        " ".join([name, *part])
-        for name, one in found.items()
-        for part in [[p] for p in getattr(one, "commands", {})] or [[]]
-    ]
-
-
-def one_line(*words: str) -> None:
-    done = CliRunner().invoke(app, list(words))
-    assert done.exit_code == 2, (words, done.output, done.exception)
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
-    assert len(lines) == 1 and lines[0].startswith("error: ") and not done.stdout, done.output
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     heads = {"mlm": None, "nsp": None, "classify": 2, "tag": 2, "answer": None, "choose": None}
@@ -85,7 +64,7 @@ def model(tmp_path_factory) -> Path:
 
 
 def test_every_command_is_here():
-    assert set(commands()) == set(LINES)
+    assert set(every()) == set(LINES)
 
 
 @pytest.mark.parametrize("kind", [*BAD, "folder"])
@@ -102,7 +81,7 @@ def test_a_bad_file(name, kind, model, tmp_path, monkeypatch):
     takes_model = "--model" not in line and name in ("fill", "embed", "tokens", "next", "classify", "tag", "answer")
     if (kind, name) == ("missing", "quickstart") or (kind == "folder" and name in FOLDERS):
         return
-    one_line(*name.split(), *shlex.split(line), *(["--model", str(model)] if takes_model else []))
+    mistake(*name.split(), *shlex.split(line), *(["--model", str(model)] if takes_model else []))
 
 
 WRITERS = {
@@ -125,19 +104,19 @@ def test_a_model_is_never_replaced_without_a_word(name, model, tmp_path, monkeyp
     Path("data.tsv").write_text("text\tlabel\na film\ta\nfood\tb\n" * 9)
     before = sha256_folder(model)
     line = WRITERS[name].replace("MODEL", str(model))
-    done = CliRunner().invoke(app, [*name.split(), *shlex.split(line)])
-    assert done.exit_code == 2 and done.stderr.count("\n") == 1, done.output
+    done = run(*name.split(), *shlex.split(line), code=2)
+    assert done.stderr.count("\n") == 1, done.output
     assert re.search("holds|exists", done.stderr), done.stderr
     assert sha256_folder(model) == before
 
 
 @pytest.mark.parametrize("name", LINES)
 def test_an_unknown_option(name):
-    one_line(*name.split(), "--no-such-option")
+    mistake(*name.split(), "--no-such-option")
 
 
 @pytest.mark.parametrize("place", [".", "/"])
 @pytest.mark.parametrize("line", ["corpus info PLACE", "corpus score PLACE", "info PLACE", "plan PLACE", "squad PLACE"])
 def test_a_folder_without_a_name(line, place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    one_line(*line.replace("PLACE", place).split())
+    mistake(*line.replace("PLACE", place).split())

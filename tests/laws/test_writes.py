@@ -51,8 +51,6 @@ LINES = [(name, line) for name, (line, _) in TABLE.items() if "OUT" in line]
 LINES += [
     ("embed", "embed 'the film' --model @ --out OUT/v.npy"),
     ("embed", "embed data.tsv --model @ --out OUT/v.jsonl"),
-]
-LINES += [
     ("classify", "classify rows.parquet --model @ --out OUT/parts"),
     ("squad", "squad squad.json --model @ --out OUT/a.json"),
 ]

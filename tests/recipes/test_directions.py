@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
+import directions
 import pytest
 from grammar import write_corpus
 
@@ -16,21 +16,13 @@ SIZES = {"layers": 1, "hidden_size": 16, "heads": 2, "intermediate_size": 32, "m
 BATCH = {"length": 32, "tokens": 512, "pack": 512}
 
 
-@pytest.fixture(scope="module")
-def directions():
-    spec = importlib.util.spec_from_file_location("directions", ROOT / "recipes" / "directions.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_tiny_is_the_recipe_in_miniature(directions):
+def test_tiny_is_the_recipe_in_miniature():
     whole, tiny = (Recipe.load(ROOT / "recipes" / "directions.toml", **changes) for changes in ({}, directions.TINY))
     assert tiny.steps < whole.steps and tiny.config.hidden_size < whole.config.hidden_size
     assert tiny.longest == tiny.config.max_positions and tiny.examples.kind == whole.examples.kind
 
 
-def test_four_models_in_one_table(directions, tmp_path, capsys, monkeypatch):
+def test_four_models_in_one_table(tmp_path, capsys, monkeypatch):
     corpus = write_corpus(tmp_path / "c", documents=40, heldout=10)
     pairs = [{"sentence_good": "the dog watches a boat .", "sentence_bad": "boat a watches dog the ."}] * 3
     (tmp_path / "blimp").mkdir()

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import tiny_model
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def zero_shot():
-    spec = importlib.util.spec_from_file_location("zero_shot", ROOT / "recipes" / "zero_shot.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+import zero_shot
 
 
-def test_two_languages_beside_random_weights(zero_shot, tmp_path, capsys):
+def test_two_languages_beside_random_weights(tmp_path, capsys):
     tiny_model.save(tmp_path / "model", {"mlm": None}, seed=1)
     rows = [f"the {noun} sees a red dog .\t{label}" for noun, label in (("cat", "a"), ("food", "b"))] * 12
     for name, some in (("one.tsv", rows), ("two.tsv", [row.replace("sees", "eats") for row in rows])):

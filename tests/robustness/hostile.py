@@ -29,12 +29,17 @@ def header(**tensors: dict) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def setting(name: str, **changes: object) -> Callable[[Path], None]:
+def edited(name: str, edit: Callable[[dict], object]) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         raw = json.loads((folder / name).read_text("utf-8"))
-        (folder / name).write_text(json.dumps(raw | changes), encoding="utf-8")
+        edit(raw)
+        (folder / name).write_text(json.dumps(raw), encoding="utf-8")
 
     return change
+
+
+def setting(name: str, **changes: object) -> Callable[[Path], None]:
+    return edited(name, lambda raw: raw.update(changes))
 
 
 def text(name: str, content: str | bytes) -> Callable[[Path], None]:
@@ -74,21 +79,12 @@ def shards(*names: str) -> Callable[[Path], None]:
 
 
 def vocabulary(**words: int) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        raw = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-        raw["model"]["vocab"] |= words
-        (folder / "tokenizer.json").write_text(json.dumps(raw), encoding="utf-8")
-
-    return change
+    return edited("tokenizer.json", lambda raw: raw["model"]["vocab"].update(words))
 
 
 def added(number: int) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        raw = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-        raw["added_tokens"].append(raw["added_tokens"][0] | {"id": number, "content": "[BOMB]"})
-        (folder / "tokenizer.json").write_text(json.dumps(raw), encoding="utf-8")
-
-    return change
+    more = {"id": number, "content": "[BOMB]"}
+    return edited("tokenizer.json", lambda raw: raw["added_tokens"].append(raw["added_tokens"][0] | more))
 
 
 def many_tensors(folder: Path) -> None:
@@ -158,13 +154,7 @@ CASES: dict[str, Callable[[Path], None]] = {
     "a list that leads out": text("manifest.json", '{"everybert": 1, "files": {"../x": {"size": 1, "sha256": ""}}}'),
     "modules that are deep": text("modules.json", DEEP),
     "a module above the folder": text(
-        "modules.json",
-        json.dumps(
-            [
-                {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-                {"idx": 1, "name": "1", "path": "../..", "type": "sentence_transformers.models.Pooling"},
-            ]
-        ),
+        "modules.json", '[{"path": "", "type": "a.Transformer"}, {"path": "../..", "type": "a.Pooling"}]'
     ),
     "a pooling that is a pipe": lambda f: (
         text("modules.json", '[{"path": "", "type": "a.Transformer"}, {"path": "1_Pooling", "type": "a.Pooling"}]')(f),

@@ -27,10 +27,19 @@ def leftovers(parent: Path) -> list[str]:
 
 
 class Place:
-    """A path written over and over; `read` is its fingerprint or raises. Every version is whole, and one we know."""
+    """A path written over and over; `read` is its fingerprint or raises. Every version is whole, and one we know.
 
-    def __init__(self, path: Path, read: Callable[[Path], object], put_back: Callable[[], object] | None) -> None:
-        self.path, self.read, self.put_back = path, read, put_back
+    `again` writes over what a fault left: it must work, and clear it up.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        read: Callable[[Path], object],
+        put_back: Callable[[], object] | None,
+        again: Callable[[], object] | None = None,
+    ) -> None:
+        self.path, self.read, self.put_back, self.again = path, read, put_back, again
         path.parent.mkdir(exist_ok=True)
         self.old = self.reset()
         self.seen: set[object] = set()
@@ -57,6 +66,9 @@ class Place:
         if code in (DONE, SAID):
             assert leftovers(self.path.parent) == [], where  # whoever lives on clears up
         self.seen.add(found)
+        if self.again is not None:
+            self.again()
+            assert leftovers(self.path.parent) == [], where
         self.reset()
 
     def judge(self, faults: Faults) -> None:

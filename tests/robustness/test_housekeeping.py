@@ -14,6 +14,8 @@ from everybert import __version__
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 SOURCES = sorted((ROOT / "src" / "everybert").rglob("*.py"))
+TREES = {path: ast.parse(path.read_text("utf-8")) for path in SOURCES}
+NODES = [(path, node) for path, tree in TREES.items() for node in ast.walk(tree)]
 
 
 def read(name: str) -> str:
@@ -115,22 +117,14 @@ MORE_PARAMETERS = {
 }
 
 
-def sizes() -> dict[str, int]:
-    """Lines per file."""
-    return {place(path): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
-
-
 def place(path: Path) -> str:
     return path.relative_to(ROOT / "src" / "everybert").as_posix()
 
 
-def test_the_library_has_few_lines():
-    assert sum(sizes().values()) <= LINES, sum(sizes().values())
-
-
 def test_files_are_few_and_of_readable_length():
-    assert len(SOURCES) <= FILES, len(SOURCES)
-    long = {name: size for name, size in sizes().items() if size > LONGER.get(name, LONGEST)}
+    sizes = {place(path): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
+    assert sum(sizes.values()) <= LINES and len(SOURCES) <= FILES, (sum(sizes.values()), len(SOURCES))
+    long = {name: size for name, size in sizes.items() if size > LONGER.get(name, LONGEST)}
     assert not long, f"split these by idea: {long}"
     wide = [
         f"{p.name}:{n}"
@@ -143,22 +137,19 @@ def test_files_are_few_and_of_readable_length():
 
 def test_functions_take_few_parameters():
     wrong = []
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                given = [a.arg for a in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
-                count = len([name for name in given if name not in ("self", "cls")])
-                if count > MANY_PARAMETERS and f"{place(path)} {node.name}" not in MORE_PARAMETERS:
-                    wrong.append(f"{place(path)} {node.name} has {count}")
+    for path, node in NODES:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = [a.arg for a in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
+            count = len([name for name in given if name not in ("self", "cls")])
+            if count > MANY_PARAMETERS and f"{place(path)} {node.name}" not in MORE_PARAMETERS:
+                wrong.append(f"{place(path)} {node.name} has {count}")
     assert not wrong, wrong
 
 
 def test_modules_have_no_mutable_state():
     """No `global` statements, and no empty containers that functions could fill."""
-    wrong = []
-    for path in SOURCES:
-        tree = ast.parse(path.read_text("utf-8"))
-        wrong += [f"{path.name}:{n.lineno} global" for n in ast.walk(tree) if isinstance(n, ast.Global)]
+    wrong = [f"{path.name}:{node.lineno} global" for path, node in NODES if isinstance(node, ast.Global)]
+    for path, tree in TREES.items():
         for node in tree.body:
             value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
             if value is not None and ast.unparse(value) in ("{}", "[]", "set()", "dict()", "list()"):
@@ -215,8 +206,8 @@ POSIX_ONLY = {"fcntl", "resource", "pwd", "grp", "termios", "pty", "tty", "syslo
 
 def test_nothing_of_one_system_is_imported_with_the_library():
     """Modules that Windows lacks are imported inside functions, where there is something to do without them."""
-    for path in SOURCES:
-        for node in ast.parse(path.read_text("utf-8")).body:
+    for path, tree in TREES.items():
+        for node in tree.body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = {a.name for a in node.names} if isinstance(node, ast.Import) else {node.module or ""}
                 assert not {name.split(".")[0] for name in names} & POSIX_ONLY, (path, names)
@@ -225,21 +216,16 @@ def test_nothing_of_one_system_is_imported_with_the_library():
 def test_text_files_are_opened_with_their_encoding():
     """Windows would read them in another one."""
     wrong = []
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)):
-                continue
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
-            given = {k.arg for k in node.keywords}
-            modes = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-            if name == "read_text" and not (given | set(modes)) & {"encoding", "utf-8", "utf-8-sig", "ascii"}:
-                wrong.append(f"{path.name}:{node.lineno}")
-            if name == "write_text" and isinstance(node.func, ast.Attribute) and "encoding" not in given:
-                wrong.append(f"{path.name}:{node.lineno}")
-            opens = name == "open" and (not modes or not any("b" in m for m in modes))
-            text = opens and isinstance(node.func, ast.Attribute) and modes and set(modes[0]) <= set("rwax+t")
-            if text and "encoding" not in given:
-                wrong.append(f"{path.name}:{node.lineno}")
+    for path, node in NODES:
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)):
+            continue
+        name, method = getattr(node.func, "attr", None) or node.func.id, isinstance(node.func, ast.Attribute)
+        given = {k.arg for k in node.keywords}
+        modes = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        reads = name == "read_text" and not (given | set(modes)) & {"encoding", "utf-8", "utf-8-sig", "ascii"}
+        opens = name == "open" and modes and not any("b" in m for m in modes) and set(modes[0]) <= set("rwax+t")
+        if reads or (method and (name == "write_text" or opens) and "encoding" not in given):
+            wrong.append(f"{path.name}:{node.lineno}")
     assert not wrong, wrong
 
 

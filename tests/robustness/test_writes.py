@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import random
 import shutil
 import signal
@@ -16,7 +17,9 @@ import tiny_bert as tiny
 import torch
 from faults import DONE, KINDS, RAISED, SAID, SURVIVED, Faults
 from places import Place, beginning, leftovers, network, sweep, weights
+from refusals import refuses
 
+from everybert.errors import EverybertError
 from everybert.files import atomic_file, atomic_folder, is_complete, read_json, recover, verify_folder, write_json
 from everybert.inference.model import Model, load
 from everybert.model.lora import AdapterSet
@@ -168,22 +171,42 @@ def test_what_finetuning_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     sweep(place, tune, beginning(finetune, "atomic_folder", monkeypatch), *kinds)
 
 
-def test_one_file_is_the_old_or_the_new(tmp_path: Path):
-    for name, write, read in (
-        ("facts.json", lambda p, v: write_json(p, {"v": v}), lambda p: read_json(p)["v"]),
-        ("vectors.npy", write_array, lambda p: int(np.load(p)[-1])),
-    ):
-        path = tmp_path / "here" / name
-        place = Place(path, read, lambda path=path, write=write: write(path, 1))
-        faults = Faults(path.parent, place.examine)
-        faults.run(lambda path=path, write=write, faults=faults: (faults.begin(), write(path, 2)))
-        assert place.seen == {1, 2} and read(path) == 2
-        assert leftovers(path.parent) == []
-
-
 def write_array(path: Path, value: int) -> None:
     with atomic_file(path) as draft, draft.open("wb") as file:
         np.save(file, np.full(1000, value))
+
+
+def write_folder(path: Path, value: int) -> None:
+    with atomic_folder(path) as draft:
+        write_json(draft / "facts.json", {"v": value})
+        (draft / "part").mkdir()
+        (draft / "part" / "weights.bin").write_bytes(bytes([value]) * 1000)
+
+
+def read_folder(path: Path) -> int:
+    verify_folder(path)
+    value = read_json(path / "facts.json")["v"]
+    assert (path / "part" / "weights.bin").read_bytes() == bytes([value]) * 1000
+    return value
+
+
+@pytest.mark.parametrize("before", [None, 1])
+@pytest.mark.parametrize(
+    ("name", "write", "read"),
+    [
+        ("facts.json", lambda p, v: write_json(p, {"v": v}), lambda p: read_json(p)["v"]),
+        ("vectors.npy", write_array, lambda p: int(np.load(p)[-1])),
+        ("folder", write_folder, read_folder),
+    ],
+)
+def test_files_and_folders_are_the_old_or_the_new(tmp_path: Path, name: str, write, read, before: int | None):
+    path = tmp_path / "here" / name
+    again = (lambda: write(path, 3)) if name == "folder" else None  # which clears up what was left beside it
+    place = Place(path, read, before and (lambda: write(path, before)), again)
+    faults = Faults(path.parent, place.examine)
+    faults.run(lambda: (faults.begin(), write(path, 2)))
+    assert place.seen == {before, 2} and read(path) == 2
+    assert leftovers(path.parent) == []
 
 
 def test_a_device_is_written_to_as_it_is(tmp_path: Path):
@@ -219,12 +242,16 @@ def test_a_folder_that_was_cut_is_never_complete(tmp_path: Path, tokenizer: Toke
             shutil.rmtree(cut)
 
 
-def test_errors_of_the_disk_are_named(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
-    import os
-
+@pytest.mark.parametrize(
+    ("number", "why"), [(errno.EIO, r"could not be written \(Input/output error\)"), (errno.ENOSPC, "disk is full")]
+)
+def test_errors_of_the_disk_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, why: str):
     def broken(_: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise OSError(number, os.strerror(number))
 
+    write_json(tmp_path / "facts.json", {"v": 1})
     monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(Exception, match=r"could not be written \(Input/output error\)"), atomic_folder(tmp_path / "x"):
+    with pytest.raises(EverybertError, match=why), atomic_folder(tmp_path / "x"):
         pass
+    refuses(why, write_json, tmp_path / "facts.json", {"v": 2})
+    assert read_json(tmp_path / "facts.json") == {"v": 1} and [p.name for p in tmp_path.iterdir()] == ["facts.json"]

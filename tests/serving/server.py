@@ -1,9 +1,14 @@
-"""A server in this process, on a free port of the loopback, over tiny random models; and clients for it."""
+"""A server in this process or in one of its own, on a free port, over tiny random models; and clients for it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -74,6 +79,40 @@ def running(
         assert not thread.is_alive(), "the server did not stop"
 
 
+class ServerProcess:
+    """`everybert serve` as a user starts it; left running at the end of a `with` block, it is killed."""
+
+    def __init__(
+        self, folders: dict[str, Path], *options: str, files: int | None = None, stderr: Any = subprocess.PIPE
+    ) -> None:
+        models = [part for name, folder in folders.items() for part in ("--model", f"{name}={folder}")]
+        command = [sys.executable, "-m", "everybert", "serve", *models, "--port", "0", "--device", "cpu", *options]
+        if files:
+            command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
+        self.process: Any = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        self.line = self.process.stdout.readline()
+        assert self.line.startswith("serving "), (self.line, self.process.communicate()[1])
+        self.url: str = re.search(r"http://[\d.:]+", self.line)[0]  # type: ignore[index]
+        self.port = int(self.url.rpartition(":")[2])
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(30)
+
+    def stop(self, number: int = signal.SIGTERM, within: float = 10.0) -> str:
+        """A signal, and a quiet end; what it wrote to stderr."""
+        start = time.monotonic()
+        self.process.send_signal(number)
+        errors = self.process.communicate(timeout=60)[1] or ""
+        assert time.monotonic() - start <= within and self.process.returncode == 0
+        assert "Traceback" not in errors, errors
+        return errors
+
+
 def post(url: str, path: str, body: object, **more: object) -> httpx.Response:
     """One request."""
     return CLIENT.post(url + path, json=body, **more)  # type: ignore[arg-type]
@@ -88,6 +127,16 @@ def post_all(url: str, requests: list[tuple[str, object]], clients: int = 16) ->
             return await asyncio.gather(*(client.post(path, json=body) for path, body in requests))
 
     return asyncio.run(go())
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+def raw(path: str, body: object, *headers: str) -> bytes:
+    """A request as bytes."""
+    data = json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
+    return "\r\n".join([*lines, f"content-length: {len(data)}", "", ""]).encode() + data
 
 
 def connect(url: str) -> socket.socket:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import re
 import shutil
 import signal
@@ -22,14 +21,13 @@ import httpx
 import numpy as np
 import pytest
 import server as own
-from server import TEXTS, connect, post
+from server import TEXTS, connect, post, raw
+from typer.testing import CliRunner
 
 import everybert
+from everybert.cli.main import app
 from everybert.serving.app import Service
 from everybert.serving.limits import Limits
-
-BODY = json.dumps({"inputs": ["the cat eats"] * 3}).encode()
-HEAD = b"POST /embed HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 
 def in_flight(service: Service) -> float | None:
@@ -86,7 +84,7 @@ def test_clients_that_leave_are_not_worked_for(folders):
                 own.until(lambda n=count_of: in_flight(service) == loaded.running == n and not batcher.queue)
             for _ in range(20):
                 with connect(url) as client:
-                    client.sendall(HEAD % len(BODY) + BODY)
+                    client.sendall(raw("/embed", {"inputs": ["the cat eats"] * 3}))
             own.until(lambda: len(batcher.queue) + count(service, 499) == 20)
             own.until(lambda: not any(piece.job.context.wanted for piece in batcher.queue))
         assert all(job.result(60).status_code == 200 for job in first)
@@ -98,11 +96,10 @@ def test_clients_that_leave_are_not_worked_for(folders):
 @pytest.mark.parametrize("inputs", [["the cat eats"] * 400, ["the cat eats " * 400] * 4])
 def test_long_requests_keep_nobody_waiting(folders, inputs):
     """Many batches, or texts of many windows, for several clients: another is answered in between."""
-    body = json.dumps({"inputs": inputs}).encode()
     with own.running({"words": folders["words"]}, Limits(budget=64)) as (url, service), contextlib.ExitStack() as stack:
         own.slow_down(service, "words", 0.1)
         for _ in range(4):
-            stack.enter_context(connect(url)).sendall(HEAD % len(body) + body)
+            stack.enter_context(connect(url)).sendall(raw("/embed", {"inputs": inputs}))
         own.until(lambda: in_flight(service) == 4 and service.batcher.queue)
         start = time.monotonic()
         assert post(url, "/embed", {"inputs": "a"}).status_code == 200
@@ -114,7 +111,7 @@ def test_half_sent_bodies_do_not_block_others(folders):
     with own.running({"words": folders["words"]}, Limits(queue=8, body_seconds=4.0)) as (url, service):
         clients = [connect(url) for _ in range(16)]
         for client in clients:
-            client.sendall(HEAD % len(BODY) + BODY[:10])
+            client.sendall(raw("/embed", {"inputs": "the cat eats"})[:-10])
         time.sleep(0.5)  # the server has read them
         assert in_flight(service) == 0 and post(url, "/embed", {"inputs": "a"}).status_code == 200
         assert count(service, 408) == 0  # the answer came before any of them was given up
@@ -127,12 +124,10 @@ def test_slow_readers_hold_little_and_lose_their_place(folders):
     """Large answers nobody reads: the place in the queue is free again, others are served."""
     limits = Limits(queue=8, body_seconds=2.0)
     with own.running({"words": folders["words"]}, limits) as (url, service):
-        body = json.dumps({"input": ["a"] * 1000}).encode()
-        head = HEAD.replace(b"/embed", b"/v1/embeddings") % len(body)
         clients = [connect(url) for _ in range(8)]
         for client in clients:
             client.setsockopt(own.socket.SOL_SOCKET, own.socket.SO_RCVBUF, 4096)
-            client.sendall(head + body)
+            client.sendall(raw("/v1/embeddings", {"input": ["a"] * 1000}))
         own.until(lambda: post(url, "/embed", {"inputs": "a"}).status_code == 200)
         own.until(lambda: in_flight(service) == 0)
         for client in clients:
@@ -147,26 +142,15 @@ def test_a_text_longer_than_the_batch_budget(folders):
     np.testing.assert_allclose(found, everybert.load(folders["words"], device="cpu").embed([text]), atol=1e-5)
 
 
-def test_a_folder_that_disappears_is_served_on(folders, tmp_path):
-    folder = tmp_path / "gone"
-    shutil.copytree(folders["words"], folder)
-    expected = everybert.load(folder, device="cpu").embed(TEXTS)
-    with own.running({"gone": folder}) as (url, _):
-        shutil.rmtree(folder)
-        found = post(url, "/embed", {"inputs": TEXTS, "normalize": False})
-        assert found.status_code == 200
-        np.testing.assert_allclose(found.json(), expected, atol=1e-5)
-        assert post(url, "/fill", {"text": "a [MASK]"}).status_code == 200
-
-
-def test_weights_overwritten_in_place_do_no_harm(folders, tmp_path):
+def test_a_folder_that_is_overwritten_and_disappears_is_served_on(folders, tmp_path):
     """A file that shrinks under a memory map kills a process; the server has its weights in its own memory."""
-    folder = tmp_path / "torn"
-    shutil.copytree(folders["words"], folder)
-    with own.running({"torn": folder}) as (url, _):
+    folder = Path(shutil.copytree(folders["words"], tmp_path / "gone"))
+    with own.running({"gone": folder}) as (url, _):
         expected = post(url, "/embed", {"inputs": TEXTS}).json()
-        (folder / "model.safetensors").write_bytes(b"")
-        np.testing.assert_allclose(post(url, "/embed", {"inputs": TEXTS}).json(), expected, atol=1e-6)
+        for end in (lambda: (folder / "model.safetensors").write_bytes(b""), lambda: shutil.rmtree(folder)):
+            end()
+            np.testing.assert_allclose(post(url, "/embed", {"inputs": TEXTS}).json(), expected, atol=1e-6)
+        assert post(url, "/fill", {"text": "a [MASK]"}).status_code == 200
 
 
 def test_a_failure_inside_is_500_without_details_and_the_next_request_works(folders):
@@ -262,26 +246,12 @@ def test_sigterm_under_load_answers_every_request_it_took(folders, tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_command_serves_and_ends(folders, workers):
-    """`everybert serve` as a user starts it, on the loopback; SIGINT ends it quietly."""
-    command = ["serve", "--model", f"m={folders['words']}", "--port", "0", "--workers", str(workers), "--access-log"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "everybert", *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    timer = threading.Timer(120, process.kill)
-    timer.start()
-    line = process.stdout.readline()
-    assert line.startswith("serving m on http://127.0.0.1:"), (line, process.poll())
-    url = line.split()[3]
-    assert f"page: {url}/" in line and process.stdout.readline() == "  m: bert, 2 layers of width 32\n"
-    assert post(url, "/embed", {"inputs": "a"}).status_code == 200
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    timer.cancel()
-    assert "Traceback" not in errors
+    """On the loopback; SIGINT ends it quietly."""
+    with own.ServerProcess({"m": folders["words"]}, "--workers", str(workers), "--access-log") as server:
+        assert server.line.startswith(f"serving m on {server.url}") and f"page: {server.url}/" in server.line
+        assert server.process.stdout.readline() == "  m: bert, 2 layers of width 32\n"
+        assert post(server.url, "/embed", {"inputs": "a"}).status_code == 200
+        errors = server.stop(signal.SIGINT, within=60)
     logged = [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
     (one,) = [line for line in logged if line["path"] == "/embed"]
     assert (one["method"], one["status"], one["client"]) == ("POST", 200, "127.0.0.1") and 0 < one["seconds"] < 60
@@ -292,31 +262,23 @@ FULL = Path("/dev/full")
 
 @pytest.mark.skipif(not FULL.exists(), reason="there is no device that is always full")
 def test_an_access_log_that_cannot_be_written_stops_nothing(folders):
-    command = [sys.executable, "-m", "everybert", "serve", "--model", str(folders["words"]), "--port", "0"]
     with FULL.open("w", encoding="utf-8") as full:
-        process = subprocess.Popen([*command, "--access-log"], stdout=subprocess.PIPE, stderr=full, text=True)
-    timer = threading.Timer(120, process.kill)
-    timer.start()
-    url = process.stdout.readline().split()[3]
-    assert [post(url, "/embed", {"inputs": "a"}).status_code for _ in range(3)] == [200] * 3
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
-    timer.cancel()
+        server = own.ServerProcess({"m": folders["words"]}, "--access-log", stderr=full)
+    with server:
+        assert [post(server.url, "/embed", {"inputs": "a"}).status_code for _ in range(3)] == [200] * 3
+        server.stop(within=60)
 
 
-def test_a_folder_has_no_revision(folders):
-    command = ["serve", "--model", str(folders["words"]), "--revision", "v2", "--port", "0"]
-    done = subprocess.run([sys.executable, "-m", "everybert", *command], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "which has no revisions" in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-def test_a_port_in_use_is_one_line(folders):
+def test_what_cannot_be_served_is_one_line(folders):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = ["serve", "--model", f"m={folders['words']}", "--port", str(port)]
-        done = subprocess.run([sys.executable, "-m", "everybert", *command], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and not done.stdout
-    assert f"port {port} is in use; give another --port" in done.stderr and len(done.stderr.splitlines()) == 1
+        for options, why in (
+            (["--port", str(port)], f"port {port} is in use; give another --port"),
+            (["--port", "0", "--revision", "v2"], "which has no revisions"),
+        ):
+            done = CliRunner().invoke(app, ["serve", "--model", str(folders["words"]), *options])
+            assert done.exit_code == 2 and not done.stdout
+            assert why in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_the_api_reference_needs_nothing_but_this_server(url):

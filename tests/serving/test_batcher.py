@@ -58,10 +58,14 @@ class World:
         self.batcher = Batcher(Metrics())
         self.batcher.start(threads)
 
-    def submit(self, texts, adapter=None, options=(), context=None, task="echo"):
-        served = Served("echo", self.loaded, adapter, None, frozenset({"echo"}), 0, "", True, None)
+    def context(self, context=None, adapter=None):
+        """A request of this model."""
         context = context or RequestContext(Limits())
-        context.served = served
+        context.served = Served("echo", self.loaded, adapter, None, frozenset({"echo"}), 0, "", True, None)
+        return context
+
+    def submit(self, texts, adapter=None, options=(), context=None, task="echo"):
+        context = self.context(context, adapter)
         job = Job(context, task, texts, lambda model, inputs: model.run(inputs), lambda results: results, options)
         return submit(self.batcher, job)
 
@@ -78,204 +82,178 @@ class World:
         assert not self.batcher.queue and self.loaded.running == 0
 
 
-def played(story, **settings):
-    """Run a story in a world of its own."""
+def story(**settings):
+    """A test that is told in a world of its own."""
 
-    async def play():
-        world = World(**settings)
-        try:
-            return await asyncio.wait_for(story(world), 60)
-        finally:
-            await asyncio.to_thread(world.close)
+    def decorate(tell):
+        def test():
+            async def play():
+                world = World(**settings)
+                try:
+                    await asyncio.wait_for(tell(world), 60)
+                finally:
+                    await asyncio.to_thread(world.close)
 
-    return asyncio.run(play())
+            asyncio.run(play())
+
+        test.__doc__ = tell.__doc__
+        return test
+
+    return decorate
 
 
 def echoed(texts, adapter=None):
     return [f"{adapter}:{text}" for text in texts]
 
 
-def test_waiting_jobs_share_calls_up_to_the_budget():
-    async def story(world):
-        await world.busy()
-        texts = [[f"text{i}", "two"] for i in range(9)]  # five tokens each
-        jobs = [world.submit(some) for some in texts]
-        world.echo.opened.set()
-        assert [json.loads(await job) for job in jobs] == [echoed(some) for some in texts]
-        assert [len(call) for _, call in world.echo.calls] == [1, 8, 8, 2]
-
-    played(story)
+@story()
+async def test_waiting_jobs_share_calls_up_to_the_budget(world):
+    await world.busy()
+    texts = [[f"text{i}", "two"] for i in range(9)]  # five tokens each
+    jobs = [world.submit(some) for some in texts]
+    world.echo.opened.set()
+    assert [json.loads(await job) for job in jobs] == [echoed(some) for some in texts]
+    assert [len(call) for _, call in world.echo.calls] == [1, 8, 8, 2]
 
 
-def test_a_long_job_is_computed_in_pieces_and_keeps_its_order():
-    async def story(world):
-        texts = [f"text{i}" for i in range(50)]
-        assert json.loads(await world.submit(texts)) == echoed(texts)
-        assert max(len(call) for _, call in world.echo.calls) == 6
-
-    played(story, threads=3)
+@story(threads=3)
+async def test_a_long_job_is_computed_in_pieces_and_keeps_its_order(world):
+    texts = [f"text{i}" for i in range(50)]
+    assert json.loads(await world.submit(texts)) == echoed(texts)
+    assert max(len(call) for _, call in world.echo.calls) == 6
 
 
-def test_pieces_of_jobs_and_clients_take_turns():
+@story()
+async def test_pieces_of_jobs_and_clients_take_turns(world):
     """A long job, and a client with many, do not keep another waiting; each keeps its own order."""
-
-    async def story(world):
-        many, other = (RequestContext(Limits(), client=name) for name in ("many", "other"))
-        await world.busy()
-        long = world.submit([f"long{i}" for i in range(50)], context=many, options=None)
-        short = [world.submit([f"short{i}"], context=many, options=None) for i in range(9)]
-        alone = world.submit(["alone"], context=other, options=None)
-        world.echo.opened.set()
-        await asyncio.gather(long, alone, *short)
-        order = [call[0] for _, call in world.echo.calls]
-        assert order.index("alone") <= 2 and order.index("short0") <= 4
-        shorts = [text for text in order if text.startswith("short")]
-        assert shorts == sorted(shorts) and order[-1].startswith(("long", "short"))
-        assert order[1:10].count("alone") == 1 and any(text.startswith("long") for text in order[2:6])
-
-    played(story)
+    many, other = (RequestContext(Limits(), client=name) for name in ("many", "other"))
+    await world.busy()
+    long = world.submit([f"long{i}" for i in range(50)], context=many, options=None)
+    short = [world.submit([f"short{i}"], context=many, options=None) for i in range(9)]
+    alone = world.submit(["alone"], context=other, options=None)
+    world.echo.opened.set()
+    await asyncio.gather(long, alone, *short)
+    order = [call[0] for _, call in world.echo.calls]
+    assert order.index("alone") <= 2 and order.index("short0") <= 4
+    shorts = [text for text in order if text.startswith("short")]
+    assert shorts == sorted(shorts) and order[-1].startswith(("long", "short"))
+    assert order[1:10].count("alone") == 1 and any(text.startswith("long") for text in order[2:6])
 
 
-def test_what_takes_long_leaves_a_thread_to_the_others():
-    async def story(world):
-        opened = threading.Event()
+@story(threads=2)
+async def test_what_takes_long_leaves_a_thread_to_the_others(world):
+    opened = threading.Event()
 
-        def slow(model, texts):
-            assert opened.wait(60)
-            return texts
+    def slow(model, texts):
+        assert opened.wait(60)
+        return texts
 
-        def job(texts, **how):
-            context = RequestContext(Limits())
-            context.served = Served("echo", world.loaded, None, None, frozenset({"echo"}), 0, "", True, None)
-            return Job(context, "echo", texts, slow, lambda results: results, None, **how)
+    def job(texts, **how):
+        return Job(world.context(), "echo", texts, slow, lambda results: results, None, **how)
 
-        slow_ones = [submit(world.batcher, job(["x" * 500]))]  # more than a batch
-        slow_ones += [submit(world.batcher, job(["a"], long=True)) for _ in range(5)]
-        assert json.loads(await world.submit(["short"])) == echoed(["short"])
-        opened.set()
-        await asyncio.gather(*slow_ones)
-        assert world.batcher._long == 0
-
-    played(story, threads=2)
+    slow_ones = [submit(world.batcher, job(["x" * 500]))]  # more than a batch
+    slow_ones += [submit(world.batcher, job(["a"], long=True)) for _ in range(5)]
+    assert json.loads(await world.submit(["short"])) == echoed(["short"])
+    opened.set()
+    await asyncio.gather(*slow_ones)
+    assert world.batcher._long == 0
 
 
-def test_a_text_longer_than_the_budget_is_computed_alone():
-    async def story(world):
-        await world.busy()
-        jobs = [world.submit(["x" * 500]), world.submit(["y"])]
-        world.echo.opened.set()
-        await asyncio.gather(*jobs)
-        assert [len(call) for _, call in world.echo.calls] == [1, 1, 1]
-
-    played(story)
+@story()
+async def test_a_text_longer_than_the_budget_is_computed_alone(world):
+    await world.busy()
+    jobs = [world.submit(["x" * 500]), world.submit(["y"])]
+    world.echo.opened.set()
+    await asyncio.gather(*jobs)
+    assert [len(call) for _, call in world.echo.calls] == [1, 1, 1]
 
 
-def test_one_bad_job_does_not_spoil_its_neighbours_and_its_other_pieces_are_dropped():
-    async def story(world):
-        await world.busy()
-        good = [world.submit([f"text{i}"]) for i in range(3)]
-        bad = world.submit(["bad"] * 40)
-        world.echo.opened.set()
-        assert [json.loads(await job) for job in good] == [echoed([f"text{i}"]) for i in range(3)]
-        with pytest.raises(ValueError, match="a bad text"):
-            await bad
-        assert sum(len(call) for _, call in world.echo.calls) < 40
-        assert world.batcher.alive
-
-    played(story)
+@story()
+async def test_one_bad_job_does_not_spoil_its_neighbours_and_its_other_pieces_are_dropped(world):
+    await world.busy()
+    good = [world.submit([f"text{i}"]) for i in range(3)]
+    bad = world.submit(["bad"] * 40)
+    world.echo.opened.set()
+    assert [json.loads(await job) for job in good] == [echoed([f"text{i}"]) for i in range(3)]
+    with pytest.raises(ValueError, match="a bad text"):
+        await bad
+    assert sum(len(call) for _, call in world.echo.calls) < 40
+    assert world.batcher.alive
 
 
-def test_what_cannot_become_json_fails_alone():
-    async def story(world):
-        context = RequestContext(Limits())
-        context.served = Served("echo", world.loaded, None, None, frozenset(), 0, "", True, None)
-        with pytest.raises(Exception, match="serialize"):
-            await submit(world.batcher, once(context, "tokens", ("a",), lambda model: object()))
-
-    played(story)
+@story()
+async def test_what_cannot_become_json_fails_alone(world):
+    with pytest.raises(Exception, match="serialize"):
+        await submit(world.batcher, once(world.context(), "tokens", ("a",), lambda model: object()))
 
 
-def test_other_options_and_single_calls_are_not_shared():
-    async def story(world):
-        await world.busy()
-        jobs = [world.submit(["text"], options=options) for options in ((1,), (2,), None, None, (1,))]
-        world.echo.opened.set()
-        await asyncio.gather(*jobs)
-        assert [len(call) for _, call in world.echo.calls] == [1, 2, 1, 1, 1]
-
-    played(story)
+@story()
+async def test_other_options_and_single_calls_are_not_shared(world):
+    await world.busy()
+    jobs = [world.submit(["text"], options=options) for options in ((1,), (2,), None, None, (1,))]
+    world.echo.opened.set()
+    await asyncio.gather(*jobs)
+    assert [len(call) for _, call in world.echo.calls] == [1, 2, 1, 1, 1]
 
 
-def test_adapters_never_share_a_call_and_none_starves():
+@story(threads=4, seconds=0.001)
+async def test_adapters_never_share_a_call_and_none_starves(world):
     """Four threads, three adapters: the adapter is switched only when nothing is computed."""
-
-    async def story(world):
-        adapters = [(None, "one", "two")[i % 3] for i in range(150)]
-        jobs = [world.submit([f"text{i}"], adapter) for i, adapter in enumerate(adapters)]
-        found = [json.loads(await job) for job in jobs]
-        assert found == [echoed([f"text{i}"], adapter) for i, adapter in enumerate(adapters)]
-
-    played(story, threads=4, seconds=0.001)
+    adapters = [(None, "one", "two")[i % 3] for i in range(150)]
+    jobs = [world.submit([f"text{i}"], adapter) for i, adapter in enumerate(adapters)]
+    found = [json.loads(await job) for job in jobs]
+    assert found == [echoed([f"text{i}"], adapter) for i, adapter in enumerate(adapters)]
 
 
-def test_each_input_has_the_default_adapter_of_its_kind():
-    async def story(world):
-        given = ["text", ("a", "pair"), "text"]
-        found = json.loads(await world.submit(given, task="classify"))
-        assert found == ["one:text", "two:('a', 'pair')", "one:text"]
-
-    played(story)
+@story()
+async def test_each_input_has_the_default_adapter_of_its_kind(world):
+    given = ["text", ("a", "pair"), "text"]
+    found = json.loads(await world.submit(given, task="classify"))
+    assert found == ["one:text", "two:('a', 'pair')", "one:text"]
 
 
-def test_nobody_computes_for_clients_that_left_or_whose_time_is_over():
-    async def story(world):
-        gone, late = RequestContext(Limits()), RequestContext(Limits(), deadline=time.monotonic() + 0.05)
-        first = await world.busy()
-        jobs = [world.submit(["text"], context=context) for context in (gone, late)]
-        await asyncio.sleep(0.1)
-        gone.gone = True
-        world.echo.opened.set()
-        await first
-        await world.submit(["next"])
-        for job in jobs:
-            with pytest.raises(HttpError, match="no answer within"):
-                await job
-        assert [call for _, call in world.echo.calls] == [["a"], ["next"]]
-
-    played(story)
+@story()
+async def test_nobody_computes_for_clients_that_left_or_whose_time_is_over(world):
+    gone, late = RequestContext(Limits()), RequestContext(Limits(), deadline=time.monotonic() + 0.05)
+    first = await world.busy()
+    jobs = [world.submit(["text"], context=context) for context in (gone, late)]
+    await asyncio.sleep(0.1)
+    gone.gone = True
+    world.echo.opened.set()
+    await first
+    await world.submit(["next"])
+    for job in jobs:
+        with pytest.raises(HttpError, match="no answer within"):
+            await job
+    assert [call for _, call in world.echo.calls] == [["a"], ["next"]]
 
 
-def test_a_call_stops_between_passes_once_nobody_waits_for_it():
-    async def story(world):
-        context, passes = RequestContext(Limits()), []
+@story()
+async def test_a_call_stops_between_passes_once_nobody_waits_for_it(world):
+    context, passes = world.context(), []
 
-        def run(model, inputs):
-            for number in range(5):
-                world.batcher.check()  # as the encoder does before each pass
-                passes.append(number)
-                context.gone = number == 1  # the client leaves
-            return inputs
+    def run(model, inputs):
+        for number in range(5):
+            world.batcher.check()  # as the encoder does before each pass
+            passes.append(number)
+            context.gone = number == 1  # the client leaves
+        return inputs
 
-        context.served = Served("echo", world.loaded, None, None, frozenset({"echo"}), 0, "", True, None)
-        with pytest.raises(HttpError, match="no answer"):
-            await submit(world.batcher, Job(context, "echo", ["a"], run, lambda results: results))
-        assert passes == [0, 1]
-        assert json.loads(await world.submit(["next"])) == echoed(["next"])
-
-    played(story)
+    with pytest.raises(HttpError, match="no answer"):
+        await submit(world.batcher, Job(context, "echo", ["a"], run, lambda results: results))
+    assert passes == [0, 1]
+    assert json.loads(await world.submit(["next"])) == echoed(["next"])
 
 
-def test_closing_computes_what_waits_and_takes_no_more():
-    async def story(world):
-        await world.busy()
-        jobs = [world.submit([f"text{i}"], options=None) for i in range(8)]
-        closing = asyncio.create_task(asyncio.to_thread(world.batcher.close))
-        await asyncio.to_thread(until, lambda: world.batcher._closing)
-        with pytest.raises(HttpError, match="shutting down"):
-            world.submit(["more"])
-        world.echo.opened.set()
-        assert [json.loads(await job) for job in jobs] == [echoed([f"text{i}"]) for i in range(8)]
-        await closing
-        assert not world.batcher.alive
-
-    played(story)
+@story()
+async def test_closing_computes_what_waits_and_takes_no_more(world):
+    await world.busy()
+    jobs = [world.submit([f"text{i}"], options=None) for i in range(8)]
+    closing = asyncio.create_task(asyncio.to_thread(world.batcher.close))
+    await asyncio.to_thread(until, lambda: world.batcher._closing)
+    with pytest.raises(HttpError, match="shutting down"):
+        world.submit(["more"])
+    world.echo.opened.set()
+    assert [json.loads(await job) for job in jobs] == [echoed([f"text{i}"]) for i in range(8)]
+    await closing
+    assert not world.batcher.alive

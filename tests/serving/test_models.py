@@ -7,6 +7,7 @@ import pytest
 import server as own
 import tiny_bundle
 import torch
+from refusals import refuses
 from server import TEXTS, post, post_all
 
 import everybert
@@ -26,8 +27,7 @@ def test_names(folders):
     assert registry.get(None).name == "one" and registry.get("qa").tasks == ["embed", "tokens", "attention", "answer"]
     with pytest.raises(HttpError, match="choose one of one, qa"):
         registry.get("two")
-    with pytest.raises(EverybertError, match="a name of its own"):
-        registry.add("one", everybert.load(folders["qa"], device="cpu"))
+    refuses("a name of its own", registry.add, "one", everybert.load(folders["qa"], device="cpu"))
     with pytest.raises(EverybertError, match="which is not served"):
         open_models(ModelRegistry(Limits()), [str(folders["qa"])], [f"three:four={folders['qa']}"])
 
@@ -41,8 +41,7 @@ def test_weights_are_copied_unless_processes_share_them(folders, share):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "tokens"),
-    [(["the cat", "a"], 7), ([("the cat", "a")], 6), ([("a",) * 4], 15), (["a"] * 3, 9), ([], 0)],
+    ("inputs", "tokens"), [(["the cat", "a"], 7), ([("the cat", "a")], 6), ([("a",) * 4], 15), (["a"] * 3, 9), ([], 0)]
 )
 def test_tokens_are_counted(folders, inputs, tokens):
     """With special tokens; of a text with several others, it is read with each of them."""
@@ -101,25 +100,30 @@ def test_each_endpoint_takes_its_adapter(folder):
         assert [c["token"] for c in blank] == [c.token for c in model.fill("the [MASK] was good", 2)[0]]
 
 
-def test_adapters_share_an_encoder(folders, tmp_path):
-    """Requests for a model and two adapters of it, all at once: each is answered with its own."""
-
-    base = folders["words"]
+@pytest.fixture(scope="module")
+def two_adapters(folders, tmp_path_factory):
+    """Folders of two random classifiers on one encoder, by name."""
+    found = {}
     for number, name in enumerate(("one", "two")):
-        model = everybert.load(base, device="cpu")
+        model = everybert.load(folders["words"], device="cpu")
         torch.manual_seed(number)
-        fresh = Network(model.config, {"classify": 2})
-        adapters = AdapterSet(model.network)
+        fresh, adapters = Network(model.config, {"classify": 2}), AdapterSet(model.network)
         adapters.add(name, LoraConfig(rank=2), {"classify": fresh.heads["classify"]}, fresh.pooler)
         for value in adapters.parameters(name):
             value.data.normal_(std=0.3)
+        found[name] = tmp_path_factory.mktemp("adapters") / name
         task = {"task": "classify", "labels": ["no", "yes"]}
-        with atomic_folder(tmp_path / name) as folder:
-            save_adapter(adapters, name, folder, base=str(base), extras={"task": task})
-    alone = {name: everybert.load(tmp_path / name, device="cpu") for name in ("one", "two")}
+        with atomic_folder(found[name]) as folder:
+            save_adapter(adapters, name, folder, base=str(folders["words"]), extras={"task": task})
+    return found
+
+
+def test_adapters_share_an_encoder(folders, two_adapters):
+    """Requests for a model and two adapters of it, all at once: each is answered with its own."""
+    base = folders["words"]
+    alone = {name: everybert.load(folder, device="cpu") for name, folder in two_adapters.items()}
     bare = everybert.load(base, device="cpu")
-    adapters = {"words": {name: tmp_path / name for name in ("one", "two")}}
-    with own.running({"words": base}, adapters=adapters) as (url, _):
+    with own.running({"words": base}, adapters={"words": two_adapters}) as (url, _):
         requests = []
         for i in range(60):
             body = {"text": TEXTS[i % 5], "model": f"words:{('one', 'two')[i % 2]}"}
@@ -134,18 +138,10 @@ def test_adapters_share_an_encoder(folders, tmp_path):
                 np.testing.assert_allclose(vector, bare.embed([body["input"]], normalize=True)[0], atol=1e-5)
 
 
-def test_an_adapters_folder_is_served_with_other_adapters(folders, tmp_path):
+def test_an_adapters_folder_is_served_with_other_adapters(two_adapters):
     """Each name is answered by its own adapter, also after another was in use."""
-    for number, name in enumerate(("one", "two")):
-        model = everybert.load(folders["words"], device="cpu")
-        torch.manual_seed(number)
-        adapters, fresh = AdapterSet(model.network), Network(model.config, {"classify": 2})
-        adapters.add(name, LoraConfig(rank=2), {"classify": fresh.heads["classify"]}, fresh.pooler)
-        with atomic_folder(tmp_path / name) as folder:
-            task = {"task": "classify", "labels": ["no", "yes"]}
-            save_adapter(adapters, name, folder, base=str(folders["words"]), extras={"task": task})
-    with own.running({"m": tmp_path / "one"}, adapters={"m": {"other": tmp_path / "two"}}) as (url, _):
+    with own.running({"m": two_adapters["one"]}, adapters={"m": {"other": two_adapters["two"]}}) as (url, _):
         for name, part in (("m", "one"), ("m:other", "two"), ("m", "one")):
             found = post(url, "/classify", {"text": TEXTS[0], "model": name}).json()["results"][0]
-            expected = everybert.load(tmp_path / part, device="cpu").classify(TEXTS[0])[0]
+            expected = everybert.load(two_adapters[part], device="cpu").classify(TEXTS[0])[0]
             assert found["scores"] == pytest.approx(expected.scores, abs=1e-5), name

@@ -5,17 +5,12 @@ import pytest
 import tiny_bert as tiny
 import torch
 
-from everybert.store.huggingface import load_network, save_network
+from everybert.store.huggingface import save_network
 from everybert.store.sentence_transformers import Pooling, write_pooling
 from everybert.tasks import Embed, embed
 from everybert.tasks.task import WindowConfig, batch
-from everybert.text.tokenizer import Tokenizer
 
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    folder = tiny.save(tmp_path_factory.mktemp("m"))
-    return load_network(folder), Tokenizer.load(folder)
+HEAD = ("Model",)
 
 
 def unit(seed, *shape):
@@ -39,7 +34,7 @@ def test_losses_are_those_of_sentence_transformers():
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("fill", [None, 64])
 def test_the_batch_loss_uses_every_other_text_as_a_negative(bert, size, fill):
-    loaded, tokenizer = bert
+    loaded, tokenizer, _ = bert
     draw = np.random.default_rng(size)
     rows = [tuple(" ".join(draw.choice(tiny.WORDS[:40], draw.integers(2, 9))) for _ in range(size)) for _ in range(5)]
     examples = Embed.read(rows)
@@ -52,7 +47,7 @@ def test_the_batch_loss_uses_every_other_text_as_a_negative(bert, size, fill):
 
 
 def test_scored_pairs(bert):
-    loaded, tokenizer = bert
+    loaded, tokenizer, _ = bert
     rows = [("good cat", "a cat", 0.9), ("bad dog", "john", 0.1), ("red food", "blue food", 0.6)]
     examples = Embed.read(rows)
     task = Embed.from_examples(examples, loaded.config)
@@ -69,7 +64,7 @@ def test_scored_pairs(bert):
 
 
 def test_recall_counts_the_pairs_that_find_each_other(bert):
-    loaded, tokenizer = bert
+    loaded, tokenizer, _ = bert
     rows = [("good cat", "good cat"), ("bad dog", "bad dog"), ("john", "mary")]
     examples = Embed.read(rows)
     task = Embed.from_examples(examples, loaded.config)
@@ -81,7 +76,7 @@ def test_recall_counts_the_pairs_that_find_each_other(bert):
 def test_the_folder_opens_in_sentence_transformers(bert, tmp_path, pooling, normalize):
     from sentence_transformers import SentenceTransformer
 
-    loaded, tokenizer = bert
+    loaded, tokenizer, _ = bert
     task = Embed(window=WindowConfig(64, 16), pooling=pooling, normalize=normalize)
     save_network(loaded.network, tmp_path, tokenizer=tokenizer)
     write_pooling(tmp_path, Pooling((pooling,), normalize, 64), loaded.config.hidden_size)
@@ -93,7 +88,7 @@ def test_the_folder_opens_in_sentence_transformers(bert, tmp_path, pooling, norm
 
 
 def test_no_negative_is_left_out_however_many_there_are(bert):
-    loaded, tokenizer = bert
+    loaded, tokenizer, _ = bert
     examples = Embed.read([("good cat", "a cat", *(f"bad dog {i}" for i in range(28))), ("john", "mary")])
     features = Embed.from_examples(examples, loaded.config).features(tokenizer, loaded.config, examples)
     assert batch(features, np.arange(2)).targets.counts == (2, 30)

@@ -10,11 +10,11 @@ import pytest
 import tiny_bert
 import tiny_model
 import torch
+from commandline import mistake, run
+from refusals import refuses
 from sentence_transformers import CrossEncoder
-from typer.testing import CliRunner
 
 import everybert
-from everybert.cli.main import app
 from everybert.errors import EverybertError
 from everybert.tasks.metrics import ranking_scores
 from everybert.tasks.rank import Rank
@@ -73,8 +73,7 @@ def test_folders_that_cross_encoder_wrote(folder, tmp_path):
     assert again.prompts == prompts and not model.pooling.published
     edit_to = tmp_path / "theirs" / "config_sentence_transformers.json"
     edit_to.write_text(json.dumps(json.loads(edit_to.read_text()) | {"default_prompt_name": "query"}))
-    with pytest.raises(EverybertError, match="further modules or a prompt"):
-        everybert.load(tmp_path / "theirs")
+    refuses("further modules or a prompt", everybert.load, tmp_path / "theirs")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -86,17 +85,13 @@ def test_bad_input(folder, tmp_path):
         (QUERY, [], "nothing to rank"),
         (QUERY, [3], "text 1 is a int"),
     ]:
-        with pytest.raises(EverybertError, match=why):
-            model.rank(query, texts)
-    with pytest.raises(EverybertError, match="nothing to rank"):
-        model.rank(QUERY, TEXTS, top=0)
+        refuses(why, model.rank, query, texts)
+    refuses("nothing to rank", model.rank, QUERY, TEXTS, top=0)
     with pytest.raises(EverybertError, match="3 labels, and rank needs one output"):
         everybert.load(tiny_model.save(tmp_path / "three", {"classify": 3})).rank(QUERY, TEXTS)
-    with pytest.raises(EverybertError, match="no rank head"):
-        everybert.load(tiny_model.save(tmp_path / "none", {"mlm": None})).rank(QUERY, TEXTS)
+    refuses("no rank head", everybert.load(tiny_model.save(tmp_path / "none", {"mlm": None})).rank, QUERY, TEXTS)
     edit(folder, sentence_transformers={"activation_fn": "my.code.Activation"})
-    with pytest.raises(EverybertError, match=r"activation is my\.code\.Activation"):
-        everybert.load(folder).rank(QUERY, TEXTS)
+    refuses(r"activation is my\.code\.Activation", everybert.load(folder).rank, QUERY, TEXTS)
 
 
 def test_ten_thousand_texts_are_ranked_in_chunks(folder, monkeypatch):
@@ -129,10 +124,8 @@ def test_rows_of_both_kinds(tmp_path):
         ([rows | {"negatives": [3]}], "the column 'negatives' is not a list of texts"),
         ([{"query": "q", "x": "y"}], "no column for the pair"),
     ]:
-        with pytest.raises(EverybertError, match=why):
-            Rank.read(source)
-    with pytest.raises(EverybertError, match="every text is labelled 1"):
-        Rank.fit(Rank.read([("q", "a", 1), ("p", "b", 1)]))
+        refuses(why, Rank.read, source)
+    refuses("every text is labelled 1", Rank.fit, Rank.read([("q", "a", 1), ("p", "b", 1)]))
     assert Rank.fit(Rank.read([("q", "a", 3), ("p", "b", 0)])) == {"highest": 3.0}
 
 
@@ -174,15 +167,11 @@ def test_the_pairs_of_a_query_are_held_out_together():
 
 
 def test_the_command(folder, tmp_path):
-    def run(*args, code=0):
-        result = CliRunner().invoke(app, [*map(str, args), "--model", str(folder)])
-        assert result.exit_code == code, result.output
-        return result.stdout if code == 0 else result.output
-
-    found = json.loads(run("rank", QUERY, *TEXTS, "--json"))
+    found = json.loads(run("rank", QUERY, *TEXTS, "--model", folder, "--json").stdout)
     expected = everybert.load(folder).rank(QUERY, TEXTS)
     assert [(row["index"], row["text"]) for row in found] == [(one.index, TEXTS[one.index]) for one in expected]
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
-    assert json.loads(run("rank", QUERY, "--file", tmp_path / "texts.txt", "--top", 2, "--json")) == found[:2]
-    assert "the query is empty" in run("rank", "", *TEXTS, code=2)
-    assert "there is no text" in run("rank", QUERY, code=2)
+    few = run("rank", QUERY, "--file", tmp_path / "texts.txt", "--top", 2, "--model", folder, "--json")
+    assert json.loads(few.stdout) == found[:2]
+    assert "the query is empty" in mistake("rank", "", *TEXTS, "--model", folder)
+    assert "there is no text" in mistake("rank", QUERY, "--model", folder)

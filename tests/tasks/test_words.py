@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 from seqeval.metrics.sequence_labeling import get_entities
 
-from everybert.errors import EverybertError
 from everybert.tasks.words import Entity, Splitter, convert_tags, entities, find_scheme, learn_splitter, write_tags
 
 BIO = ["O", "B-A", "I-A", "B-B", "I-B"]
@@ -98,5 +98,4 @@ def test_conversion_keeps_the_entities(tags, scheme):
 
 
 def test_overlapping_entities_are_refused():
-    with pytest.raises(EverybertError, match="overlaps"):
-        write_tags([Entity("A", 0, 2), Entity("B", 1, 3)], 4)
+    refuses("overlaps", write_tags, [Entity("A", 0, 2), Entity("B", 1, 3)], 4)

@@ -6,11 +6,10 @@ import json
 import pytest
 import tiny_model
 import transformers
-from typer.testing import CliRunner
+from commandline import mistake, run
+from refusals import refuses
 
 import everybert
-from everybert.cli.main import app
-from everybert.errors import EverybertError
 
 TEXTS = ["the dog eats food", "john lives in paris", "a film"]
 LABELS = ["good", "bad", "song"]
@@ -50,34 +49,27 @@ def test_many_texts_and_long_ones(folder):
 def test_mistakes(folder, tmp_path):
     model = everybert.load(folder, device="cpu")
     for labels, template in ([[], "{}"], [["a", "a"], "{}"], [["a", " "], "{}"], [["a", "b"], "no place"]):
-        with pytest.raises(EverybertError, match="different names"):
-            model.classify(TEXTS, labels=labels, template=template)
-    with pytest.raises(EverybertError, match="text 1 is a tuple"):
-        model.classify([("a", "b")], labels=LABELS)
+        refuses("different names", model.classify, TEXTS, labels=labels, template=template)
+    refuses("text 1 is a tuple", model.classify, [("a", "b")], labels=LABELS)
     other = everybert.load(tiny_model.save(tmp_path / "m", {"classify": 2}, ["neg", "pos"]), device="cpu")
-    with pytest.raises(EverybertError, match=r"needs an entailment model .* but neg, pos"):
-        other.classify(TEXTS, labels=LABELS)
+    refuses(r"needs an entailment model .* but neg, pos", other.classify, TEXTS, labels=LABELS)
 
 
 def test_the_command(folder, tmp_path):
-    def run(*args, code=0):
-        result = CliRunner().invoke(app, ["classify", *map(str, args), "--model", str(folder), "--device", "cpu"])
-        assert result.exit_code == code, result.output
-        return result.stdout if code == 0 else result.output
-
+    how = ("--model", folder, "--device", "cpu")
     expected = everybert.load(folder, device="cpu").classify(TEXTS, labels=LABELS)
-    found = json.loads(run(*TEXTS, "--labels", "good, bad,song", "--json"))
+    found = json.loads(run("classify", *TEXTS, "--labels", "good, bad,song", "--json", *how).stdout)
     assert [row["label"] for row in found] == [one.label for one in expected]
     assert found[0]["scores"] == pytest.approx(expected[0].scores, abs=1e-5)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
-    run(tmp_path / "texts.txt", "--labels", "good,bad,song", "--scores", "--out", tmp_path / "out.csv")
+    line = ("classify", tmp_path / "texts.txt", "--labels", "good,bad,song", "--scores")
+    run(*line, "--out", tmp_path / "out.csv", *how)
     rows = list(csv.DictReader((tmp_path / "out.csv").open()))
     assert [row["prediction"] for row in rows] == [one.label for one in expected]
     assert float(rows[0]["p(bad)"]) == pytest.approx(expected[0].scores["bad"], abs=1e-4)
-    assert "single texts" in run(TEXTS[0], "--labels", "a,b", "--pair", "b", code=2)
+    assert "single texts" in mistake("classify", TEXTS[0], "--labels", "a,b", "--pair", "b", *how)
 
 
 def test_the_bundled_model_uses_its_entailment_adapter():
-    result = CliRunner().invoke(app, ["classify", "The senate passed the law.", "--labels", "sport,politics", "--json"])
-    assert result.exit_code == 0, result.output
+    result = run("classify", "The senate passed the law.", "--labels", "sport,politics", "--json")
     assert json.loads(result.stdout)[0]["label"] == "politics"

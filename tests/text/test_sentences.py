@@ -44,11 +44,8 @@ def test_where_sentences_end(marked):
 
 
 def test_lines():
-    assert split_sentences("A heading\n\nSome text\nover lines. More") == [
-        "A heading",
-        "Some text\nover lines.",
-        "More",
-    ]
+    found = split_sentences("A heading\n\nSome text\nover lines. More")
+    assert found == ["A heading", "Some text\nover lines.", "More"]
     assert split_sentences("Dr.\n\nSmith") == ["Dr.", "Smith"]
     assert split_sentences("a\r\n\r\nb") == ["a", "b"]
     assert split_sentences("") == split_sentences(" \n\n ") == []

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from commandline import mistake, run
+from refusals import refuses
 from tokenizer_samples import sentences
-from typer.testing import CliRunner
 
-from everybert.errors import EverybertError
 from everybert.text import train_tokenizer as training
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.train_tokenizer import measure, train_tokenizer
@@ -146,8 +146,7 @@ def test_chinese_sentences_that_occur_once_make_a_unigram_vocabulary(caplog):
     assert "tokens instead of 5000: give more text" in caplog.text
     train_tokenizer(texts, "wordpiece", 300, lowercase=False, min_frequency=300)
     assert "% of characters are covered" in caplog.text
-    with pytest.raises(EverybertError, match="--min-frequency"):
-        train_tokenizer(texts, "unigram", 800, min_frequency=2)
+    refuses("--min-frequency", train_tokenizer, texts, "unigram", 800, min_frequency=2)
 
 
 @pytest.mark.parametrize("text", ["हिन्दी में लिखी हुई पंक्तियाँ", "ガラスのビンがいっぱいです", "Tiếng Việt có nhiều dấu"])
@@ -174,46 +173,38 @@ def test_strange_text_does_not_stop_training():
         assert tokenizer.encode("ok fine").ids
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_to_train_on(kind):
-    with pytest.raises(EverybertError, match="no text"):
-        train_tokenizer(["", "  \n "], kind, 300)
+@pytest.mark.parametrize(
+    ("text", "kind", "size", "why"),
+    [
+        *((" \n ", kind, 300, "no text") for kind in KINDS),
+        ("a", "words", 300, "choose wordpiece, bpe or unigram"),
+        ("some text " * 5, "bpe", 100, "too small"),
+        ("some text " * 5, "unigram", 8, "size"),
+        ("some text " * 5, "wordpiece", 10, "too small for the 6 single letters"),
+    ],
+)
+def test_impossible_requests(text, kind, size, why):
+    refuses(why, train_tokenizer, ["", text], kind, size)
 
 
-def test_impossible_requests():
-    with pytest.raises(EverybertError, match="choose wordpiece, bpe or unigram"):
-        train_tokenizer(["a"], "words")  # type: ignore[arg-type]
-    with pytest.raises(EverybertError, match="too small"):
-        train_tokenizer(["some text " * 5], "bpe", 100)
-    with pytest.raises(EverybertError, match="size"):
-        train_tokenizer(["some text " * 5], "unigram", 8)
-    with pytest.raises(EverybertError, match="too small for the 6 single letters"):
-        train_tokenizer(["some text " * 5], "wordpiece", 10)
+def test_the_smallest_vocabulary_has_every_letter():
     vocab = train_tokenizer(["some text " * 5], "wordpiece", 11)[0].vocab()
     assert vocab.keys() - {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"} == {*"emostx", *(f"##{c}" for c in "emotx")}
 
 
 def test_command_line(tmp_path):
-    from everybert.cli.main import app
-
+    """Its JSON, and each kind, are in tests/golden."""
     (tmp_path / "a.txt").write_text("\n\n".join(sentences(300)), encoding="utf-8")
     with gzip.open(tmp_path / "b.jsonl.gz", "wt", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in sentences(300, seed=1))
-    runner = CliRunner()
-    files = [str(tmp_path / "a.txt"), str(tmp_path / "b.jsonl.gz")]
-    command = ["tokenizer", "train", *files, "--kind", "bpe", "--size", "400", "--cased"]
-    command += ["--out", str(tmp_path / "out")]
-    done = runner.invoke(app, [*command, "--json"])
-    assert done.exit_code == 0, done.output
-    report = json.loads(done.stdout)
-    tokenizer = Tokenizer.load(tmp_path / "out")
-    assert report["texts"] == 600 and report["size"] == tokenizer.size
-    assert not tokenizer.lowercase and tokenizer.max_length == 512
-    plain = runner.invoke(app, command)
-    assert plain.exit_code == 0 and "characters per token" in plain.stdout
-    assert Tokenizer.load(tmp_path / "out").digest == tokenizer.digest
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    refused = runner.invoke(app, [*command[:-1], str(tmp_path / "mine")])
-    assert refused.exit_code == 2
+    command = ["tokenizer", "train", tmp_path / "a.txt", tmp_path / "b.jsonl.gz", "--kind", "bpe", "--size", 400]
+    assert "characters per token" in run(*command, "--cased", "--out", tmp_path / "out").stdout
+    tokenizer = Tokenizer.load(tmp_path / "out")
+    report = json.loads(run(*command, "--cased", "--out", tmp_path / "out", "--json").stdout)
+    assert report["texts"] == 600 and report["size"] == tokenizer.size
+    assert not tokenizer.lowercase and tokenizer.max_length == 512
+    assert Tokenizer.load(tmp_path / "out").digest == tokenizer.digest
+    mistake(*command, "--cased", "--out", tmp_path / "mine")
     assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 
-from everybert.errors import EverybertError
 from everybert.text.windows import Window, cover, windows
 
 _shapes = st.integers(1, 40).flatmap(lambda size: st.tuples(st.just(size), st.integers(0, size - 1)))
@@ -47,8 +47,7 @@ def test_the_owner_has_the_most_context(n, shape):
 
 @pytest.mark.parametrize(("size", "overlap"), [(0, 0), (4, 4), (4, 5), (4, -1), (-2, 0)])
 def test_impossible_windows_are_refused(size, overlap):
-    with pytest.raises(EverybertError, match="overlap"):
-        windows(10, size, overlap)
+    refuses("overlap", windows, 10, size, overlap)
 
 
 @given(st.integers(0, 700), st.integers(0, 2), st.integers(0, 2), st.integers(8, 200))
