@@ -25,7 +25,7 @@ app.add_typer(corpus, name="corpus")
 TEXTS = "Files or folders: txt, jsonl, json, csv, tsv, parquet, also .gz .xz .zst .bz2; - is standard input."
 RecipeName = Annotated[str, "The name of a recipe, or a .toml file."]
 Kind = Literal["wordpiece", "bpe", "unigram"]
-ExampleKind = Literal["full", "document", "pairs", "order"]
+ExampleKind = Literal["pairs", "order", "full", "document"]
 Lines = Annotated[list[str] | None, {"metavar": "TABLE.KEY=VALUE"}]
 Languages = Annotated[list[str] | None, {"metavar": "LANGUAGE=FILE"}]
 Building = Annotated[dict[str, Any], Fields("", "Documents", "everybert.corpus.build:BuildOptions", "shard_characters")]

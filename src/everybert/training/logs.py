@@ -61,7 +61,7 @@ class Logs:
         if self.file is None:
             self.rows.append({"step": step, **values})
             return
-        with disk_errors(self.file.name, "the last checkpoint is intact; run again to resume"):
+        with disk_errors(self.file.name, "the last checkpoint is intact"):
             self.file.write(json.dumps({"step": step, **values}) + "\n")
             self.file.flush()
         if self.board is not None:
