@@ -81,7 +81,8 @@ def test_units_are_shown_together(folders, vocabulary, strategy):
     for one in shown:
         assert [i for first, end in one["units"] for i in range(first, end)] == one["predicted"]
         words = dict(zip(one["predicted"], one["was"]))
-        assert not any(words[first].startswith("##") for first, _ in one["units"])
+        # after [CLS] stands the rest of a word, where the sequence before ended within one
+        assert not any(words[first].startswith("##") for first, _ in one["units"] if first > 1)
     long = next(one for one in shown if any(end - first > 1 for first, end in one["units"]))
     assert "⟨" in "".join(as_lines(long)) and "⟩" in "".join(as_lines(long))
 
