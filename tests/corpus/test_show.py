@@ -14,6 +14,7 @@ from everybert.corpus.packs import PackStream
 from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.corpus.show import LABELS, as_lines, show_examples, text_examples
 from everybert.errors import EverybertError
+from everybert.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +30,14 @@ def folders(tmp_path_factory):
 
 
 def stream(folder, kind="pairs", causal=False, **masking):
-    corpus, layout = Corpus.open(folder), ExampleLayout.of(corpus_texts.tokenizer())
+    corpus = Corpus.open(folder)
+    layout = ExampleLayout.of(Tokenizer.load(corpus.tokenizer_path))
     return PackStream(corpus, layout, ExampleConfig(kind, 32), MaskingConfig(**masking), capacity=64, causal=causal)
 
 
 @pytest.fixture(scope="module")
-def vocabulary():
-    return corpus_texts.tokenizer()
+def vocabulary(folders):
+    return Tokenizer.load(folders / "tokenizer")  # another training of the same texts may give another one
 
 
 @pytest.mark.parametrize("causal", [False, True, "reverse"])
