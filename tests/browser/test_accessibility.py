@@ -69,7 +69,7 @@ def test_keys(open_page, shots, url):
     page.keyboard.press("Escape")
     keys.wait_for(state="hidden")
     assert page.locator("h1").inner_text() == "Fill in the blank", "keys are the list's own while it is open"
-    for key, title in (("]", "Classify"), ("[", "Fill in the blank"), ("[", "Step through")):
+    for key, title in (("]", "Classify"), ("[", "Fill in the blank"), ("[", "Training data"), ("[", "Step through")):
         page.keyboard.press(key)
         ready(page)
         assert page.locator("h1").inner_text() == title

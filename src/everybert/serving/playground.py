@@ -36,12 +36,7 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
 """Nothing from other hosts."""
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "Cache-Control": "no-cache",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
+HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 CHARACTERS = 20_000
 """Characters per request; the other endpoints take more."""
 LINES = 50
@@ -89,7 +84,9 @@ def add_playground(app: FastAPI, service: "Service") -> None:
     def add_page(path: str, name: str) -> None:
         @app.get(path, include_in_schema=False)
         async def send(request: Request) -> Response:
-            return await web.get_response(name, request.scope)
+            response = await web.get_response(name, request.scope)
+            response.headers["Content-Security-Policy"] = POLICY
+            return response
 
     def add(path: str, task: str, compute: Callable[..., Any], memory: float = 0) -> None:
         @wraps(compute)  # the parameters of `compute` are the fields of the body
