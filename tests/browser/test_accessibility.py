@@ -95,4 +95,4 @@ def test_keys(open_page, shots, url):
     ready(page)
     assert page.locator("article h2").inner_text().startswith("2.")
     page.go_back()
-    page.wait_for_function("() => document.querySelector('h1').textContent === 'Fill in the blank'")
+    page.wait_for_function("() => document.querySelector('h1').textContent === 'Training data'")
