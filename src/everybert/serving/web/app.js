@@ -123,11 +123,12 @@ async function draw() {
 /** One panel, alone or as one of two sides; each keeps its own values and, of two, has its own model. */
 function mount(module, root, sides, i, address) {
   const info = (i ? named(sides[i].get("model")) : null) ?? chosen();
+  const mine = turn;
   const set = (name, value) => (sides[i].set(name, value), go(address()));
   const remember = (values) => {
     sides[i] = new URLSearchParams({ model: info.name });
     for (const [name, value] of Object.entries({ ...values })) if (value !== "" && value !== null && value !== undefined) sides[i].set(name, value);
-    if (address().length < 8000) history.replaceState(null, "", address());
+    if (mine === turn && address().length < 8000) history.replaceState(null, "", address()); // else another panel is opened
   };
   const button = (words, click) => h("button", { type: "button", class: "quiet-button", onclick: click }, words);
   const tools = !COMPARED.includes(place().panel)
