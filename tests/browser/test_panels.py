@@ -277,7 +277,7 @@ def test_attention(open_page, elsewhere, tmp_path, shots):
         page.keyboard.press(key)
     assert page.locator(".av-readout").inner_text().endswith(f"{weights[1, 1, 1, 1]:.4f}")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".av-chip")
+    page.wait_for_selector(".av-links .av-chip")
     assert page.locator(".av-chip small").first.inner_text() == f"{weights[:, :, 1, 1].max():.2f}"
     page.screenshot(path=shots / "attention-matrix.png", full_page=True)
     for kind, start in (("PNG", b"\x89PNG"), ("SVG", b"<svg ")):
@@ -328,7 +328,7 @@ def test_presets_find_the_head_that_shows_them(open_page, models):
     assert page.locator(".av-readout").inner_text().startswith("“she” attends to")
     page.get_by_role("button", name="across a pair").click()
     ready(page)
-    page.wait_for_selector(".av-chip")
+    page.wait_for_selector(".av-links .av-chip")
     found = models["words"].attention("The cat sleeps on the sofa.", "Where is the cat?")
     second = next(i for i, t in enumerate(found.tokens) if t == "cat" and found.texts[i] == 1)
     each = found.weights[:, :, second, found.tokens.index("cat")]

@@ -232,7 +232,7 @@ def test_matrix(open_page, written, shots):
     assert page.locator(".av-readout").inner_text().split() == ["“بالعالم”", "→", "“שלום”", f"{weight:.4f}"]
     assert in_order(page, ".av-readout", ["بالعالم", "→", "שלום", f"{weight:.4f}"])
     page.keyboard.press("Enter")
-    page.wait_for_selector(".av-chip")
+    page.wait_for_selector(".av-links .av-chip")
     assert in_order(page, ".av-links", ["بالعالم", "→", "שלום", "is strongest in"])
 
 

@@ -366,13 +366,12 @@ export function attentionView(root, source, start = {}, changed = () => {}) {
       return null;
     }
     const order = [...each.keys()].sort((a, b) => each[b] - each[a]).slice(0, 5);
-    where.replaceChildren(make("span", {}, ...name(from), " → ", ...name(to), " is strongest in "));
-    for (const k of order) {
+    const chips = order.map((k) => {
       const [layer, head] = [Math.floor(k / source.heads), k % source.heads];
-      where.append(
-        make("button", { type: "button", class: "av-chip", onclick: () => choose({ layer, head }) }, `layer ${layer + 1} head ${head + 1}`, make("small", {}, each[k].toFixed(2))),
-      );
-    }
+      const words = [`layer ${layer + 1} head ${head + 1}`, make("small", {}, each[k].toFixed(2))];
+      return make("button", { type: "button", class: "av-chip", onclick: () => choose({ layer, head }) }, ...words);
+    });
+    where.replaceChildren(make("span", {}, ...name(from), " → ", ...name(to), " is strongest in "), ...chips);
     return order.map((k) => [Math.floor(k / source.heads), k % source.heads, each[k]]);
   }
 
