@@ -69,6 +69,7 @@ def test_page_headers_and_caching(url):
     assert page.status_code == 200 and "<main" in page.text
     assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
     script = httpx.get(url + "/playground/web/app.js")
+    assert script.headers["content-encoding"] == "gzip"
     assert script.headers["content-type"].startswith("text/javascript")
     assert script.headers["cache-control"] == "no-cache"
     again = httpx.get(url + "/playground/web/app.js", headers={"if-none-match": script.headers["etag"]})

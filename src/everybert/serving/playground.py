@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from fastapi import FastAPI, Request, Response
 from pydantic import Field
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
 from everybert.corpus.examples import Kind
@@ -101,7 +102,7 @@ def add_playground(app: FastAPI, service: "Service") -> None:
 
     add_page("/", "index.html")
     add_page("/docs", "docs.html")
-    app.mount("/playground/web", web)
+    app.mount("/playground/web", GZipMiddleware(web))
     add("fill", "fill", page.fill)
     add("tokens", "tokens", page.tokens)
     add("examples", "tokens", page.examples)
