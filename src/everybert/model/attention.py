@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from everybert.model.config import EncoderConfig
+from everybert.model.linear import Linear
 from everybert.model.ragged import Ragged
 
 Heads = tuple[Tensor, Tensor, Tensor]
@@ -92,9 +93,9 @@ class SelfAttention(nn.Module):
         self.causal = config.causal
         self.dropout = config.attention_dropout
         self.rotary_pairs, self.rotary_value = config.rotary_pairs, config.rotary_value
-        self.qkv = nn.Linear(width, rows, bias=config.linear_bias)
-        self.qkv_global = nn.Linear(width, rows, bias=config.linear_bias) if config.global_attention else None
-        self.output = nn.Linear(width, width, bias=config.linear_bias)
+        self.qkv = Linear(width, rows, bias=config.linear_bias)
+        self.qkv_global = Linear(width, rows, bias=config.linear_bias) if config.global_attention else None
+        self.output = Linear(width, width, bias=config.linear_bias)
         self.table_dropout = nn.Dropout(config.dropout)
 
     def forward(

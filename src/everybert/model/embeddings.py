@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from everybert.model.attention import Rotary, Watch
 from everybert.model.config import EncoderConfig
+from everybert.model.linear import Linear
 from everybert.model.ragged import Ragged
 
 
@@ -33,7 +34,7 @@ class Embeddings(nn.Module):
         self.dropout = nn.Dropout(0.0 if config.family == "esm" else config.dropout)
         self.mask_id = config.mask_id
         if config.embedding_size is not None:  # V·E + E·H parameters instead of V·H
-            self.projection = nn.Linear(width, config.hidden_size)
+            self.projection = Linear(width, config.hidden_size)
 
     def forward(self, batch: Ragged, watch: Watch | None = None) -> Tensor:
         """(T) ids → (T, H)."""

@@ -21,6 +21,7 @@ from everybert.model.attention import ABSOLUTE, Relative, SelfAttention, Watch, 
 from everybert.model.config import EncoderConfig
 from everybert.model.embeddings import Embeddings, rotary_table, sinusoids
 from everybert.model.graphs import Recorder
+from everybert.model.linear import Linear
 from everybert.model.ragged import Ragged
 
 Block = Callable[[Tensor], Tensor]
@@ -55,13 +56,13 @@ class FeedForward(nn.Module):
         self.fuses = config.activation == "gelu" and config.linear_bias and not self.gated
         inner = config.intermediate_size
         biased = config.linear_bias and (config.gate_bias or not self.gated)
-        self.input = nn.Linear(config.hidden_size, 2 * inner if self.gated else inner, bias=biased)
-        self.output = nn.Linear(inner, config.hidden_size, bias=config.linear_bias)
+        self.input = Linear(config.hidden_size, 2 * inner if self.gated else inner, bias=biased)
+        self.output = Linear(inner, config.hidden_size, bias=config.linear_bias)
         self.dropout = nn.Dropout(config.feed_forward_dropout)
 
     def forward(self, x_TH: Tensor, watch: Watch | None = None) -> Tensor:
         """(T, H) → (T, I) → (T, H)."""
-        plain = type(self.input) is nn.Linear  # not with adapters
+        plain = type(self.input) is Linear  # not with adapters
         if self.fuses and plain and watch is None and fused(x_TH):
             if not torch.is_grad_enabled() and not self.training:
                 return self.output(product_gelu(x_TH, self.input))

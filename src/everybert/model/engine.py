@@ -27,6 +27,7 @@ from everybert.errors import EverybertError
 from everybert.model.encoder import Encoder
 from everybert.model.graphs import WAVE, filled, on_device
 from everybert.model.heads import SEQUENCE_HEADS, Network, head_logits
+from everybert.model.linear import Linear
 from everybert.model.ragged import Ragged
 
 Given = TypeVar("Given")
@@ -315,7 +316,7 @@ def recordable(encoder: Encoder) -> bool:
     one_kernel &= not encoder.config.global_attention
     if not weight.is_cuda or not one_kernel or encoder.training:
         return False
-    return all(type(m) is nn.Linear for m in encoder.modules() if isinstance(m, nn.Linear))
+    return all(type(m) is Linear for m in encoder.modules() if isinstance(m, nn.Linear))
 
 
 def device_of(encoder: Encoder) -> torch.device:

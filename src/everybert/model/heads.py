@@ -23,11 +23,11 @@ from typing import Literal, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from everybert.errors import EverybertError
 from everybert.model.config import PUBLISHED, EncoderConfig
 from everybert.model.encoder import Encoder, activate, initialise
+from everybert.model.linear import Linear, linear
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 
@@ -41,7 +41,7 @@ class Pooler(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, first_BH: Tensor) -> Tensor:
         """(B, H) → (B, H)."""
@@ -62,17 +62,17 @@ class MaskedLM(nn.Module):
         self.activation = "gelu" if exact else config.activation
         self.dense = self.norm = self.bias = None
         if config.family != "eurobert":
-            self.dense = nn.Linear(config.hidden_size, width, bias=config.head_bias)
+            self.dense = Linear(config.hidden_size, width, bias=config.head_bias)
             self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
             self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-        self.decoder = None if config.tied else nn.Linear(width, config.vocab_size, bias=False)
+        self.decoder = None if config.tied else Linear(width, config.vocab_size, bias=False)
 
     def forward(self, x_MH: Tensor, token_VE: Tensor) -> Tensor:
         """(M, H) → (M, V). Pass only the masked positions: the decoder is the largest product of the model."""
         ready_ME = x_MH
         if self.dense is not None and self.norm is not None:
             ready_ME = self.norm(activate(self.dense(x_MH), self.activation))
-        return F.linear(ready_ME, token_VE if self.decoder is None else self.decoder.weight, self.bias)
+        return linear(ready_ME, token_VE if self.decoder is None else self.decoder.weight, self.bias)
 
 
 DENSE: dict[str, tuple[str, bool]] = PUBLISHED["dense"]
@@ -91,10 +91,10 @@ class TaskHead(nn.Module):
         self.form = form
         self.activation, self.drops_first = DENSE.get(form, ("", False))
         self.activation = self.activation or config.activation
-        self.dense = nn.Linear(width, width, bias=config.head_bias) if form in DENSE else None
+        self.dense = Linear(width, width, bias=config.head_bias) if form in DENSE else None
         self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias) if form == "norm" else None
         self.dropout = nn.Dropout(rate if drop else 0.0)
-        self.output = nn.Linear(width, labels)
+        self.output = Linear(width, labels)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, H) → (…, C)."""

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from everybert.errors import EverybertError
 from everybert.model.config import PUBLISHED, EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.int8 import Int8Linear, is_int8
+from everybert.model.linear import Linear, linear
 
 QKV = ("query", "key", "value")
 PARTS = {1: ("",), 2: (".gate", ".up"), 3: tuple(f".{name}" for name in QKV)}
@@ -74,9 +74,9 @@ class Lora(nn.Module):
     def forward(self, x_TI: Tensor, y_TO: Tensor, bias_O: Tensor | None) -> Tensor:
         """y + (α / r)·B·A·x, where y = W·x + b; with DoRA scaled, but for b."""
         pieces = list(y_TO.split(self.rows, dim=-1))
-        low_TPr = F.linear(self.dropout(x_TI), self.down).split(self.rank, dim=-1)
+        low_TPr = linear(self.dropout(x_TI), self.down).split(self.rank, dim=-1)
         for part, low_Tr, up in zip(self.parts, low_TPr, self.up):
-            pieces[part] = pieces[part] + self.scale * F.linear(low_Tr, up)
+            pieces[part] = pieces[part] + self.scale * linear(low_Tr, up)
         y_TO = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
         if self.gain_O is None:
             return y_TO
@@ -110,7 +110,7 @@ class AdaptedLinear(nn.Linear):
 
     def forward(self, x_TI: Tensor) -> Tensor:
         """(T, in) → (T, out)."""
-        y_TO = F.linear(x_TI, self.weight, self.bias) if self.int8 is None else self.int8(x_TI)
+        y_TO = linear(x_TI, self.weight, self.bias) if self.int8 is None else self.int8(x_TI)
         if self.active is None or self.active not in self.lora:
             return y_TO
         return self.lora[self.active](x_TI, y_TO, self.bias if self.int8 is None else self.int8.bias)
@@ -188,7 +188,7 @@ class AdapterSet:
                 if isinstance(child, AdaptedLinear):
                     if self.active in child.lora:
                         child.weight.copy_(child.lora[self.active].merged(child.weight))  # type: ignore[operator, union-attr]
-                    plain = nn.Linear(child.in_features, child.out_features, child.bias is not None, device="meta")
+                    plain = Linear(child.in_features, child.out_features, child.bias is not None, device="meta")
                     plain.weight, plain.bias = child.weight, child.bias
                     setattr(parent, name, plain)
         self.entries.clear()

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import initialise
 from everybert.model.heads import MaskedLM, Network
+from everybert.model.linear import Linear, linear
 from everybert.model.ragged import Ragged, Targets
 
 IGNORE = -100
@@ -108,9 +109,9 @@ class Boundary(nn.Module):
         super().__init__()
         hidden, width = config.hidden_size, config.embedding_width
         self.place = nn.Embedding(self.PLACES, self.PLACE_WIDTH)
-        self.first = nn.Linear(2 * hidden + self.PLACE_WIDTH, hidden)
+        self.first = Linear(2 * hidden + self.PLACE_WIDTH, hidden)
         self.first_norm = nn.LayerNorm(hidden, eps=config.norm_eps)
-        self.second = nn.Linear(hidden, width)
+        self.second = Linear(hidden, width)
         self.second_norm = nn.LayerNorm(width, eps=config.norm_eps)
         initialise(self, config)
 
@@ -129,7 +130,7 @@ def boundary_loss(network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
     head = network.heads["mlm"]
     assert isinstance(head, MaskedLM)
     table_VE = network.encoder.embeddings.token.weight if head.decoder is None else head.decoder.weight
-    boundary = cross_entropy(F.linear(y_ME, table_VE, head.bias), targets.mask_label_M) / targets.masked
+    boundary = cross_entropy(linear(y_ME, table_VE, head.bias), targets.mask_label_M) / targets.masked
     return loss + boundary, torch.cat((figures, boundary.detach()[None]))
 
 
