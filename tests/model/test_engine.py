@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import contextvars
+import platform
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -273,3 +276,18 @@ def test_padded_batches_of_one_long_text_and_many_short_ones_stay_small():
             longest = max(lengths[i] for i in group)
             assert len(group) * longest <= places + longest and len(group) * longest**2 <= scores
         assert len(groups) < 12
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep memory in their own way")
+def test_batches_use_the_memory_of_those_before_them():
+    code = """if True:
+        import resource, everybert
+        model = everybert.load("everybert-small", device="cpu", dtype="int8")
+        texts = ["the man went to the shop and bought a pair of shoes for his daughter " * 8] * 20
+        for _ in range(3):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            model.embed(texts)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 15_000, "pages mapped again: tens of thousands if memory goes back to the system"
