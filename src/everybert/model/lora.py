@@ -137,9 +137,6 @@ class AdapterSet:
         self._heads: dict[str, nn.Module] = dict(network.heads.items())
         self._pooler = network.pooler
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.entries
-
     def add(
         self,
         name: str,
@@ -226,10 +223,6 @@ class AdapterSet:
                 if (magnitude := magnitudes.get(at + part)) is not None:
                     gains[i] = magnitude.to(norms[i]) / norms[i]
             lora.gain_O = torch.cat(gains).to(lora.down.dtype)
-
-    def parameters(self, name: str) -> list[nn.Parameter]:
-        """The A and B of an adapter: what its training changes in the encoder."""
-        return [p for _, lora in self._adapted(name) for p in lora.parameters()]
 
     def _adapted(self, name: str) -> Iterator[tuple[str, Lora]]:
         for at, module in self.network.named_modules():
