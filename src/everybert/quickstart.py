@@ -79,7 +79,7 @@ def quickstart(
     for name, base in (("sentiment", "pretrained/model"), ("untrained-sentiment", "untrained")):
         if not is_complete(out / name):
             tuned = finetune(out / base, "classify", out / "train.tsv", out / "dev.tsv", out / name, **TUNING)
-            if not tuned.runs[0].finished:
+            if not tuned.finished:
                 raise Stopped
         model = load(out / name, device="cpu")
         parts = {part: evaluate("classify", model, out / f"{part}.tsv") for part in ("dev", "test")}
