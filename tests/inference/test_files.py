@@ -240,7 +240,7 @@ def test_mistakes_are_one_line(folder, files, tmp_path, monkeypatch):
     wrong("has no records", {"text": pa.array([], pa.string())})
     wrong("does not exist", source=tmp_path / "none.parquet")
     wrong("at least 1", {"text": ["a"]}, part_rows=0)
-    wrong("add --engine ray", {"text": ["a"]}, address="auto")
+    wrong("give engine ray", {"text": ["a"]}, address="auto")
     (tmp_path / "t.parquet").write_bytes(files[0].read_bytes()[:-20])
     wrong("cannot be read as parquet", source=tmp_path / "t.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)

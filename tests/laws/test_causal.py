@@ -255,4 +255,4 @@ def test_heads_on_a_token_that_sees_only_itself_are_refused(trained, tmp_path):
     if everybert.load(model).config.causal == "reverse":  # its first token sees the whole text
         everybert.finetune(model, "classify", rows, rows, tmp_path / "full", **options)
         return
-    refuses("use --mode frozen", everybert.finetune, model, "classify", rows, rows, tmp_path / "full", **options)
+    refuses("use mode frozen", everybert.finetune, model, "classify", rows, rows, tmp_path / "full", **options)

@@ -150,9 +150,6 @@ def read_then(text: str) -> list[Then]:
     return [Then(name, task or "classify", train, dev, {})]
 
 
-# ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def run_one(
     cell: Cell, number: int, corpus: str | Path, out: Path, sets: list[Then], settings: dict[str, Any], how: Any
 ) -> bool:

@@ -313,9 +313,6 @@ def compare(graph: Graph, path: Path) -> tuple[float, float]:
     return difference, values
 
 
-# ── transformers ────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def export_hf(
     name: str | Path,
     out: str | Path,

@@ -152,9 +152,6 @@ def _run(predictor: "Predictor", parts: Iterable[Part]) -> Generator[tuple[int, 
         yield from (wait() for wait in waiting)
 
 
-# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def read_inputs(
     task: str, sources: Sequence[Path], how: FileOptions, bad: list[str], even: bool = False
 ) -> Iterator[tuple[Row, Any]]:
@@ -185,9 +182,6 @@ def read_inputs(
                 bad.append(f"{path}:{number}: {error}")
     if not found:
         raise EverybertError(f"{sources[0]} has no row that can be read: check the file")
-
-
-# ── one part ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass

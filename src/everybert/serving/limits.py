@@ -358,9 +358,6 @@ async def _drain(request: Request, most: int) -> None:
                     return
 
 
-# ── one connection ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 class Protocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 connection, with bounds on heads and trailers, and deadlines for reading and writing."""
 

@@ -388,9 +388,6 @@ def _layer_norm(tensors: dict[str, Tensor], width: int) -> Callable[[Tensor], Te
     return partial(F.layer_norm, normalized_shape=(width,), weight=weight, bias=bias)
 
 
-# ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
     """Write the files from which sentence-transformers and `read_pooling` make the same vectors.
 

@@ -320,9 +320,6 @@ def run_all(
     return runs, True
 
 
-# ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def save(tuned: Tuned, data: Data, folder: Path, confusion: np.ndarray | None) -> None:
     """Write the best run: a model folder, or an adapter's; finetune.json and the card say how it was made."""
     best, task = tuned.runs[0], tuned.task
