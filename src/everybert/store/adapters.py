@@ -354,10 +354,8 @@ class Bundle:
 def read_bundle(folder: Path, extras: Mapping[str, Any]) -> Bundle:
     """The adapters that a folder's everybert.json (`extras`) lists: {"sentiment": ["classify"], …}."""
     listed = extras.get(BUNDLED, {})
-    if not isinstance(listed, dict) or not all(isinstance(tasks, list) for tasks in listed.values()):
-        raise EverybertError(f"{folder}: everybert.json lists its adapters wrongly; restore the folder")
     for name, tasks in listed.items():
-        if not re.fullmatch(r"\w[\w-]*", name) or not set(tasks) <= set(BUNDLED_TASKS):
+        if not re.fullmatch(r"\w[\w-]*", name) or not isinstance(tasks, list) or not set(tasks) <= set(BUNDLED_TASKS):
             raise EverybertError(f"{folder}: everybert.json has an odd adapter {name[:40]!r}; restore the folder")
     defaults = {task: name for name, tasks in listed.items() for task in tasks}
     return Bundle({name: folder / BUNDLED / name for name in listed}, defaults)

@@ -161,10 +161,9 @@ def finetune(
     best.task = best.task.finish(best.network)
     notes = list(data.notes)
     if not finished:
-        done = sum(run.finished for _, run in ranked) + len(runs) - 1
-        kept = "the best of them" if done else "the best epoch so far"
-        after = f"interrupted after {done} of {len(points) + seeds - 1} runs: {kept} is kept"
-        notes.append(f"{after}; to have all, run the same again and overwrite it")
+        done, total = sum(run.finished for _, run in ranked) + len(runs) - 1, len(points) + seeds - 1
+        kept = f"interrupted after {done} of {total} runs: the best {'of them' if done else 'epoch so far'} is kept"
+        notes.append(f"{kept}; to have all, run the same again and overwrite it")
         log.warning(notes[-1])
     confusion = best.task.confusion(best.network, data.dev)
     if confusion is not None and (confusion.sum(0) > 0).sum() == 1 < (confusion.sum(1) > 0).sum():
