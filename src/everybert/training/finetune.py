@@ -1,7 +1,7 @@
 """`everybert.finetune`: labelled data in, a task model out, with its scores on held-out data.
 
 Data → base model → one run per seed (training/tuning.py) → the best of them → a folder. Several seeds give a mean and
-its 95 % interval. Ctrl-C keeps the best epoch so far.
+its 95 % interval. Ctrl-C keeps what is finished, or the best epoch so far.
 """
 
 import inspect
