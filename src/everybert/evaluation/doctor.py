@@ -189,7 +189,7 @@ def check_labels(counts: Mapping[str, int]) -> list[Finding]:
     most, least = max(counts.values()), min(counts.values())
     if most > 10 * least:
         message = f"the labels are unbalanced: {most} to {least} examples"
-        remedy = "judge by f1_macro rather than accuracy; classify can balance them (class_weights)"
+        remedy = "judge by f1_macro rather than accuracy; classify can balance them (class_weights balanced)"
         findings.append(Finding("warning", "balance", message, remedy, most))
     return findings
 

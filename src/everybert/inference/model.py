@@ -559,7 +559,7 @@ class Model:
             target, named = settled.explained(predict, encoding, label)
             marked = self._global_tokens(encoding, settled)
             scores, *ends = attribute(self.network, self.tokenizer, encoding, str(settled.head), target, marked)
-        return Attribution(encoding.tokens, encoding.offsets, encoding.sequence, scores, named, *ends)
+        return Attribution(text, pair, encoding.tokens, encoding.offsets, encoding.sequence, scores, named, *ends)
 
     def main_task(self) -> str | None:
         """The task that the model was trained for, else the first that its heads can do; None without such a head."""

@@ -38,6 +38,7 @@ class Attention:
     weights: np.ndarray = field(repr=False)
     """float32 (L, A, n, n): row i holds the weights with which token i attends to each token, and sums to 1."""
     offsets: list[tuple[int, int]] = field(default_factory=list, repr=False)
+    segments: list[int] = field(default_factory=list, repr=False)
     texts: list[int | None] = field(default_factory=list, repr=False)
     """The text of each token, 0 or 1; None for special tokens."""
     labels: list[str] = field(default_factory=list, repr=False)
@@ -135,7 +136,7 @@ def read_attention(
 
     network.encoder(batch_of(network, encoding, global_tokens), watch=watch)
     labels = list(labels or encoding.tokens)
-    return Attention(encoding.tokens, weights, encoding.offsets, encoding.sequence, labels)
+    return Attention(encoding.tokens, weights, encoding.offsets, encoding.segments, encoding.sequence, labels)
 
 
 @torch.inference_mode()

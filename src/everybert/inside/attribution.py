@@ -27,6 +27,8 @@ BUDGET = 512
 class Attribution:
     """The contribution of each token to a prediction: positive for, negative against it."""
 
+    text: str
+    pair: str | None
     tokens: list[str]
     offsets: list[tuple[int, int]] = field(repr=False)
     texts: list[int | None] = field(repr=False)

@@ -47,6 +47,7 @@ class Trace:
 
     tokens: list[str]
     ids: list[int]
+    segments: list[int]
     values: dict[str, np.ndarray] = field(repr=False)
     """In the order of computation. float32: (n, …) per token, (A, n, …) per head and token, (1, …) for the whole."""
     config: EncoderConfig = field(repr=False)
@@ -90,7 +91,7 @@ def read_trace(
         x_nH = network.encoder(batch, watch=watch)
         gap = float((network.encoder(batch).float() - x_nH.float()).abs().max())
         _heads(network, x_nH, batch, watch)
-    return Trace(encoding.tokens, encoding.ids, values, config, gap)
+    return Trace(encoding.tokens, encoding.ids, encoding.segments, values, config, gap)
 
 
 def _heads(network: Network, x_nH: Tensor, batch: Ragged, watch: Callable[[str, Tensor], None]) -> None:

@@ -227,7 +227,8 @@ class Playground:
         """The contribution of each token to a prediction."""
         check_short(served, text, pair)
         found = served.model.attribution(text, pair, label=label, task=task)
-        return {**asdict(found), "scores": found.scores.round(6).tolist(), "gap": found.gap}
+        shown = {name: value for name, value in asdict(found).items() if name not in ("text", "pair")}
+        return {**shown, "scores": found.scores.round(6).tolist(), "gap": found.gap}
 
     def step(
         self, served: Served, text: str, pair: Second = None, layer: Index = 0, head: Index = 0, step: Index = 0
