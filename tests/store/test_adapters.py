@@ -138,7 +138,7 @@ def test_an_adapter_without_a_head_names_its_architecture(tmp_path):
     for kind in ("roberta", "bert"):
         tiny_models.saved(tmp_path / kind, kind)
     load_adapter(AdapterSet(load_network(tmp_path / "roberta").network), "x", read_adapter(tmp_path / "adapter"))
-    with pytest.raises(EverybertError, match="an adapter of a RobertaModel, this is a bert model; load its own base"):
+    with pytest.raises(EverybertError, match="an adapter of a RobertaModel, not of bert; load its own base"):
         load_adapter(AdapterSet(load_network(tmp_path / "bert").network), "x", read_adapter(tmp_path / "adapter"))
 
 

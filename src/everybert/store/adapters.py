@@ -158,13 +158,11 @@ def load_adapter(adapters: AdapterSet, name: str, file: AdapterFile, verify: boo
     network, config = adapters.network, adapters.network.config
     if verify and file.digest is not None and file.digest != encoder_digest(network):
         raise EverybertError(f"{file.folder} was trained on another base ({file.base or 'unnamed'}); load that one")
-    auto, own = file.raw.get("auto_mapping"), layouts.LAYOUTS[config.family]
+    auto, layout = file.raw.get("auto_mapping"), layouts.LAYOUTS[config.family]
     made = str(auto.get("base_model_class")) if isinstance(auto, dict) else ""
-    known = {layout.stem + suffix for layout in layouts.LAYOUTS.values() for suffix in layout.classes}
-    if made in known and made.removeprefix(own.stem) not in own.classes:
-        raise EverybertError(
-            f"{file.folder} is an adapter of a {made}, this is a {config.family} model; load its own base"
-        )
+    known = {one.stem + suffix for one in layouts.LAYOUTS.values() for suffix in one.classes}
+    if made in known and made.removeprefix(layout.stem) not in layout.classes:
+        raise EverybertError(f"{file.folder} is an adapter of a {made}, not of {config.family}; load its own base")
     content = _Content(file, read_tensors(file.folder, WEIGHTS))
     modules = _matrices(config, (*TARGETS, *([PROJECTION] if network.encoder.embeddings.projection else [])))
     pairs = {ours: content.take_pair(at) for ours, at in modules.items() if content.adapts(at)}
