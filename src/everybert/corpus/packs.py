@@ -105,9 +105,9 @@ class PackStream:
 
     `make` makes one pack and `packs` iterates over them. A pack is a dict of int64 arrays: tokens (T),
     segments (T, only in families that have them), lengths (B), mask_index, mask_label and draw (M; a random number
-    below DRAWS), pair_label (B; 0 next or in order, 1 random or swapped, −100 none), example (B) ids,
-    and its position. The span strategy adds span_left and span_right (M; the positions next to the span) and
-    span_place (M; 1 for the span's first token).
+    below DRAWS), pair_label (B; 0 next or in order, 1 random or swapped, −100 none), example (B) ids, language (B,
+    only of a multilingual corpus), and its position. The span strategy adds span_left and span_right (M; the positions
+    next to the span) and span_place (M; 1 for the span's first token).
     """
 
     def __init__(
@@ -229,6 +229,8 @@ class PackStream:
         }
         if self.layout.segments:
             pack["segments"] = segments
+        if self.corpus.document_language is not None:
+            pack["language"] = self.corpus.document_language[examples.document_E].astype(np.int64)
         if self.masking.strategy == "span":
             pack["span_left"], pack["span_right"] = masked.unit_start_M - 1, masked.unit_stop_M
             pack["span_place"] = masked.index_M - masked.unit_start_M + 1

@@ -200,7 +200,11 @@ class EncoderConfig:
         return self.windows[layer] if self.windows is not None else None
 
     def replace(self, **changes: Any) -> "EncoderConfig":
-        """A copy with some fields changed."""
+        """A copy with some fields changed; unknown names are an error."""
+        known = {f.name for f in dataclasses.fields(self)}
+        for name in changes:
+            if name not in known:
+                raise EverybertError(f"encoder configuration has no field {name!r}")
         if self.windows and "layers" in changes and "windows" not in changes:  # the pattern of the layers continues
             size = len(self.windows)
             period = next(p for p in range(1, size + 1) if self.windows[p:] == self.windows[: size - p])
