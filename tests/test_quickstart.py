@@ -10,7 +10,7 @@ from rich.console import Console
 
 from everybert import data
 from everybert import quickstart as module
-from everybert.quickstart import Stopped, quickstart
+from everybert.quickstart import quickstart
 
 
 def run(out):
@@ -63,7 +63,7 @@ def test_a_stopped_run_says_so(tmp_path, monkeypatch):
     from everybert.training.pretrain import Result
 
     monkeypatch.setattr(module, "pretrain", lambda *a, **k: Result(tmp_path, False, 3, {}))
-    with pytest.raises(Stopped):
+    with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "story")
 
 

@@ -32,7 +32,7 @@ def cluster(address: str | None = None, workers: int | None = None) -> Iterator[
     try:
         import ray
     except ImportError:
-        raise EverybertError("--engine ray needs Ray: pip install 'everybert[scale]'") from None
+        raise EverybertError("the engine ray needs Ray: pip install 'everybert[scale]'") from None
     if ray.is_initialized():
         yield ray
         return
@@ -58,7 +58,7 @@ def check_engine(engine: str, address: str | None) -> None:
     if engine not in ("local", "ray"):
         raise EverybertError(f"there is no engine {engine!r}: choose local or ray")
     if engine == "local" and address is not None:
-        raise EverybertError("--address is a cluster's: add --engine ray")
+        raise EverybertError("the address is a cluster's: give engine ray")
 
 
 @contextmanager
@@ -108,7 +108,7 @@ class RayPool:
             reason = f"{type(error.cause).__name__}: {error.cause}".partition("\n")[0]
             raise EverybertError(f"a worker failed ({reason}): is the same everybert on every machine?") from error
         except self.ray.exceptions.RayError as error:
-            raise EverybertError(f"a worker was lost {RETRIES} times (out of memory?): give fewer --workers") from error
+            raise EverybertError(f"a worker was lost {RETRIES} times (out of memory?): give fewer workers") from error
 
 
 class _Worker:

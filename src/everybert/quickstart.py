@@ -32,10 +32,6 @@ MODELS = {"sentiment": "pre-trained first", "untrained-sentiment": "from random 
 TUNING: dict[str, Any] = {"epochs": 5, "lr": 1e-3, "batch_size": 32, "device": "cpu", "quiet": True, "overwrite": True}
 
 
-class Stopped(Exception):
-    """Ctrl-C was pressed. Finished steps are kept."""
-
-
 def quickstart(
     out: str | Path = "quickstart", *, steps: int | None = None, size: int = 5000, console: Console | None = None
 ) -> dict[str, Any]:
@@ -66,7 +62,7 @@ def quickstart(
         Model(Network(fit_config(recipe.config, tokenizer), {"mlm": None}), tokenizer).save(out / "untrained")
     result = pretrain(recipe, out / "corpus", out / "pretrained", device="cpu")
     if not result.finished:
-        raise Stopped
+        raise KeyboardInterrupt
     title("5  Masked tokens: sentences that are nowhere in the text")
     story: dict[str, Any] = {"heldout": result.figures}
     texts, answers = zip(*data.rows("masked.tsv"))
@@ -79,8 +75,8 @@ def quickstart(
     for name, base in (("sentiment", "pretrained/model"), ("untrained-sentiment", "untrained")):
         if not is_complete(out / name):
             tuned = finetune(out / base, "classify", out / "train.tsv", out / "dev.tsv", out / name, **TUNING)
-            if not tuned.runs[0].finished:
-                raise Stopped
+            if not tuned.finished:
+                raise KeyboardInterrupt
         model = load(out / name, device="cpu")
         parts = {part: evaluate("classify", model, out / f"{part}.tsv") for part in ("dev", "test")}
         story["scores"][name] = {part: one.scores["accuracy"] for part, one in parts.items()}

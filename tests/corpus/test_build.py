@@ -116,7 +116,7 @@ def test_too_little_held_out_text_is_told(tmp_path, wordpiece, texts, caplog):
     build_corpus(texts, wordpiece, tmp_path / "none", workers=1, heldout=0)
     assert not caplog.text
     build_corpus(texts, wordpiece, tmp_path / "few", workers=1, heldout=0.01)
-    assert "tokens are held out, too few to measure a model: raise --heldout" in caplog.text
+    assert "tokens are held out, too few to measure a model: raise heldout" in caplog.text
 
 
 def interrupted(monkeypatch, after):
@@ -207,7 +207,7 @@ def test_changes_are_noticed(tmp_path, wordpiece, texts, monkeypatch):
         build_corpus(texts, wordpiece, tmp_path / "c", **kwargs)
     recover()
     tokenizer("bpe").save(tmp_path / "other")
-    with pytest.raises(EverybertError, match=r"other tokenizer_digest.*--fresh"):
+    with pytest.raises(EverybertError, match=r"other tokenizer_digest.*fresh=True"):
         build_corpus(texts, tmp_path / "other", tmp_path / "c", **kwargs)
     with pytest.raises(EverybertError, match="other options"):
         build_corpus(texts, wordpiece, tmp_path / "c", heldout=0.2, **kwargs)
@@ -228,7 +228,7 @@ def test_a_finished_corpus_is_left_alone_or_replaced(tmp_path, wordpiece, texts)
     again = build_corpus(texts, wordpiece, tmp_path / "c", workers=2)
     assert again["counts"] == first["counts"]
     assert contents(tmp_path / "c") == before
-    with pytest.raises(EverybertError, match=r"other options.*--fresh"):
+    with pytest.raises(EverybertError, match=r"other options.*fresh=True"):
         build_corpus(texts, wordpiece, tmp_path / "c", workers=1, wrapped=True)
     texts.write_text("Another text.", "utf-8")
     with pytest.raises(EverybertError, match="other inputs"):
@@ -306,7 +306,7 @@ def test_nothing_to_build_is_an_error(tmp_path, wordpiece):
     with pytest.raises(EverybertError, match="no documents"):
         build_corpus(tmp_path / "in.txt", wordpiece, tmp_path / "c", workers=1)
     (tmp_path / "in.txt").write_text("one text")
-    with pytest.raises(EverybertError, match="lower --heldout"):
+    with pytest.raises(EverybertError, match="lower heldout"):
         build_corpus(tmp_path / "in.txt", wordpiece, tmp_path / "c", workers=1, heldout=0.99999999)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.txt"]
     for kwargs in ({"heldout": 1.0}, {"heldout": -0.1}, {"workers": 0}):

@@ -172,7 +172,7 @@ def test_a_lost_machine_loses_nothing(texts, tmp_path, local, monkeypatch):
 
 def test_what_is_wrong_is_told(texts, tmp_path, monkeypatch):
     build_text = (texts / "in.txt", texts / "tokenizer", tmp_path / "c")
-    with pytest.raises(EverybertError, match="add --engine ray"):
+    with pytest.raises(EverybertError, match="give engine ray"):
         build_corpus(*build_text, address="auto")
     with pytest.raises(EverybertError, match="no engine 'spark'"):
         build_corpus(*build_text, engine="spark")  # type: ignore[arg-type]

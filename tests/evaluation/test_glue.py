@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import tiny_model
@@ -111,6 +112,15 @@ def test_a_folder_may_suggest_settings_for_each_task(folder, base, tmp_path, mon
     (own / "everybert.json").write_text(json.dumps({"version": 1, "glue": {"RTE": {"seeds": 3}}}))
     refuses("suggests 'seeds' for RTE, which is no setting", glue, folder, own, tmp_path / "d", ["RTE"], quiet=True)
     assert seen[1:] == [{"lr": None, "epochs": 1, "reinit": None}] * 2  # what is given counts, or nothing is suggested
+
+
+def test_control_c_ends_all_tasks(folder, base, tmp_path, monkeypatch):
+    """The task that was interrupted has no score: it is run again."""
+    real = module.finetune
+    monkeypatch.setattr(module, "finetune", lambda *args, **settings: replace(real(*args, **settings), finished=False))
+    with pytest.raises(KeyboardInterrupt):
+        glue(folder, base, tmp_path / "out", ["SST-2", "RTE"], **FAST)
+    assert not list((tmp_path / "out").glob("*.json")) and not (tmp_path / "out" / "RTE").exists()
 
 
 def test_mnli_has_two_dev_sets(folder, base, tmp_path):

@@ -118,8 +118,8 @@ def test_an_interrupted_run_ends_the_sweep(recipe, corpus, tmp_path, monkeypatch
         ({"mask.mask_share/mask.random_share": [(1.0,)]}, "one value per key"),
         ({"batch.length": [32, 128]}, "more than the model's 64 positions"),
         ({"mask.rate": [0.15, 0.15]}, "give each value"),
-        ({"seed": [1, 2]}, "--seeds"),
-        ({}, "--vary mask.rate"),
+        ({"seed": [1, 2]}, "for seeds there is seeds"),
+        ({}, "name a setting to vary, such as mask.rate"),
     ],
 )
 def test_a_wrong_grid_is_refused_before_anything_runs(recipe, corpus, tmp_path, vary, words):

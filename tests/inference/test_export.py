@@ -160,7 +160,7 @@ def test_an_adapter_is_merged(tmp_path):
     head = Network(network.config, {"classify": 3}, pooler=True)
     adapters.add("mood", LoraConfig(), {"classify": head.heads["classify"]}, head.pooler)
     with torch.no_grad():
-        for value in adapters.parameters("mood"):
+        for value in adapters.state("mood").values():
             value.normal_(std=0.3)
     with atomic_folder(tmp_path / "lora") as folder:
         save_adapter(adapters, "mood", folder, base=str(base))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from everybert.inference.export import _Padded
+from everybert.inference.export import Padded
 from everybert.model.config import PRESETS
 from everybert.model.heads import FeatureConfig, Network, add_feature_head, head_logits
 from everybert.model.ragged import Ragged
@@ -43,7 +43,7 @@ def batches(network, fill=0):
         ids_BN[b, :n], visible_BN[b, :n] = torch.tensor(sequences[b]), 1
         segments_BN[b, :n] = torch.tensor(segments[b]) if segments else 0
         globals_BN[b, marks[b] if marks else []] = 1
-    rectangle = _Padded.of(ids_BN, visible_BN > 0, segments_BN if segments else None, globals_BN > 0 if marks else None)
+    rectangle = Padded.of(ids_BN, visible_BN > 0, segments_BN if segments else None, globals_BN > 0 if marks else None)
     return Ragged.of(sequences, segments, marks), rectangle
 
 
@@ -91,5 +91,5 @@ def test_feature_heads(layers, pool):
 def test_a_sequence_of_padding_alone_spoils_nothing():
     network = network_of("modernbert-base", {})
     ids_BN, visible_BN = torch.ones(2, 8, dtype=torch.long), torch.tensor([[True] * 8, [False] * 8])
-    x = network.encoder(_Padded.of(ids_BN, visible_BN))
+    x = network.encoder(Padded.of(ids_BN, visible_BN))
     assert x.isfinite().all()

@@ -176,12 +176,12 @@ def test_other_inputs_options_and_outputs_are_noticed(folder, files, tmp_path):
     how = {"columns": {"text": "body"}, "progress": stopping(4)}
     assert label(folder, files, tmp_path / "out", **how).stopped
     refuses(r"unfinished .* other inputs", label, folder, files[:1], tmp_path / "out", **how)
-    refuses(r"other options.*--fresh", label, folder, files, tmp_path / "out", options={"scores": True}, **how)
+    refuses(r"other options.*fresh=True", label, folder, files, tmp_path / "out", options={"scores": True}, **how)
     with pytest.raises(EverybertError, match="other model"):
         label(tiny_model.save(tmp_path / "m2", {"classify": 2}, seed=3), files, tmp_path / "out", **how)
     how.pop("progress")
     assert label(folder, files[:1], tmp_path / "out", fresh=True, **how).rows == 15
-    refuses(r"exists already.*--fresh", label, folder, files, tmp_path / "out", **how)
+    refuses(r"exists already.*fresh=True", label, folder, files, tmp_path / "out", **how)
     assert label(folder, files, tmp_path / "out", fresh=True, **how).rows == 22
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/chapter.txt").write_text("mine")
@@ -201,7 +201,7 @@ def test_text_files_have_a_text_per_line_and_pairs_are_guessed(folder, model, tm
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_a_row_without_text_is_named_or_left_out(folder, tmp_path, suffix):
     source = write(tmp_path / f"in{suffix}", [*TEXTS[:6], None, *TEXTS[:3], None])
-    refuses(r":7: the column 'text' has no text; .*--skip-bad", label, folder, source, tmp_path / "out.csv")
+    refuses(r":7: the column 'text' has no text; skip_bad=True", label, folder, source, tmp_path / "out.csv")
     done = label(folder, source, tmp_path / "some.csv", skip_bad=True)
     assert done.rows == 9 and [line.split(": ")[0].rpartition(":")[2] for line in done.bad] == ["7", "11"]
     assert [row["id"] for row in read(tmp_path / "some.csv")] == [*"012345", *"789"]
@@ -240,7 +240,7 @@ def test_mistakes_are_one_line(folder, files, tmp_path, monkeypatch):
     wrong("has no records", {"text": pa.array([], pa.string())})
     wrong("does not exist", source=tmp_path / "none.parquet")
     wrong("at least 1", {"text": ["a"]}, part_rows=0)
-    wrong("add --engine ray", {"text": ["a"]}, address="auto")
+    wrong("give engine ray", {"text": ["a"]}, address="auto")
     (tmp_path / "t.parquet").write_bytes(files[0].read_bytes()[:-20])
     wrong("cannot be read as parquet", source=tmp_path / "t.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -18,7 +18,7 @@ import everybert
 from everybert.corpus.packs import PackStream
 from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
-from everybert.inference.export import _Padded, export_hf
+from everybert.inference.export import Padded, export_hf
 from everybert.inference.model import Model
 from everybert.model.attention import Pattern, attend, watched, windowed
 from everybert.model.config import EncoderConfig, preset
@@ -75,7 +75,7 @@ def test_all_paths_agree(causal, window, monkeypatch):
     torch.testing.assert_close(attend(qkv, batch, pattern), formula)
     torch.testing.assert_close(windowed(qkv, batch, pattern, None, 0.0), formula)
     real = torch.arange(9)[None] < torch.tensor(batch.lengths)[:, None]
-    padded = _Padded.of(torch.zeros(4, 9, dtype=torch.long), real)
+    padded = Padded.of(torch.zeros(4, 9, dtype=torch.long), real)
     rows = [torch.zeros(36, 2, 4, dtype=torch.float64) for _ in qkv]
     for x, row in zip(qkv, rows):
         row[real.flatten()] = x
@@ -255,4 +255,4 @@ def test_heads_on_a_token_that_sees_only_itself_are_refused(trained, tmp_path):
     if everybert.load(model).config.causal == "reverse":  # its first token sees the whole text
         everybert.finetune(model, "classify", rows, rows, tmp_path / "full", **options)
         return
-    refuses("use --mode frozen", everybert.finetune, model, "classify", rows, rows, tmp_path / "full", **options)
+    refuses("use mode frozen", everybert.finetune, model, "classify", rows, rows, tmp_path / "full", **options)

@@ -1,5 +1,6 @@
 """Every error of the command line is one line with exit code 2, whatever is wrong with a file."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import tiny_model
 from commandline import every, mistake, run
 
+import everybert
 from everybert.files import sha256_folder
 
 LINES = {
@@ -120,3 +122,25 @@ def test_an_unknown_option(name):
 def test_a_folder_without_a_name(line, place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mistake(*line.replace("PLACE", place).split())
+
+
+ROOMS = ("corpus", "evaluation", "inference", "serving", "tasks", "training")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_library_names_no_option_of_the_command_line(room):
+    """Users of Python read its messages too; but a whole command may stand in them."""
+    found = []
+    for file in (Path(everybert.__file__).parent / room).glob("*.py"):
+        texts = [node.value for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Constant)]
+        found += [text for text in texts if isinstance(text, str) and re.search(r"(^|[ (])--[a-z]", text)]
+    assert not [text for text in found if "everybert " not in text]
+
+
+def test_the_command_line_spells_the_options_of_the_library(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data.tsv").write_text("text\tlabel\na film\t\nfood\tb\n")
+    there = mistake("finetune", "classify", "--train", "data.tsv", "--out", str(model), "--model", str(model))
+    assert "give --overwrite to replace it" in there
+    bad = mistake("finetune", "classify", "--train", "data.tsv", "--out", "out", "--model", str(model))
+    assert "skip such rows with --skip-bad" in bad

@@ -75,8 +75,7 @@ def test_only_the_adapter_learns(network):
     adapters.use("a")
     head_logits(network.train(), BATCH, "classify").sum().backward()
     moved = [name for name, p in network.named_parameters() if p.grad is not None]
-    assert moved and all(".lora.a." in name for name in moved)
-    assert len(adapters.parameters("a")) == len(moved)
+    assert moved == [name for name, _ in network.named_parameters() if ".lora.a." in name]
 
 
 def test_settled_networks_are_plain(network):

@@ -86,7 +86,7 @@ def test_clients_that_leave_are_not_worked_for(folders):
                 with connect(url) as client:
                     client.sendall(raw("/embed", {"inputs": ["the cat eats"] * 3}))
             own.until(lambda: len(batcher.queue) + count(service, 499) == 20)
-            own.until(lambda: not any(piece.job.context.wanted for piece in batcher.queue))
+            own.until(lambda: all(piece.job.context.gone for piece in batcher.queue))
         assert all(job.result(60).status_code == 200 for job in first)
         assert post(url, "/embed", {"inputs": "a"}).status_code == 200
         own.until(lambda: in_flight(service) == 0)
@@ -273,7 +273,7 @@ def test_what_cannot_be_served_is_one_line(folders):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for options, why in (
-            (["--port", str(port)], f"port {port} is in use; give another --port"),
+            (["--port", str(port)], f"port {port} is in use; give another port"),
             (["--port", "0", "--revision", "v2"], "which has no revisions"),
         ):
             done = CliRunner().invoke(app, ["serve", "--model", str(folders["words"]), *options])

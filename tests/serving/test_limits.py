@@ -359,9 +359,9 @@ def test_a_client_that_leaves_is_noticed_though_it_had_asked_for_more(folders):
             client.sendall(raw("/embed", {"inputs": "a " * 100}) * 3)
             own.until(lambda: len(batcher.queue) == 1)
             (waiting,) = batcher.queue
-            assert waiting.job.context.wanted
+            assert not waiting.job.context.gone
             client.close()
-            own.until(lambda: not waiting.job.context.wanted)
+            own.until(lambda: waiting.job.context.gone)
 
 
 @pytest.mark.parametrize("keys", [[], ["secret"]])

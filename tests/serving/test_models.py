@@ -109,8 +109,8 @@ def two_adapters(folders, tmp_path_factory):
         torch.manual_seed(number)
         fresh, adapters = Network(model.config, {"classify": 2}), AdapterSet(model.network)
         adapters.add(name, LoraConfig(rank=2), {"classify": fresh.heads["classify"]}, fresh.pooler)
-        for value in adapters.parameters(name):
-            value.data.normal_(std=0.3)
+        for value in adapters.state(name).values():
+            value.normal_(std=0.3)
         found[name] = tmp_path_factory.mktemp("adapters") / name
         task = {"task": "classify", "labels": ["no", "yes"]}
         with atomic_folder(found[name]) as folder:
@@ -145,3 +145,13 @@ def test_an_adapters_folder_is_served_with_other_adapters(two_adapters):
             found = post(url, "/classify", {"text": TEXTS[0], "model": name}).json()["results"][0]
             expected = everybert.load(two_adapters[part], device="cpu").classify(TEXTS[0])[0]
             assert found["scores"] == pytest.approx(expected.scores, abs=1e-5), name
+
+
+def test_an_adapters_folder_is_what_the_page_tells_to_load(two_adapters):
+    """Its code would load the base model without the adapter otherwise."""
+    registry = ModelRegistry(Limits())
+    open_models(registry, [f"m={two_adapters['one']}"], [f"other={two_adapters['two']}"], device="cpu")
+    assert {name: entry.folder for name, entry in registry.entries.items()} == {
+        "m": two_adapters["one"],
+        "m:other": two_adapters["two"],
+    }

@@ -129,6 +129,19 @@ def test_we_read_what_peft_writes(tmp_path, kind, task, settings):
         torch.testing.assert_close(merged, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_an_adapter_without_a_head_names_its_architecture(tmp_path):
+    """RoBERTa's matrices have BERT's names and shapes."""
+    peft = pytest.importorskip("peft")
+    base = tiny_models.make("roberta")
+    settings = {"r": 2, "target_modules": ["query", "value"]}
+    peft.get_peft_model(base, peft.LoraConfig(**settings)).save_pretrained(tmp_path / "adapter")
+    for kind in ("roberta", "bert"):
+        tiny_models.saved(tmp_path / kind, kind)
+    load_adapter(AdapterSet(load_network(tmp_path / "roberta").network), "x", read_adapter(tmp_path / "adapter"))
+    with pytest.raises(EverybertError, match="an adapter of a RobertaModel, not of bert; load its own base"):
+        load_adapter(AdapterSet(load_network(tmp_path / "bert").network), "x", read_adapter(tmp_path / "adapter"))
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_modernberts_classifier_takes_its_first_layers_from_the_base_or_is_refused(tmp_path):
     peft = pytest.importorskip("peft")

@@ -392,7 +392,7 @@ REFUSED = [
     ("eurobert-210m", {"num_key_value_heads": 0}, "12 is not a multiple of key_value_heads 0"),
     ("eurobert-210m", {"head_dim": 32}, "head_dim 32"),
     ("eurobert-210m", {"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "'llama3'"),
-    ("eurobert-210m", {"classifier_pooling": "last"}, "cls or mean or late"),
+    ("eurobert-210m", {"classifier_pooling": "last"}, "one of cls, mean, late"),
     ("esm2-8m", {"position_embedding_type": "absolute"}, "position_embedding_type 'absolute'"),
     ("esm2-8m", {"position_embedding_type": None}, "position_embedding_type None"),
     ("esm2-8m", {"is_folding_model": True}, "is_folding_model"),

@@ -208,7 +208,7 @@ def test_texts_longer_than_either_reads_are_refused(teacher, corpus, tmp_path, w
     student.write_text(f"[model]\n{shape}\nmax_positions = {positions}\n")
     recipe = tiny_recipe(examples__kind="full", distil={"ce": 1.0}, batch__length=length)
     most = min(64, positions)
-    with pytest.raises(EverybertError, match=rf"more than the {who}'s {most} positions.*--set batch.length={most}"):
+    with pytest.raises(EverybertError, match=rf"more than the {who}'s {most} positions.*batch.length={most}"):
         distil(teacher, corpus, tmp_path / "run", student=student, recipe=recipe, device="cpu", quiet=True)
 
 

@@ -392,7 +392,7 @@ def test_a_model_is_replaced_only_with_overwrite(base, tmp_path):
     for mode in ("full", "lora"):
         finetune(base, "classify", sentiment(0, 16), sentiment(1, 8), tmp_path / mode, mode=mode, **few)
         before = (tmp_path / mode / "finetune.json").stat().st_mtime_ns
-        with pytest.raises(EverybertError, match=r"holds a model: choose another --out, or give --overwrite"):
+        with pytest.raises(EverybertError, match=r"holds a model: choose another folder, or give overwrite=True"):
             finetune(base, "classify", sentiment(0, 16), sentiment(1, 8), tmp_path / mode, mode=mode, **few)
         assert (tmp_path / mode / "finetune.json").stat().st_mtime_ns == before
         more = {"mode": mode, "overwrite": True}
@@ -455,10 +455,25 @@ def test_an_embedder_is_trained_further_as_it_pools(base, tmp_path):
     assert finetune(folder, "embed", PAIRS, PAIRS, **options).task.pooling == "cls"
     assert finetune(folder, "embed", PAIRS, PAIRS, options={"pooling": "mean"}, **options).task.pooling == "mean"
     assert finetune(base, "embed", PAIRS, PAIRS, **options).task.pooling == "mean"
-    (folder / ABOUT).write_text('{"prompts": {"query": "query: "}}')
+    (folder / ABOUT).write_text('{"prompts": {"query": "query: "}, "default_prompt_name": "query"}')
     with pytest.raises(EverybertError, match="prompts or modules that training would not keep"):
         finetune(folder, "embed", PAIRS, PAIRS, **options)
     finetune(folder, "embed", PAIRS, PAIRS, options={"pooling": "cls"}, **options)
+
+
+def test_an_embedder_keeps_length_prompts_and_similarity(base, tmp_path):
+    folder = embedder(base, tmp_path / "cls")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 24, "do_lower_case": false}')
+    said = {"prompts": {"query": "the ", "document": ""}, "default_prompt_name": None, "similarity_fn_name": "dot"}
+    (folder / ABOUT).write_text(json.dumps(said))
+    options = {"epochs": 1, "quiet": True, "device": "cpu"}
+    tuned = finetune(folder, "embed", PAIRS, PAIRS, tmp_path / "out", **options)
+    kept = everybert.load(tmp_path / "out").pooling
+    assert (kept.modes, kept.size, kept.prompts, kept.similarity) == (("cls",), 24, said["prompts"], "dot")
+    assert json.loads((tmp_path / "out" / ABOUT).read_text()) == said
+    assert tuned.task.window.size == 24 and any("prompts (query, document) are kept" in note for note in tuned.notes)
+    assert finetune(folder, "embed", PAIRS, PAIRS, window=16, **options).task.window.size == 16
+    assert finetune(folder, "embed", PAIRS, PAIRS, options={"pooling": "cls"}, **options).task.window.size == 64
 
 
 def test_an_encoder_in_a_folder_of_its_own_is_found(base, tmp_path):

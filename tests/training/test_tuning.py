@@ -17,7 +17,7 @@ from everybert.store.huggingface import load_network
 from everybert.tasks import Classify, load_task
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import finetune, prepare_data
-from everybert.training.tuning import BestWeights, FinetuneSettings, FrozenMode, FullMode, LoraMode, steps
+from everybert.training.tuning import BestWeights, FinetuneSettings, FrozenMode, FullMode, LoraMode, steps, tune
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +172,49 @@ def test_control_c_keeps_the_best_so_far(base, tmp_path, monkeypatch):
     texts, gold = zip(*sentiment(1))
     found = [p.label for p in task.predict(loaded.network, tokenizer, texts)]
     assert np.mean([a == b for a, b in zip(found, gold)]) == pytest.approx(tuned.metric.mean)
+
+
+def interrupting(monkeypatch, number):
+    """Ctrl-C in the run of that number, after its first epoch."""
+    real, runs = BestWeights.evaluate, []
+
+    def evaluate(self, progress):
+        runs.append(self) if self not in runs else None
+        if len(runs) == number:
+            signal.raise_signal(signal.SIGINT)
+        return real(self, progress)
+
+    monkeypatch.setattr(BestWeights, "evaluate", evaluate)
+    return runs
+
+
+@pytest.mark.parametrize(
+    "number, seeds, grid", [(2, 3, False), (2, 1, {"lr": [1e-3, 1e-4, 1e-5]}), (3, 2, {"lr": [1e-3, 1e-4]})]
+)
+def test_control_c_ends_a_search_and_keeps_what_is_finished(base, tmp_path, monkeypatch, caplog, number, seeds, grid):
+    runs = interrupting(monkeypatch, number)
+    few = FAST | {"epochs": 2}
+    tuned = finetune(base, "classify", sentiment(0), sentiment(1), tmp_path / "out", seeds=seeds, grid=grid, **few)
+    assert len(runs) == number, "no further run was started"
+    assert not tuned.finished and [run.finished for run in tuned.runs] == [True]
+    assert len(tuned.grid) == (min(number - 1, len(grid["lr"])) if grid else 0)
+    assert tuned.metric.runs == 1 and (tmp_path / "out" / "config.json").exists()
+    total = len(grid["lr"]) + seeds - 1 if grid else seeds
+    assert f"interrupted after {number - 1} of {total} runs" in caplog.text and tuned.notes[-1] in caplog.text
+
+
+def test_control_c_between_two_runs_keeps_the_first(base, monkeypatch):
+    real, seeds = tune, []
+
+    def run(data, network, settings, seed, *args, **more):
+        seeds.append(seed)
+        if seed == 1:
+            raise KeyboardInterrupt
+        return real(data, network, settings, seed, *args, **more)
+
+    monkeypatch.setattr("everybert.training.finetune.tune", run)
+    tuned = finetune(base, "classify", sentiment(0), sentiment(1), seeds=3, **FAST)
+    assert seeds == [0, 1] and len(tuned.runs) == 1 and not tuned.finished
 
 
 def test_settings_are_frozen():

@@ -98,16 +98,15 @@ def finetune(
     settings |= data.reading() | {"options": task_options.given(), "window": window, "overlap": overlap, "long": long}
     settings |= {"device": model.device, "allow_pickle": model.allow_pickle, "quiet": quiet, "overwrite": overwrite}
     tuned = everybert.finetune(model.model, task, train, dev, out, seeds=seeds, seed=seed, grid=grid, **settings)
-    finished = all(r.finished for r in tuned.runs)
     found = {
         "folder": str(tuned.folder),
         "metric": tuned.task.metric,
         "scores": {k: {"mean": v.mean, "half": v.half, "runs": v.runs} for k, v in tuned.scores.items()},
         "seeds": [{"seed": r.seed, "epoch": r.epoch, "scores": r.scores} for r in tuned.runs],
         "grid": list(tuned.grid),
-        "finished": finished,
+        "finished": tuned.finished,
     }
-    return Output(found, code=0 if finished else 130)
+    return Output(found, code=0 if tuned.finished else 130)
 
 
 @command(app)

@@ -180,6 +180,6 @@ def quickstart(
 
     try:
         Output(story.quickstart(out, console=Console(stderr=json_)), ()).show(json_)
-    except (story.Stopped, KeyboardInterrupt):
+    except KeyboardInterrupt:
         print(f"stopped: run the same command again to resume from {out}", file=sys.stderr)
         raise typer.Exit(130) from None

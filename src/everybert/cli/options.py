@@ -164,8 +164,8 @@ def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
         if prints := hints["return"] is Output:
             every.append(parameter("json_", bool, False, "Print the result as JSON."))
 
-        python = [one.name for one in every if "_" in one.name.strip("_")]
-        names = rf"(?<![-\w/.])({'|'.join(python)})(?:=True)?\b(?![.=/])" if python else ""
+        python = [one.name if "_" in one.name.strip("_") else f"{one.name}(?==True)" for one in every]
+        names = rf"(?<![-\w/.])({'|'.join(python)})(?:=True)?\b(?![.=/])"
 
         @wraps(function)
         def run(**values: Any) -> None:
@@ -176,8 +176,8 @@ def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
             try:
                 result = function(**values)
             except EverybertError as error:  # the library's names of options become those of the command line
-                found = re.sub(names, lambda one: "--" + one[1].replace("_", "-"), str(error)) if names else error
-                raise EverybertError(str(found)) from error
+                found = re.sub(names, lambda one: "--" + one[1].replace("_", "-"), str(error))
+                raise EverybertError(found) from error
             if prints:
                 result.show(as_json)
 

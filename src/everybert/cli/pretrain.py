@@ -282,9 +282,6 @@ def _result(result: Any) -> Output:
     return Output({"finished": result.finished, "step": result.step, "model": model, **result.figures}, ())
 
 
-# ── planning ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @command(app)
 def plan(recipe: RecipeName, *, hardware: Hardware, changes: Changes) -> Output:
     """Estimate memory, time and cost of a recipe. Nothing is run.

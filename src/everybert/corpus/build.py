@@ -168,7 +168,7 @@ def _is_finished(out: Path, plan: dict[str, Any], sources: Sources, fresh: bool)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     if not (out / "corpus.json").exists():
-        raise EverybertError(f"{out} exists and is not a corpus: choose another --out")
+        raise EverybertError(f"{out} exists and is not a corpus: choose another folder")
     if fresh:
         return False
     meta = read_meta(out)
@@ -176,7 +176,9 @@ def _is_finished(out: Path, plan: dict[str, Any], sources: Sources, fresh: bool)
     if meta["sources"] != _listed(sources) or not all(path.is_file() for path, _ in sources):
         changed.append("inputs")  # the earlier content of a pipe is unknown
     if changed:
-        raise EverybertError(f"{out} was built with other {', '.join(changed)}: choose another --out, or give --fresh")
+        raise EverybertError(
+            f"{out} was built with other {', '.join(changed)}: choose another folder, or give fresh=True"
+        )
     return True
 
 
@@ -192,11 +194,11 @@ def _start(building: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> None:
         write_json(file, plan)
     for folder in (building, building / "records", building / "tokenizer"):
         remove_stale(folder)
-    changed = _changes(read_json(file, "start over with --fresh"), plan)
+    changed = _changes(read_json(file, "start over with fresh=True"), plan)
     if changed:
         raise EverybertError(
             f"the unfinished build {building} has other {', '.join(changed)}: "
-            "continue with the same, or start over with --fresh"
+            "continue with the same, or start over with fresh=True"
         )
 
 
@@ -289,7 +291,7 @@ class ShardWriter:
         """Write shard `number`, or check that the finished one has the same documents."""
         file = self.folder / "records" / f"{number:05d}.json"
         if number in self.finished:
-            if read_json(file, "start over with --fresh")["digest"] != digest:
+            if read_json(file, "start over with fresh=True")["digest"] != digest:
                 raise self.changed()
             return
         record: dict[str, Any] = {"digest": digest, "splits": {}, "files": {}}
@@ -303,7 +305,7 @@ class ShardWriter:
         """The error for inputs that changed between two runs."""
         return EverybertError(
             f"the inputs differ from those the unfinished build {self.folder} began with: "
-            "give it the same files in the same order, or start over with --fresh"
+            "give it the same files in the same order, or start over with fresh=True"
         )
 
     def _write(self, name: str, parts: list[EncodedDocuments], files: dict[str, Any]) -> dict[str, Any]:
@@ -333,19 +335,19 @@ class ShardWriter:
 def _finish(building: Path, plan: dict[str, Any], vocab_size: int, sources: Sources, report: ReadReport) -> None:
     """Write corpus.json from the records of the shards, and the token counts of the training split."""
     files = sorted((building / "records").glob("*.json"))
-    records = [read_json(file, "start over with --fresh") for file in files]
+    records = [read_json(file, "start over with fresh=True") for file in files]
     made = {split: [record["splits"][split] for record in records] for split in SPLITS}
     if not any(part["documents"] for part in made["train"]):
         shutil.rmtree(building)
         raise EverybertError(
-            "every document fell into the held-out split: lower --heldout or add documents"
+            "every document fell into the held-out split: lower heldout or add documents"
             if any(part["documents"] for part in made["heldout"])
             else f"no documents in {len(sources)} files: check that they hold text"
         )
     both = made["train"] + made["heldout"]
     held_out = sum(part["tokens"] for part in made["heldout"])
     if held_out < LEAST_HELDOUT and plan["options"]["heldout"]:
-        log.warning("only %d tokens are held out, too few to measure a model: raise --heldout or add text", held_out)
+        log.warning("only %d tokens are held out, too few to measure a model: raise heldout or add text", held_out)
     splits = {split: [part["name"] for part in parts if part["documents"]] for split, parts in made.items()}
     hashes = {name: state for record in records for name, state in record["files"].items()}
     left_out = {"duplicates": report.duplicates, "replaced": report.replaced, "cut": report.cut}

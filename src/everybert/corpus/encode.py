@@ -169,7 +169,7 @@ class ProcessPool:
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
         if isinstance(error, BrokenProcessPool):
-            raise EverybertError("a worker was killed (out of memory?): run again with fewer --workers") from error
+            raise EverybertError("a worker was killed (out of memory?): run again with fewer workers") from error
 
     def submit(self, documents: list[Document]) -> Callable[[], EncodedDocuments]:
         """Begin to encode. The returned function waits for the result."""

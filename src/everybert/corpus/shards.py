@@ -73,7 +73,7 @@ class Corpus:
         if names is None:
             raise EverybertError(f"{path} has no split {split!r}: it has {', '.join(self.meta['splits'])}")
         if not names:
-            raise EverybertError(f"the {split} split of {path} is empty: build it with another --heldout")
+            raise EverybertError(f"the {split} split of {path} is empty: build it with another heldout")
         self.vocab_size: int = self.meta["vocab_size"]
         self.dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
         self.tokenizer_path = self.path / "tokenizer"

@@ -102,7 +102,7 @@ def doctor(
     findings: list[Finding] = check_labels(counts["train"])
     for name, examples in sets.items():
         message = f"{len(examples.bad)} rows of {name} cannot be used"
-        findings += finding("error", "bad rows", message, "fix them, or leave them out (--skip-bad)", examples.bad)
+        findings += finding("error", "bad rows", message, "fix them, or leave them out (skip_bad)", examples.bad)
         findings += [Finding("note", "reading", note) for note in examples.notes]
         findings += check_repeats(name, view, examples)
     try:  # what training itself refuses
@@ -189,7 +189,7 @@ def check_labels(counts: Mapping[str, int]) -> list[Finding]:
     most, least = max(counts.values()), min(counts.values())
     if most > 10 * least:
         message = f"the labels are unbalanced: {most} to {least} examples"
-        remedy = "judge by f1_macro rather than accuracy; classify can balance them (--class-weights balanced)"
+        remedy = "judge by f1_macro rather than accuracy; classify can balance them (class_weights balanced)"
         findings.append(Finding("warning", "balance", message, remedy, most))
     return findings
 

@@ -129,6 +129,8 @@ def run_task(
     settings |= {"skip_bad": True, "options": options, "quiet": quiet}
     fixed: dict[str, Any] = {"mode": "full", "new_pooler": False, "overwrite": True}
     tuned = finetune(model, task.task, train, dev, out / name, **fixed | settings)
+    if not tuned.finished:  # no score, and no further task
+        raise KeyboardInterrupt
     scores = {key: value.mean for key, value in tuned.scores.items()}
     if name == "MNLI" and (other := find_file(folder, "dev", "mismatched")):
         pickle = settings.get("allow_pickle", False)
@@ -146,7 +148,7 @@ def suggested(model: str | Path, task: str) -> dict[str, Any]:
     """What a model's folder suggests for a task: everybert.json says {"glue": {"RTE": {"lr": 0.0004, "epochs": 8}}}."""
     found: dict[str, Any] = read_extras(resolve(model)).get("glue", {}).get(task, {})
     if unknown := set(found) - {f.name for f in fields(FinetuneSettings)}:
-        raise EverybertError(f"{model} suggests {sorted(unknown)[0]!r} for {task}, which is no setting; give --epochs")
+        raise EverybertError(f"{model} suggests {sorted(unknown)[0]!r} for {task}, which is no setting; give epochs")
     return dict(found)
 
 

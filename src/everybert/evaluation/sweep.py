@@ -88,7 +88,7 @@ def sweep(
     refuse_ranks("a sweep")
     sets = [found for text in then for found in read_then(text)]
     if len({one.name for one in sets}) < len(sets):
-        raise EverybertError("two labelled sets have the same name: write --then NAME=TRAIN,DEV")
+        raise EverybertError("two labelled sets have the same name: write NAME=TRAIN,DEV")
     Corpus.open(corpus, "heldout")
     cells = grid(recipe, vary, seeds, overrides or {})
     how = {"device": device, "quiet": quiet}
@@ -104,13 +104,13 @@ def sweep(
 def grid(recipe: str | Path, vary: Mapping[str, Sequence[Any]], seeds: int, overrides: Mapping[str, Any]) -> list[Cell]:
     """All combinations as recipes. A key or value that a recipe does not have is refused here, before anything runs."""
     if not vary:
-        raise EverybertError("name a setting to vary: --vary mask.rate=0.15,0.4")
+        raise EverybertError("name a setting to vary, such as mask.rate")
     axes = []
     for key, values in vary.items():
         keys = key.split("/")
         rows = [value if len(keys) > 1 else (value,) for value in values]
         if "seed" in keys or not rows or any(len(row) != len(keys) for row in rows):
-            raise EverybertError(f"--vary {key}: give one value per key, as in a/b=1/2,3/4; for seeds give --seeds")
+            raise EverybertError(f"vary {key}: give one value per key, as in a/b=1/2,3/4; for seeds there is seeds")
         axes.append([dict(zip(keys, row)) for row in rows])
     cells = []
     for parts in itertools.product(*axes):
@@ -124,7 +124,7 @@ def grid(recipe: str | Path, vary: Mapping[str, Sequence[Any]], seeds: int, over
         cell.recipes = [Recipe.load(recipe, **changes | {"seed": first.seed + number}) for number in range(seeds)]
         cells.append(cell)
     if len({cell.name for cell in cells}) < len(cells):
-        raise EverybertError("two combinations are equal: give each value of --vary once")
+        raise EverybertError("two combinations are equal: give each value once")
     return cells
 
 
@@ -146,11 +146,8 @@ def read_then(text: str) -> list[Then]:
     task_class(task or "classify")
     for file in (train, dev):
         if not file.is_file():
-            raise EverybertError(f"--then {text}: {file} is not a file; write NAME=TRAIN,DEV, or a GLUE task's folder")
+            raise EverybertError(f"then {text}: {file} is not a file; write NAME=TRAIN,DEV, or a GLUE task's folder")
     return [Then(name, task or "classify", train, dev, {})]
-
-
-# ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def run_one(
@@ -174,7 +171,7 @@ def run_one(
         if known.get(one.name, {}).get("asked") != asked:
             tuning = {"seed": recipe.seed, "options": one.options, "skip_bad": True, **how, **settings}
             tuned = finetune(result.model, one.task, one.train, one.dev, **tuning)
-            if not tuned.runs[0].finished:
+            if not tuned.finished:
                 return False
             known[one.name] = {"asked": asked, "metric": tuned.task.metric, "score": tuned.metric.mean}
             write_json(folder / RECORD, known)

@@ -174,7 +174,7 @@ class Graph(nn.Module):
     ) -> tuple[Tensor, ...]:
         """(B, N) each → the outputs in order."""
         marked = None if global_attention_mask is None else global_attention_mask != 0
-        batch = _Padded.of(input_ids, attention_mask != 0, token_type_ids, marked)
+        batch = Padded.of(input_ids, attention_mask != 0, token_type_ids, marked)
         found = self.outputs(batch)
         return tuple(batch.square(x) if self.per_token(name) else x for name, x in found.items())
 
@@ -185,8 +185,8 @@ class Graph(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Padded(Ragged):
-    """B sequences padded to N tokens, concatenated, because ONNX graphs have no ragged batches.
+class Padded(Ragged):
+    """B sequences padded to N tokens, concatenated: for ONNX graphs, and for tokens that none attends to.
 
     Positions count from the left, so the padding must be on the right, as it is for every tokenizer here.
     """
@@ -197,7 +197,7 @@ class _Padded(Ragged):
     @classmethod
     def of(  # type: ignore[override]
         cls, ids_BN: Tensor, visible_BN: Tensor, segments_BN: Tensor | None = None, globals_BN: Tensor | None = None
-    ) -> "_Padded":
+    ) -> "Padded":
         """A batch from the inputs of an ONNX model. Their sizes may be symbols."""
         count, size = ids_BN.shape
         return cls(
@@ -311,9 +311,6 @@ def compare(graph: Graph, path: Path) -> tuple[float, float]:
             difference = max(difference, float("inf") if gap.isnan() else float(gap))
             values = max(values, float(ours.abs().max()))
     return difference, values
-
-
-# ── transformers ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def export_hf(

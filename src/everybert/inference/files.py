@@ -71,7 +71,7 @@ class FileOptions:
     def __post_init__(self) -> None:
         check_engine(self.engine, self.address)
         if self.workers is not None and self.engine == "local":
-            raise EverybertError("--workers are processes of a cluster: add --engine ray")
+            raise EverybertError("workers are processes of a cluster: give engine ray")
         if self.part_rows < 1 or (self.workers is not None and self.workers < 1):
             raise EverybertError("part_rows and workers must be at least 1")
 
@@ -152,9 +152,6 @@ def _run(predictor: "Predictor", parts: Iterable[Part]) -> Generator[tuple[int, 
         yield from (wait() for wait in waiting)
 
 
-# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def read_inputs(
     task: str, sources: Sequence[Path], how: FileOptions, bad: list[str], even: bool = False
 ) -> Iterator[tuple[Row, Any]]:
@@ -171,7 +168,7 @@ def read_inputs(
                 table = Table([row], str(path), how.columns)
                 names, pick = list(row), TASKS[task].input_reader(table)
                 if task == "embed" and len(both := table.texts()) == 2:
-                    raise EverybertError(f"{path}: embed {' or '.join(both)}? Name the column with --text-column")
+                    raise EverybertError(f"{path}: embed {' or '.join(both)}? Name the one of the text")
             try:
                 if isinstance(row, str):
                     raise EverybertError(row)
@@ -181,13 +178,10 @@ def read_inputs(
                 found += 1
             except EverybertError as error:
                 if not how.skip_bad:
-                    raise EverybertError(f"{path}:{number}: {error}; --skip-bad leaves it out") from None
+                    raise EverybertError(f"{path}:{number}: {error}; skip_bad=True leaves it out") from None
                 bad.append(f"{path}:{number}: {error}")
     if not found:
         raise EverybertError(f"{sources[0]} has no row that can be read: check the file")
-
-
-# ── one part ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass
@@ -279,17 +273,17 @@ class Predictor:
 
 def _check_out(out: Path, sources: list[Path], fresh: bool) -> None:
     if out.suffix and out.suffix.lower() not in WRITTEN:
-        raise EverybertError(f"{out}: predictions are written as {', '.join(WRITTEN)}; give --out such a name")
+        raise EverybertError(f"{out}: predictions are written as {', '.join(WRITTEN)}; give out such a name")
     if not out.suffix and (other := [path for path in sources if kind(path) != ".parquet"]):
-        raise EverybertError(f"{out}: a folder is for rows of parquet files; for {other[0].name} give --out F.jsonl")
+        raise EverybertError(f"{out}: a folder is for rows of parquet files; for {other[0].name} write F.jsonl")
     if out.resolve() in [path.resolve() for path in sources]:
         raise EverybertError(f"{out} is the input too; write to another file")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not fresh:
-        raise EverybertError(f"{out} exists already; give another --out, or replace it with --fresh")
+        raise EverybertError(f"{out} exists already; give another name, or replace it by fresh=True")
     if out.is_dir() and not (out / LIST).is_file():
-        raise EverybertError(f"{out} exists and is no folder of predictions; give another --out")
+        raise EverybertError(f"{out} exists and is no folder of predictions; give another name")
 
 
 def _start(building: Path, plan: dict[str, Any], fresh: bool) -> None:
@@ -302,7 +296,7 @@ def _start(building: Path, plan: dict[str, Any], fresh: bool) -> None:
         write_json(building / LIST, plan)
     there = read_json(building / LIST)
     if changed := ", ".join(key for key, value in plan.items() if there.get(key) != value):
-        raise EverybertError(f"the unfinished {building} has other {changed}; resume with the same, or give --fresh")
+        raise EverybertError(f"the unfinished {building} has other {changed}; resume with the same, or give fresh=True")
 
 
 def _finish(out: Path, building: Path, plan: dict[str, Any]) -> None:

@@ -120,6 +120,7 @@ def load(
     if adapters.is_adapter(folder):
         model = load(adapters.base_of(folder), device, dtype, allow_pickle=allow_pickle)
         model.use(model.add_adapter(folder))
+        model.folder = folder
         return model
     int8 = dtype in ("int8", torch.int8)
     if int8 and device is not None and not str(device).startswith("cpu"):
@@ -183,6 +184,7 @@ class Model:
         self.report = report or Report()
         """Weights that the folder did not have, and those that were not used."""
         self.folder = folder
+        """What `load` reads it from."""
         self.bundle = adapters.read_bundle(folder, self.extras) if folder is not None else adapters.Bundle()
         self.pooling = pooling or Pooling()
         """How `embed` makes vectors by default: as sentence-transformers files say, else everybert.json."""
@@ -534,7 +536,7 @@ class Model:
     def trace(self, text: str, pair: str | None = None, **options: Any) -> Trace:
         """Every intermediate of the forward pass by name: `trace["layers.0.attention.weights"]`."""
         encoding = self.one_window(text, pair)
-        return read_trace(self.network, encoding, text, pair, global_tokens=self._global_tokens(encoding), **options)
+        return read_trace(self.network, encoding, global_tokens=self._global_tokens(encoding), **options)
 
     def neighbours(self, word: str, texts: Sequence[str], top: int = 5) -> Neighbours:
         """A word in several texts: its vectors compared at every layer, and the words nearest to them."""

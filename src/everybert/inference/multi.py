@@ -2,20 +2,17 @@
 
 Short queries are filled up with [MASK]: these tokens get vectors too, but other tokens may not attend to them.
 
-Legend: T tokens in the batch, B sequences, A heads, D head size, n tokens of one sequence.
+Legend: T tokens in the batch, B sequences, N the longest length, H hidden, D width of a vector, n tokens of a sequence.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from everybert.errors import EverybertError
 from everybert.inference.embedding import specials
-from everybert.model.attention import Bias, Heads, Pattern
 from everybert.model.engine import Inputs, Read, device_of, encode, run_batches
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
@@ -24,36 +21,16 @@ from everybert.text.tokenizer import Tokenizer
 from everybert.text.windows import cover
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Filled(Ragged):
-    """A batch with tokens that no token attends to, itself included."""
-
-    seen_T: Tensor
-    """bool: whether a token is attended to."""
-
-    def attend(  # type: ignore[override]
-        self, qkv: Heads, pattern: Pattern, own: Heads | None, bias: Bias | None = None
-    ) -> Tensor:
-        """(T, A, D): one call per distinct length."""
-        parts = []
-        for *group, seen_Bn in zip(*(self.by_length(x) for x in (*qkv, self.seen_T))):
-            q, k, v = (x.transpose(1, 2) for x in group)
-            at = torch.arange(seen_Bn.shape[1], device=seen_Bn.device)
-            mask = pattern.visible(at, at) & seen_Bn[:, None, None]
-            if bias is not None:
-                mask = bias(q, k).to(q.dtype).masked_fill(~mask, float("-inf"))
-            parts.append(sdpa(q, k, v, attn_mask=mask).transpose(1, 2))
-        return self.from_lengths(parts)
-
-
 def encode_filled(network: Network, ids: Sequence[Sequence[int]], real: Sequence[int], read: Read) -> None:
     """As the engine's `encode`, but of each sequence only the first `real` tokens are attended to."""
+    from everybert.inference.export import Padded  # which imports the model that imports this
 
     def work(which: list[int], batch: Ragged) -> None:
-        device = device_of(network.encoder)
-        seen_T = torch.from_numpy(np.concatenate([np.arange(len(ids[k])) < real[k] for k in which]))
-        filled = _Filled(**vars(batch.to(device)), seen_T=seen_T.to(device))
-        read(which, filled, network.encoder(filled))
+        batch = batch.to(device_of(network.encoder))
+        from_BN, _, to_T = batch.rectangle
+        seen_BN = torch.arange(batch.max_length) < torch.tensor([real[k] for k in which])[:, None]
+        x_TH = network.encoder(Padded.of(batch.tokens_T[from_BN], seen_BN.to(batch.device)))
+        read(which, batch, x_TH[to_T])
 
     run_batches(network, Inputs(ids), work)
 

@@ -84,9 +84,7 @@ class Attention:
     def thumbnails(self, size: int = THUMBNAIL) -> np.ndarray:
         """uint8 (L, A, s, s), s ≤ size: the maximum of each block of a head's weights, scaled to 255."""
         n = self.weights.shape[-1]
-        if n <= size:
-            return np.rint(self.weights * 255).astype(np.uint8)
-        edges = np.linspace(0, n, size + 1).astype(int)[:-1]
+        edges = np.linspace(0, n, min(n, size) + 1).astype(int)[:-1]
         rows = np.maximum.reduceat(self.weights, edges, axis=2)
         return np.rint(np.maximum.reduceat(rows, edges, axis=3) * 255).astype(np.uint8)
 
@@ -142,12 +140,7 @@ def read_attention(
 
 
 @torch.inference_mode()
-def without_heads(
-    network: Network,
-    encoding: Encoding,
-    heads: Sequence[tuple[int, int]],
-    global_tokens: Sequence[int] | None = None,
-) -> Tensor:
+def without_heads(network: Network, encoding: Encoding, heads: Sequence[tuple[int, int]]) -> Tensor:
     """(n, H): the final hidden states if these heads, (layer, head) each, contribute nothing (Michel et al. 2019)."""
     for layer, head in heads:
         if not (0 <= layer < len(network.config.layer_order) and 0 <= head < network.config.heads):
@@ -158,4 +151,4 @@ def without_heads(
             if name == f"layers.{layer}.attention.mixed":
                 mixed_AnD[head] = 0.0
 
-    return network.encoder(batch_of(network, encoding, global_tokens), watch=watch)
+    return network.encoder(batch_of(network, encoding), watch=watch)

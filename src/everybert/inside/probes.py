@@ -16,25 +16,19 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.inside.attention import read_attention
-from everybert.model.engine import Inputs, device_of, run_batches
 from everybert.model.heads import Network
-from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Encoding, Tokenizer
 
 PUBLISHED = {"obj": 86.8, "det": 94.3, "nmod:poss": 80.5, "aux:pass": 82.5}
 """The best heads of BERT-base on the Penn Treebank (Clark et al. 2019, table 1: dobj, det, poss, auxpass)."""
 OFFSETS = 5
 """Fixed offsets that are tried as baselines: −5 … 5."""
-CHUNK = 256
-"""Sentences that are encoded at a time."""
 
 Tree = Sequence[Mapping[str, str]]
 """The words of a sentence with the CoNLL-U fields form, head, deprel."""
@@ -110,19 +104,18 @@ def probe_heads(network: Network, tokenizer: Tokenizer, trees: Iterable[Tree]) -
     hits: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(shape))
     gaps: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2 * OFFSETS + 2))
     sentences = words = skipped = 0
-    rest = iter(trees)
-    while chunk := list(islice(rest, CHUNK)):
-        encoded = [(tree, sentence_of(tokenizer, [word["form"] for word in tree])) for tree in chunk]
-        fitting = [(tree, s) for tree, s in encoded if len(s.encoding) <= network.config.max_positions]
-        skipped += len(encoded) - len(fitting)
-        sentences += len(fitting)
-        for (tree, sentence), links in zip(fitting, _strongest_links(network, [s for _, s in fitting])):
-            words += len(tree)
-            for child, parent, name in arcs(tree, sentence):
-                right = np.stack((links[:, :, child] == parent, links[:, :, parent] == child))
-                for key in ("all", name):
-                    hits[key] += right
-                    gaps[key][parent - child + OFFSETS if abs(parent - child) <= OFFSETS else -1] += 1
+    for tree in trees:
+        sentence = sentence_of(tokenizer, [word["form"] for word in tree])
+        if len(sentence.encoding) > network.config.max_positions:
+            skipped += 1
+            continue
+        sentences, words = sentences + 1, words + len(tree)
+        links = strongest(read_attention(network, sentence.encoding).weights, sentence)
+        for child, parent, name in arcs(tree, sentence):
+            right = np.stack((links[:, :, child] == parent, links[:, :, parent] == child))
+            for key in ("all", name):
+                hits[key] += right
+                gaps[key][parent - child + OFFSETS if abs(parent - child) <= OFFSETS else -1] += 1
     if not hits:
         raise EverybertError("no sentence has a word with a syntactic head; give a CoNLL-U file with HEAD and DEPREL")
     order = sorted(hits, key=lambda name: -gaps[name].sum())
@@ -140,38 +133,18 @@ def arcs(tree: Tree, sentence: Sentence) -> Iterator[tuple[int, int, str]]:
             yield child, parent, word["deprel"]
 
 
-def _strongest_links(network: Network, sentences: Sequence[Sentence]) -> list[np.ndarray]:
-    """Per sentence (L, A, W): the word to which each word attends most, in every head."""
-    out: list[list[np.ndarray]] = [[] for _ in sentences]
-
-    def work(which: list[int], batch: Ragged) -> None:
-        turn = 0
-
-        def watch(name: str, weights_Ann: Tensor) -> None:
-            nonlocal turn
-            if name.endswith("attention.weights"):  # called per layer and sequence, in order
-                i = which[turn % len(which)]
-                out[i].append(strongest(weights_Ann.float().cpu().numpy(), sentences[i]))
-                turn += 1
-
-        network.encoder(batch.to(device_of(network.encoder)), watch=watch)
-
-    run_batches(network, Inputs([s.encoding.ids for s in sentences]), work)
-    return [np.stack(layers) for layers in out]
-
-
 def between(weights_nn: np.ndarray, sentence: Sentence) -> np.ndarray:
     """(…, W, W): attention between words: the sum over the tokens of the target, the mean over those of the source."""
     member_nW = (sentence.owner_n[:, None] == np.arange(len(sentence.present_W))).astype(np.float32)
     return (member_nW / np.maximum(member_nW.sum(0), 1)).T @ weights_nn @ member_nW
 
 
-def strongest(weights_Ann: np.ndarray, sentence: Sentence) -> np.ndarray:
-    """(A, W): the other word to which each word attends most."""
-    between_AWW = between(weights_Ann, sentence)
-    between_AWW[:, :, ~sentence.present_W] = -1
-    between_AWW[:, np.eye(len(sentence.present_W), dtype=bool)] = -2
-    return between_AWW.argmax(-1)
+def strongest(weights_nn: np.ndarray, sentence: Sentence) -> np.ndarray:
+    """(…, W): the other word to which each word attends most."""
+    between_WW = between(weights_nn, sentence)
+    between_WW[..., ~sentence.present_W] = -1
+    between_WW[..., np.eye(len(sentence.present_W), dtype=bool)] = -2
+    return between_WW.argmax(-1)
 
 
 def probe_coref(network: Network, tokenizer: Tokenizer, trees: Iterable[Tree]) -> dict[str, Any]:

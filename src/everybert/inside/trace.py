@@ -51,8 +51,6 @@ class Trace:
     values: dict[str, np.ndarray] = field(repr=False)
     """In the order of computation. float32: (n, …) per token, (A, n, …) per head and token, (1, …) for the whole."""
     config: EncoderConfig = field(repr=False)
-    text: str = ""
-    pair: str | None = None
     gap: float = 0.0
     """The largest difference between the output of this pass and of the usual one."""
 
@@ -72,8 +70,6 @@ class Trace:
 def read_trace(
     network: Network,
     encoding: Encoding,
-    text: str = "",
-    pair: str | None = None,
     keep: Callable[[str], bool] | None = None,
     global_tokens: Sequence[int] | None = None,
 ) -> Trace:
@@ -95,7 +91,7 @@ def read_trace(
         x_nH = network.encoder(batch, watch=watch)
         gap = float((network.encoder(batch).float() - x_nH.float()).abs().max())
         _heads(network, x_nH, batch, watch)
-    return Trace(encoding.tokens, encoding.ids, encoding.segments, values, config, text, pair, gap)
+    return Trace(encoding.tokens, encoding.ids, encoding.segments, values, config, gap)
 
 
 def _heads(network: Network, x_nH: Tensor, batch: Ragged, watch: Callable[[str, Tensor], None]) -> None:

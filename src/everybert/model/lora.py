@@ -137,9 +137,6 @@ class AdapterSet:
         self._heads: dict[str, nn.Module] = dict(network.heads.items())
         self._pooler = network.pooler
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.entries
-
     def add(
         self,
         name: str,
@@ -152,7 +149,7 @@ class AdapterSet:
             raise EverybertError(f"an adapter's name may not be empty or hold a dot: {name!r}")
         if name in self.entries:
             raise EverybertError(f"there is an adapter {name!r} already; choose another name")
-        for at, parts, rows in _places(self.network.config, config):
+        for at, parts, rows in places(self.network.config, config.targets):
             parent, _, last = at.rpartition(".")
             owner = self.network.get_submodule(parent)
             linear = getattr(owner, last)
@@ -227,10 +224,6 @@ class AdapterSet:
                     gains[i] = magnitude.to(norms[i]) / norms[i]
             lora.gain_O = torch.cat(gains).to(lora.down.dtype)
 
-    def parameters(self, name: str) -> list[nn.Parameter]:
-        """The A and B of an adapter: what its training changes in the encoder."""
-        return [p for _, lora in self._adapted(name) for p in lora.parameters()]
-
     def _adapted(self, name: str) -> Iterator[tuple[str, Lora]]:
         for at, module in self.network.named_modules():
             if isinstance(module, AdaptedLinear) and name in module.lora:
@@ -239,16 +232,16 @@ class AdapterSet:
                 yield at, lora
 
 
-def _places(config: EncoderConfig, lora: LoraConfig) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+def places(config: EncoderConfig, targets: tuple[str, ...]) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
     """For each adapted matrix: the module, its adapted parts, and the rows of all its parts (none: it is one)."""
-    chosen = tuple(i for i, name in enumerate(QKV) if name in lora.targets)
+    chosen = tuple(i for i, name in enumerate(QKV) if name in targets)
     for i in range(config.distinct_layers):
         at = f"encoder.layers.{i}."
         if chosen:
             parts = ((0,), ()) if config.family in MATRICES["qkv_in_one"] else (chosen, config.qkv_rows)
             yield f"{at}attention.qkv", *parts
-        for target in [target for target in lora.targets if target not in (*QKV, PROJECTION)]:
+        for target in [target for target in targets if target not in (*QKV, PROJECTION)]:
             apart = target == "feed_forward.input" and config.family in MATRICES["gate_apart"]
             yield at + target, (0, 1) if apart else (0,), (config.intermediate_size,) * 2 if apart else ()
-    if PROJECTION in lora.targets:
+    if PROJECTION in targets:
         yield f"encoder.{PROJECTION}", (0,), ()

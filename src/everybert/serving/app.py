@@ -163,7 +163,7 @@ def options() -> dict[str, Any]:
         "server_header": False,
         "proxy_headers": "FORWARDED_ALLOW_IPS" in os.environ,  # else any client could claim another address
         "timeout_keep_alive": 30,
-        "timeout_graceful_shutdown": int(GRACE) + 1,
+        "timeout_graceful_shutdown": GRACE,
     }
 
 
@@ -208,5 +208,5 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         why = f"port {port} is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
         raise EverybertError(
-            f"cannot listen on {host}: {why}; give another --port (0 takes a free one) or --host"
+            f"cannot listen on {host}: {why}; give another port (0 takes a free one) or host"
         ) from None

@@ -180,7 +180,7 @@ class Batcher:
     def check(self) -> None:
         """Called before each pass through an encoder: stop if nobody waits for what this thread computes."""
         jobs: list[Job] = getattr(self._running, "jobs", [])
-        if jobs and not any(job.context.wanted for job in jobs):
+        if jobs and all(job.context.gone for job in jobs):
             raise jobs[0].context.late()
 
     # ── the threads ──────────────────────────────────────────────────────────────────────────────────────────
@@ -226,7 +226,7 @@ class Batcher:
 
     def _first(self) -> JobPart | None:
         """The first piece whose model is free for it; none overtakes another of the same model, but for long ones."""
-        if unwanted := [piece for piece in self.queue if not piece.job.context.wanted]:
+        if unwanted := [piece for piece in self.queue if piece.job.context.gone]:
             self._remove(unwanted)
             settle([(piece.job, piece.job.context.late()) for piece in unwanted])
         blocked: set[LoadedModel] = set()
@@ -235,7 +235,7 @@ class Batcher:
             loaded = piece.loaded
             if full and piece.long:
                 continue
-            if loaded not in blocked and (loaded.running == 0 or loaded.adapter == piece.adapter):
+            if loaded not in blocked and (loaded.running == 0 or loaded.model.adapter == piece.adapter):
                 return piece
             blocked.add(loaded)
         return None

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import httptools
@@ -45,7 +45,7 @@ CHUNK = 65536
 """Bytes of a response written at a time: what a slow reader keeps in memory."""
 NUMBER = 12
 """Bytes of a number in a response, about."""
-GRACE = 5.0
+GRACE = 5
 """Seconds in which accepted requests are answered after a signal to stop."""
 OPEN = ("/", "/docs", "/openapi.json", "/health", "/ready")
 """Paths that need no API key, with the files of the page; they are the same on every server."""
@@ -160,8 +160,6 @@ class RequestContext:
     """An API key, or an address."""
     served: "Served" = field(init=False)
     """What the body names."""
-    deadline: float = math.inf
-    """By time.monotonic."""
     gone: bool = False
     """Nobody waits for the answer: it was sent, the client has left, or the time is over."""
     tokens: int = 0
@@ -170,15 +168,8 @@ class RequestContext:
     """Tokens left out because the client asked for truncation."""
     body: bytes | None = field(default=None, repr=False)
     """None until it has arrived."""
-    task: asyncio.Task[Any] | None = None
-    """Answers it."""
     held: int = 0
     """Bytes of its body and of its response."""
-
-    @property
-    def wanted(self) -> bool:
-        """Whether somebody waits for the answer."""
-        return not self.gone and time.monotonic() <= self.deadline
 
     def late(self) -> HttpError:
         """Give the request up: 503."""
@@ -190,7 +181,6 @@ class RequestContext:
         if len(self.usage.requests) >= self.limits.queue:
             raise overloaded()
         self.usage.requests.add(self)
-        self.deadline = time.monotonic() + self.limits.seconds
 
     def reserve(self, numbers: int) -> None:
         """Make room for the response before it is computed; 413 above the limit."""
@@ -260,7 +250,7 @@ class LimitsMiddleware:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         start, status = time.monotonic(), 499
-        context = scope["context"] = RequestContext(self.limits, self.usage, task=asyncio.current_task())
+        context = scope["context"] = RequestContext(self.limits, self.usage)
         if "connection" in scope:
             scope["connection"].context = context
 
@@ -306,7 +296,7 @@ class LimitsMiddleware:
             name = urlsplit(f"//{host}").hostname or ""
             if name in self.hosts or ipaddress.ip_address(name):
                 return
-        raise HttpError(400, "this server has no such name; start it with --allowed-hosts NAME to allow it")
+        raise HttpError(400, "this server has no such name; whoever runs it may allow it (allowed hosts)")
 
     def _identify(self, scope: Scope) -> str:
         """Who asks: an API key, or an address; 401 without a right key where one is needed."""
@@ -368,9 +358,6 @@ async def _drain(request: Request, most: int) -> None:
                     return
 
 
-# ── one connection ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 class Protocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 connection, with bounds on heads and trailers, and deadlines for reading and writing."""
 
@@ -394,17 +381,6 @@ class Protocol(HttpToolsProtocol):
         if self.context is not None:
             self.context.gone = True
         super().connection_lost(exc)
-
-    def shutdown(self) -> None:
-        """The server stops: finish the request in progress, if that does not take long."""
-        super().shutdown()
-        self.loop.call_later(GRACE, self._give_up)
-
-    def _give_up(self) -> None:
-        """Close the connection, and end the request in progress."""
-        self.transport.abort()
-        if self.context is not None and self.context.task is not None:
-            self.context.task.cancel()
 
     def _check_time(self) -> None:
         """Close the connection of a client that does not send its request, or does not read the response, in time.

@@ -28,17 +28,14 @@ class LoadedModel:
     model: Model
     budget: int
     """Tokens per batch."""
-    adapter: str | None = None
-    """The adapter in use."""
     running: int = 0
     """Batches that are computed now, all with this adapter."""
 
     def start(self, adapter: str | None) -> None:
         """A batch starts: switch to its adapter."""
         self.running += 1
-        if self.adapter != adapter:
+        if self.model.adapter != adapter:
             self.model.use(adapter)
-            self.adapter = adapter
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ class ModelRegistry:
             model.add_adapter(folder, adapter)
         budget = self.limits.budget or (BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU)
         whole = model.adapter  # in use if the folder is that of an adapter
-        loaded = LoadedModel(name, model, budget, whole)
+        loaded = LoadedModel(name, model, budget)
         for used in (None, *model.bundle.folders, *given):
             model.use(used or whole)
             heads, own = model.network.heads, used is None  # labels and problem_type are those of the own head
@@ -156,7 +153,7 @@ def open_models(
         model = model if colon else first
         if model not in by_model:
             raise EverybertError(
-                f"the adapter {entry!r} is for {model!r}, which is not served; add --model {model}=FOLDER"
+                f"the adapter {entry!r} is for {model!r}, which is not served; serve that too, as {model}=FOLDER"
             )
         by_model[model][short] = folder
     for name, folder in named:

@@ -21,7 +21,7 @@ from everybert.errors import EverybertError
 from everybert.files import inside, read_json, verify_folder, write_json
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import HEADS, FeatureConfig, FeatureHead, Network, Pooler, add_feature_head, make_head
-from everybert.model.lora import PARTS, PROJECTION, QKV, TARGETS, AdapterSet, LoraConfig
+from everybert.model.lora import PARTS, PROJECTION, TARGETS, AdapterSet, LoraConfig, places
 from everybert.store import layouts
 from everybert.store.hub import resolve
 from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, read_extras
@@ -57,15 +57,10 @@ def encoder_digest(network: Network) -> str:
 def _matrices(config: EncoderConfig, targets: tuple[str, ...]) -> dict[str, str]:
     """The adapted matrices: our name ("encoder.layers.0.attention.qkv.query") → module in the file, without prefix."""
     found: dict[str, str] = {}
-    for i in range(config.distinct_layers):
-        at = f"encoder.layers.{i}."
-        for target in dict.fromkeys("attention.qkv" if t in QKV else t for t in targets if t != PROJECTION):
-            names = layouts.transformers_names(config, f"{at}{target}.weight", ())
-            parts = [part for part in PARTS[len(names)] if part[1:] in targets or part[1:] not in QKV]
-            found |= {f"{at}{target}{part}": name for part, name in zip(PARTS[len(names)], names) if part in parts}
-    if PROJECTION in targets:
-        (found[f"encoder.{PROJECTION}"],) = layouts.transformers_names(config, f"encoder.{PROJECTION}.weight", ())
-    return {ours: name.removesuffix(".weight") for ours, name in found.items()}
+    for at, parts, _ in places(config, targets):
+        names = layouts.transformers_names(config, f"{at}.weight", ())
+        found |= {at + PARTS[len(names)][part]: names[part].removesuffix(".weight") for part in parts}
+    return found
 
 
 # ── saving ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -163,12 +158,17 @@ def load_adapter(adapters: AdapterSet, name: str, file: AdapterFile, verify: boo
     network, config = adapters.network, adapters.network.config
     if verify and file.digest is not None and file.digest != encoder_digest(network):
         raise EverybertError(f"{file.folder} was trained on another base ({file.base or 'unnamed'}); load that one")
+    auto, layout = file.raw.get("auto_mapping"), layouts.LAYOUTS[config.family]
+    made = str(auto.get("base_model_class")) if isinstance(auto, dict) else ""
+    known = {one.stem + suffix for one in layouts.LAYOUTS.values() for suffix in one.classes}
+    if made in known and made.removeprefix(layout.stem) not in layout.classes:
+        raise EverybertError(f"{file.folder} is an adapter of a {made}, not of {config.family}; load its own base")
     content = _Content(file, read_tensors(file.folder, WEIGHTS))
-    places = _matrices(config, (*TARGETS, *([PROJECTION] if network.encoder.embeddings.projection else [])))
-    pairs = {ours: content.take_pair(at) for ours, at in places.items() if content.adapts(at)}
+    modules = _matrices(config, (*TARGETS, *([PROJECTION] if network.encoder.embeddings.projection else [])))
+    pairs = {ours: content.take_pair(at) for ours, at in modules.items() if content.adapts(at)}
     if not pairs:
         raise EverybertError(f"{file.folder}: no tensor fits a {config.family} model; is the base another family?")
-    rows = {ours: (places[ours], len(b)) for ours, (_, b, _) in pairs.items()}
+    rows = {ours: (modules[ours], len(b)) for ours, (_, b, _) in pairs.items()}
     magnitudes = {ours: m for ours, at in rows.items() if (m := content.take_magnitude(*at)) is not None}
     heads, pooler = _take_heads(network, content)
     if content.tensors:
@@ -352,10 +352,8 @@ class Bundle:
 def read_bundle(folder: Path, extras: Mapping[str, Any]) -> Bundle:
     """The adapters that a folder's everybert.json (`extras`) lists: {"sentiment": ["classify"], …}."""
     listed = extras.get(BUNDLED, {})
-    if not isinstance(listed, dict) or not all(isinstance(tasks, list) for tasks in listed.values()):
-        raise EverybertError(f"{folder}: everybert.json lists its adapters wrongly; restore the folder")
     for name, tasks in listed.items():
-        if not re.fullmatch(r"\w[\w-]*", name) or not set(tasks) <= set(BUNDLED_TASKS):
+        if not re.fullmatch(r"\w[\w-]*", name) or not isinstance(tasks, list) or not set(tasks) <= set(BUNDLED_TASKS):
             raise EverybertError(f"{folder}: everybert.json has an odd adapter {name[:40]!r}; restore the folder")
     defaults = {task: name for name, tasks in listed.items() for task in tasks}
     return Bundle({name: folder / BUNDLED / name for name in listed}, defaults)

@@ -1,10 +1,10 @@
 """`config.json` ↔ EncoderConfig, for every family. Settings that this library does not support are refused."""
 
 import dataclasses
-import math
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from everybert.errors import EverybertError
+from everybert.files import as_type
 from everybert.model.config import FAMILIES, PUBLISHED, EncoderConfig
 from everybert.store.layouts import LAYOUTS
 
@@ -190,20 +190,15 @@ def _checked(ours: str, their: str, value: Any) -> Any:
         if not isinstance(value, str) or value not in ACTIVATIONS:
             raise EverybertError(f"{their} {value!r} is not supported; known: {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[value]
-    kind = KINDS[ours]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if get_origin(kind) is Literal:
-        good, what = value in get_args(kind), " or ".join(map(str, get_args(kind)))
-    elif kind is bool:
-        good, what = isinstance(value, bool), "true or false"
-    elif float in (kind, *get_args(kind)):
-        good, what = number and math.isfinite(value) and value >= 0, "a number"
-        value = float(value) if good else value
-    else:
-        limit = LIMITS.get(ours, LIMIT)
-        good, what = number and isinstance(value, int) and 0 <= value <= limit, f"a whole number up to {limit}"
-    if not good and (value is not None or type(None) not in get_args(kind)):
-        raise EverybertError(f"{their} must be {what}, not {str(value)[:40]}")
+    limit = LIMITS.get(ours, LIMIT)
+    try:
+        value = as_type(value, KINDS[ours])
+        if type(value) is int and not 0 <= value <= limit:
+            raise TypeError(f"a whole number up to {limit}")
+        if type(value) is float and value < 0:
+            raise TypeError("a number of at least 0")
+    except TypeError as wanted:
+        raise EverybertError(f"{their} must be {wanted}, not {str(value)[:40]}") from None
     return value
 
 

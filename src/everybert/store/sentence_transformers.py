@@ -111,6 +111,8 @@ class Pooling:
     """The length of a vector after these modules; None if that of the pooling."""
     truncate: int | None = None
     """How many leading dimensions are kept, after the normalisation; of sparse vectors the largest. None keeps all."""
+    similarity: str = "cosine"
+    """By what vectors are compared, as sentence-transformers calls it."""
     activation: str | None = None
     """That of a CrossEncoder's scores; its files say nothing about vectors."""
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
@@ -274,6 +276,7 @@ def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False) -> 
         modules=tuple(after[:-1] if normalize else after),
         outer=width,
         truncate=truncate,
+        similarity=str(more.get("similarity_fn_name") or "cosine"),
         files=files,
     )
 
@@ -385,9 +388,6 @@ def _layer_norm(tensors: dict[str, Tensor], width: int) -> Callable[[Tensor], Te
     return partial(F.layer_norm, normalized_shape=(width,), weight=weight, bias=bias)
 
 
-# ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
     """Write the files from which sentence-transformers and `read_pooling` make the same vectors.
 
@@ -405,3 +405,5 @@ def write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
     modes = {f"pooling_mode_{flag}": mode in pooling.modes for mode, flag in FLAGS.items()}
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size, **modes})
     write_json(folder / ENCODERS[0], {"max_seq_length": pooling.size, "do_lower_case": pooling.lowercase})
+    more = {"prompts": dict(pooling.prompts), "default_prompt_name": pooling.default_prompt}
+    write_json(folder / "config_sentence_transformers.json", more | {"similarity_fn_name": pooling.similarity})

@@ -97,7 +97,7 @@ class Table:
         """The column for a role, which must exist."""
         column = self.find(role, names)
         if column is None:
-            has, remedy = ", ".join(map(str, self.first)), f"name it: --columns {role}=NAME"
+            has, remedy = ", ".join(map(str, self.first)), f"name it in columns: {role}=NAME"
             raise EverybertError(f"{self.where} has no column for the {role} (it has {has}); {remedy}")
         return column
 
@@ -134,7 +134,7 @@ class Table:
                 told = isinstance(error, EverybertError)
                 why = error if told else f"it cannot be read ({type(error).__name__}: {error})"
                 if not skip_bad:
-                    raise EverybertError(f"{place}: {why}; fix the row, or skip such rows with --skip-bad") from None
+                    raise EverybertError(f"{place}: {why}; fix the row, or skip such rows with skip_bad=True") from None
                 bad.append(f"{place}: {why}")
                 continue
             inputs.append(given)
@@ -144,7 +144,7 @@ class Table:
         notes = [f"{len(bad)} bad rows of {self.where} were skipped, the first: {bad[0]}"] if bad else []
         if set(read) - set((self.columns or {}).values()):
             named = ", ".join(map(repr, read))
-            notes.append(f"{self.where}: read from the columns {named} (guessed; choose with --columns)")
+            notes.append(f"{self.where}: read from the columns {named} (guessed; columns may name others)")
         return Examples(inputs, targets, self.where, tuple(notes), tuple(bad))
 
 
@@ -160,7 +160,7 @@ def read_table(
     `roles` are those that the task reads; columns for others are refused. `read` gives the rows of files.
     """
     if unknown := set(columns or {}) - set(roles):
-        raise EverybertError(f"--columns {sorted(unknown)[0]}=…: this task reads {', '.join(roles)}")
+        raise EverybertError(f"columns: this task reads no {sorted(unknown)[0]}, but {', '.join(roles)}")
     if isinstance(source, str | Path):
         numbered = list(read(Path(source)))
         return Table([row for _, row in numbered], str(source), columns, [f"{source}:{n}" for n, _ in numbered])

@@ -299,9 +299,6 @@ def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)
 
 
-# ── the base class ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
     """The settings of a task (labels, window, thresholds) and what is done with them."""

@@ -222,11 +222,11 @@ def _column(path: Path, column: str | None, errors: Errors, report: ReadReport) 
             strings = [name for name, value in record.items() if isinstance(value, str)]
             names = [name for name in TEXT_COLUMNS if name in strings][:1] or strings
             if len(names) != 1:
-                raise EverybertError(f"{path}: which column is the text? It has {', '.join(record)}: pass --column")
+                raise EverybertError(f"{path}: which column is the text? It has {', '.join(record)}: name it (column)")
             column = names[0]
         if not isinstance(record.get(column, 0), str | None):
             found = type(record[column]).__name__ if column in record else f"missing, it has {', '.join(record)}"
-            raise EverybertError(f"{path}, record {number}: column {column!r} is no text ({found}): pass --column")
+            raise EverybertError(f"{path}, record {number}: column {column!r} is no text ({found}): name it (column)")
         yield record[column] or ""
 
 

@@ -131,7 +131,7 @@ def find_checkpoint(folder: Path, world: World) -> Path | None:
     path = folder / name
     with world.together():
         if not (path / MANIFEST).exists():
-            raise EverybertError(f"{path}, which rank 0 has, is not there: all hosts must share --out")
+            raise EverybertError(f"{path}, which rank 0 has, is not there: all hosts must share the folder")
     return path
 
 
@@ -144,7 +144,7 @@ def lock(folder: Path) -> Iterator[None]:
         other, _, number = (path.read_text("utf-8") if path.exists() else "").partition(" ")
         if number.isdigit() and (other != host or (int(number) != pid and is_alive(int(number)))):
             raise EverybertError(
-                f"{folder} is in use by process {number} on {other}: wait for it, or choose another --out "
+                f"{folder} is in use by process {number} on {other}: wait for it, or choose another folder "
                 f"(if it is gone, delete {path})"
             )
         path.write_text(f"{host} {pid}", encoding="utf-8")

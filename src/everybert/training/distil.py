@@ -84,7 +84,7 @@ def read_student(student: str | Path) -> ModelSettings:
         changes = {k: v for k, v in vars(config).items() if v != getattr(base, k) and k not in fixed}
         return ModelSettings(changes=dict(sorted(changes.items())))
     if str(student) not in PRESETS:
-        raise EverybertError(f"--student {student}: give a preset ({', '.join(PRESETS)}), a folder or a .toml file")
+        raise EverybertError(f"student {student}: give a preset ({', '.join(PRESETS)}), a folder or a .toml file")
     return ModelSettings(preset=str(student))
 
 

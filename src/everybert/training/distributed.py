@@ -65,7 +65,7 @@ class World:
         if found.type == "cuda" and found.index is None:
             local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
             if local >= count:
-                raise EverybertError(f"this host has {count} GPUs: start no more ranks on it, or give --device cpu")
+                raise EverybertError(f"this host has {count} GPUs: start no more ranks on it, or use device cpu")
             found = torch.device("cuda", local)
             torch.cuda.set_device(found)
         return found

@@ -1,7 +1,7 @@
 """`everybert.finetune`: labelled data in, a task model out, with its scores on held-out data.
 
 Data → base model → one run per seed (training/tuning.py) → the best of them → a folder. Several seeds give a mean and
-its 95 % interval. Ctrl-C keeps the best epoch so far.
+its 95 % interval. Ctrl-C keeps what is finished, or the best epoch so far.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from everybert.store.adapters import is_adapter
 from everybert.store.card import write_card
 from everybert.store.hub import resolve
 from everybert.store.huggingface import Loaded, load_network, read_config, read_extras
-from everybert.store.sentence_transformers import encoder_folder, read_pooling
+from everybert.store.sentence_transformers import Pooling, encoder_folder, read_pooling
 from everybert.tasks import task_class
 from everybert.tasks.dataset import Examples, Source, split_sets
 from everybert.tasks.metrics import Interval, interval
@@ -56,6 +56,8 @@ class Tuned:
     """What was guessed, skipped or cut."""
     grid: tuple[dict[str, Any], ...] = ()
     """If a grid was searched: each setting with its score, best first."""
+    finished: bool = True
+    """False if it was interrupted: `runs` are those finished before, or the only one, with its best epoch so far."""
 
     @property
     def metric(self) -> Interval:
@@ -125,42 +127,51 @@ def finetune(
     refuse_ranks("fine-tuning")
     if out is not None:
         if not overwrite and any(Path(out).glob("*config.json")):
-            raise EverybertError(f"{out} holds a model: choose another --out, or give --overwrite to replace it")
+            raise EverybertError(f"{out} holds a model: choose another folder, or give overwrite=True to replace it")
         check_folder(out)
     if is_adapter(folder):
         raise EverybertError(f"{folder} is an adapter; fine-tune from the model it was trained on, or merge it first")
     if not read_config(folder)[0].layers:
         raise EverybertError(f"{folder} is a StaticEmbedding, which has no layers; fine-tune an encoder")
     tokenizer = Tokenizer.load(folder)
+    pooling = Pooling()
     if "pooling" in inspect.signature(task_class(task).fit).parameters and "pooling" not in (options or {}):
-        options = {**(options or {}), **pooling_of(whole, allow_pickle)}
+        pooling = pooling_of(whole, allow_pickle)
+        options, window = {**(options or {}), "pooling": pooling.modes[0]}, window or pooling.size
     data = prepare_data(task, folder, tokenizer, train, dev, columns, skip_bad, (window, overlap, long), options, seed)
     bad = dict.fromkeys((*data.train_examples.bad, *data.dev_examples.bad))
     chosen, why = choose_settings(data, settings)
-    data = replace(data, notes=(*data.notes, *why), allow_pickle=allow_pickle)
+    if any(pooling.prompts.values()):
+        why.append(f"the prompts ({', '.join(pooling.prompts)}) are kept, but not put before the texts of training")
+    data = replace(data, notes=(*data.notes, *why), allow_pickle=allow_pickle, pooling=pooling)
     for note in (*data.notes, *(f"skipped: {row}" for row in bad)):
         log.info(note)
 
     points = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]  # without a grid, one: {}
-    runs = run_all(data, [(replace(chosen, **point), seed) for point in points], quiet)
+    runs, finished = run_all(data, [(replace(chosen, **point), seed) for point in points], quiet)
     ranked = sorted(zip(points, runs), key=lambda tried: -tried[1].metric)
     table = tuple({**point, data.task.metric: run.metric} for point, run in ranked) if axes else ()
     chosen = replace(chosen, **ranked[0][0])
-    runs = run_all(data, [(chosen, seed + number) for number in range(1, seeds)], quiet, [ranked[0][1]])
+    runs = [ranked[0][1]]
+    if finished:
+        runs, finished = run_all(data, [(chosen, seed + number) for number in range(1, seeds)], quiet, runs)
     runs.sort(key=lambda run: -run.metric)
     best = runs[0]
     assert best.network is not None
     best.task = best.task.finish(best.network)
     notes = list(data.notes)
-    if not all(run.finished for run in runs):
-        notes.append("interrupted: the best epoch so far was kept")
+    if not finished:
+        done, total = sum(run.finished for _, run in ranked) + len(runs) - 1, len(points) + seeds - 1
+        kept = f"interrupted after {done} of {total} runs: the best {'of them' if done else 'epoch so far'} is kept"
+        notes.append(f"{kept}; to have all, run the same again and overwrite it")
+        log.warning(notes[-1])
     confusion = best.task.confusion(best.network, data.dev)
     if confusion is not None and (confusion.sum(0) > 0).sum() == 1 < (confusion.sum(1) > 0).sum():
         label = best.task.labels[int(confusion.sum(0).argmax())]
         notes.append(f"every dev text is judged {label!r}: too little was learnt; try more epochs or more rows")
         log.warning(notes[-1])
     scores = {name: interval([r.scores[name] for r in runs if name in r.scores]) for name in best.scores}
-    tuned = Tuned(None, scores, runs, best.task, chosen, tuple(notes), table)
+    tuned = Tuned(None, scores, runs, best.task, chosen, tuple(notes), table, finished)
     if out is None:
         return tuned
     with atomic_folder(out) as written:
@@ -182,15 +193,15 @@ def choose_settings(data: Data, given: Mapping[str, Any]) -> tuple[FinetuneSetti
     return settings, notes
 
 
-def pooling_of(folder: Path, allow_pickle: bool) -> dict[str, str]:
-    """The pooling of an embedder that is trained further. One with more than that is refused, not replaced."""
+def pooling_of(folder: Path, allow_pickle: bool) -> Pooling:
+    """How an embedder makes vectors that is trained further. One whose files have more than is kept is refused."""
     pooling = read_pooling(folder, read_config(encoder_folder(folder))[0].hidden_size, allow_pickle)
-    more = (any(pooling.prompts.values()), pooling.layers, pooling.modules, pooling.truncate)
+    more = (pooling.prompt(None), pooling.layers, pooling.modules, pooling.truncate, not pooling.include_prompt)
     if any(more) or pooling.vectors != "embed" or pooling.modes not in (("mean",), ("cls",)):
         raise EverybertError(
-            f"{folder} has prompts or modules that training would not keep; drop them by --pooling cls"
+            f"{folder} has prompts or modules that training would not keep; name a pooling, mean or cls, to drop them"
         )
-    return {"pooling": pooling.modes[0]} if pooling.published else {}
+    return replace(pooling, lowercase=False, files={})
 
 
 # ── data ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -284,22 +295,28 @@ def run_once(data: Data, settings: FinetuneSettings, seed: int, quiet: bool = Fa
 
 def run_all(
     data: Data, tries: Sequence[tuple[FinetuneSettings, int]], quiet: bool, before: Sequence[Run] = ()
-) -> list[Run]:
-    """A run for each (settings, seed), until one is interrupted. Only the best (of equal ones, the first) keeps its
+) -> tuple[list[Run], bool]:
+    """A run for each (settings, seed), and whether all are finished: an interruption ends them.
+
+    A run that is not finished counts only if there is no other. Only the best (of equal ones, the first) keeps its
     network, and the mode, which may hold it.
     """
     runs = list(before)
     for settings, seed in tries:
-        if not runs or runs[-1].finished:
-            runs.append(run_once(data, settings, seed, quiet))
-            best = max(runs, key=lambda run: run.metric)
-            for run in runs:
-                if run is not best:
-                    run.network = run.mode = None
-    return runs
-
-
-# ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────
+        try:
+            run = run_once(data, settings, seed, quiet)
+        except KeyboardInterrupt:  # before its first step, or after its last
+            if not runs:
+                raise
+            return runs, False
+        runs += [run] if run.finished or not runs else []
+        best = max(runs, key=lambda run: run.metric)
+        for other in runs:
+            if other is not best:
+                other.network = other.mode = None
+        if not run.finished:
+            return runs, False
+    return runs, True
 
 
 def save(tuned: Tuned, data: Data, folder: Path, confusion: np.ndarray | None) -> None:

@@ -96,7 +96,7 @@ def prepare(
 ) -> Setting:
     """Open the corpus and its tokenizer, and connect the ranks."""
     if is_model(Path(out)):
-        raise EverybertError(f"{out} holds a model, not a run; choose another --out")
+        raise EverybertError(f"{out} holds a model, not a run; choose another folder")
     world = World.join()
     opened, tokenizer, layout = open_corpus(corpus)
     setting = Setting(recipe, Path(out), opened, tokenizer, layout, world.device(device), world, teacher)
@@ -139,7 +139,7 @@ def claim(setting: Setting) -> None:
     other = setting.recipe.differences(there.get("recipe", {}))
     other += [name for name in facts if name != "recipe" and there.get(name) != facts[name]]
     if other:
-        raise EverybertError(f"{setting.out} holds a run with another {', '.join(other)}: use that, or another --out")
+        raise EverybertError(f"{setting.out} holds a run with another {', '.join(other)}: use that, or another folder")
 
 
 def fit_config(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
@@ -182,7 +182,7 @@ def start_from(setting: Setting, init: str, allow_pickle: bool = False) -> Netwo
         same = setting.tokenizer.size <= size
     if not same or setting.tokenizer.size > size:
         raise EverybertError(
-            f"the corpus' tokenizer is not that of {folder}: build the corpus with --tokenizer {folder}, whose "
+            f"the corpus' tokenizer is not that of {folder}: build the corpus with the tokenizer of {folder}, whose "
             "vocabulary contrib/extend_vocabulary.py can extend"
         )
     if not recipe.model.changes:
@@ -202,7 +202,7 @@ def check_config(recipe: Recipe, config: EncoderConfig, who: str = "model") -> N
         remedy = "" if who == "teacher" else ", or raise [model] max_positions"
         raise EverybertError(
             f"length {recipe.longest} is more than the {who}'s {config.max_positions} positions: "
-            f"lower [batch] or [[phase]] length (--set batch.length={config.max_positions}){remedy}"
+            f"lower [batch] or [[phase]] length (batch.length={config.max_positions}){remedy}"
         )
     if config.causal and recipe.paired:
         raise EverybertError('[examples] kind: a causal model does not learn sentence pairs: set "full" or "document"')

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from everybert.corpus.masking import make_key, permutation
 from everybert.errors import EverybertError
-from everybert.files import write_json
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import initialise
 from everybert.model.heads import SEQUENCE_HEADS, FeatureConfig, FeatureHead, Network, add_feature_head
@@ -195,10 +194,8 @@ class FullMode:
             raw_config=read_config(data.folder)[1],
         )
         if "pooling" in (state := task.state()):  # a vector per text, for sentence-transformers
-            pooling = Pooling((state["pooling"],), state["normalize"], task.window.size)
-            write_pooling(folder, pooling, network.config.hidden_size)
-            settings: dict[str, Any] = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
-            write_json(folder / "config_sentence_transformers.json", settings)
+            how = {"modes": (state["pooling"],), "normalize": state["normalize"], "size": task.window.size}
+            write_pooling(folder, replace(data.pooling, **how), network.config.hidden_size)
 
 
 class FrozenMode(FullMode):
@@ -259,7 +256,9 @@ class FewShotMode(FrozenMode):
         dev = pairs.take(range(min(len(pairs), 256)))
         made, seen = (embed.features(data.tokenizer, network.config, part) for part in (pairs, dev))
         first = replace(data, task=embed, train=made, dev=seen, train_examples=pairs, dev_examples=dev, cache={})
-        tune(first, network, replace(self.settings, mode="full", epochs=1, lr=None), seed, quiet=quiet)
+        run = tune(first, network, replace(self.settings, mode="full", epochs=1, lr=None), seed, quiet=quiet)
+        if not run.finished:
+            raise KeyboardInterrupt
         super().prepare(network, data, seed, fresh_pooler, quiet)
 
 
@@ -335,7 +334,7 @@ def renew(network: Network, task: Task, settings: FinetuneSettings) -> None:
     if settings.reinit > config.layers:
         raise EverybertError(f"reinit {settings.reinit} is more than the model's {config.layers} layers")
     if config.causal is True and settings.mode not in HEAD_ALONE and task.head in SEQUENCE_HEADS:
-        raise EverybertError("the first token of a left-to-right model sees only itself: use --mode frozen")
+        raise EverybertError("the first token of a left-to-right model sees only itself: use mode frozen")
     for layer in list(network.encoder.layers)[config.layers - settings.reinit :]:
         initialise(layer, config)
     pooler = settings.reinit or (settings.new_pooler and reads_pooler(network, task))
@@ -359,6 +358,8 @@ class Data:
     dev_examples: Examples
     notes: tuple[str, ...] = ()
     allow_pickle: bool = False
+    pooling: Pooling = field(default_factory=Pooling)
+    """Of an embedder that is trained further: what its files say."""
     cache: dict[Any, dict[str, Any]] = field(default_factory=dict)
     """Mode frozen: what the head reads in both sets, computed by the first run."""
 
