@@ -296,7 +296,7 @@ class LimitsMiddleware:
             name = urlsplit(f"//{host}").hostname or ""
             if name in self.hosts or ipaddress.ip_address(name):
                 return
-        raise HttpError(400, "this server has no such name; whoever runs it may allow it (allowed hosts)")
+        raise HttpError(400, "this server has no such name; name it in allowed_hosts when the server is started")
 
     def _identify(self, scope: Scope) -> str:
         """Who asks: an API key, or an address; 401 without a right key where one is needed."""
