@@ -201,7 +201,7 @@ def test_everybert_load_takes_a_dtype(bert_folder: Path):
 
 @pytest.mark.parametrize("dtype", ["fp8", torch.float8_e4m3fn])
 def test_fp8_is_not_for_the_cpu(bert_folder: Path, dtype):
-    refuses("fp8 needs an NVIDIA GPU .*not cpu", everybert.load, bert_folder, device="cpu", dtype=dtype)
+    refuses("fp8 needs an NVIDIA GPU .*this is cpu", everybert.load, bert_folder, device="cpu", dtype=dtype)
 
 
 def test_a_published_model_stays_near_in_fp8(minilm: Model, minilm_folder: Path, monkeypatch: pytest.MonkeyPatch):

@@ -161,11 +161,12 @@ def plain_kernels(asked: list[str]) -> SimpleNamespace:
 
 
 @computes
-def test_layers_whose_kernels_round_give_what_plain_ones_give(hopper, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("changes", [{}, {"linear_bias": False, "norm_bias": False}, {"relative": "alibi"}], ids=str)
+def test_layers_whose_kernels_round_give_what_plain_ones_give(hopper, monkeypatch: pytest.MonkeyPatch, changes):
     asked: list[str] = []
     monkeypatch.setattr(fp8, "HAS_TRITON", True)
     monkeypatch.setitem(sys.modules, "everybert.model.kernels", plain_kernels(asked))
-    net = network()
+    net = network(**changes)
     to_fp8(net.encoder)
     assert {type(layer) for layer in net.encoder.layers} == {Fp8Layer}
     states: list[torch.Tensor] = []
@@ -187,6 +188,10 @@ def test_only_layers_like_bert_have_them(hopper, monkeypatch: pytest.MonkeyPatch
         net = network(**changes)
         to_fp8(net.encoder)
         assert not any(isinstance(layer, Fp8Layer) for layer in net.encoder.layers), changes
+    for changes in ({"activation": "gelu_tanh"}, {"linear_bias": False}, {"positions": "rotary"}):
+        net = network(**changes)
+        to_fp8(net.encoder)
+        assert all(isinstance(layer, Fp8Layer) for layer in net.encoder.layers), changes
 
 
 @computes
@@ -218,12 +223,12 @@ def test_devices_without_fp8_are_refused(hopper, monkeypatch: pytest.MonkeyPatch
     encoder = network().encoder
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    refuses(r"compute capability 8\.9 .*not NVIDIA A100 \(8\.0\).*bfloat16", to_fp8, encoder)
+    refuses(r"compute capability 8\.9 .*this is NVIDIA A100 \(8\.0\).*bfloat16", to_fp8, encoder)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.version, "cuda", None)  # built for AMD
     refuses("NVIDIA", to_fp8, encoder)
     monkeypatch.setattr(fp8, "device_of", engine.device_of)
-    refuses("not cpu .*int8 on a CPU", to_fp8, encoder)
+    refuses("this is cpu,.*on a CPU in int8", to_fp8, encoder)
 
 
 def test_a_torch_without_the_product_is_refused(hopper, monkeypatch: pytest.MonkeyPatch):

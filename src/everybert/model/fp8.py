@@ -74,8 +74,11 @@ def to_fp8(encoder: Encoder) -> None:
     if can < (8, 9) or not hasattr(torch, "_scaled_mm"):
         name = f"{torch.cuda.get_device_name(device)} ({can[0]}.{can[1]})" if any(can) else str(device)
         needs = "fp8 needs an NVIDIA GPU of compute capability 8.9 or later (Ada, Hopper) and torch._scaled_mm"
-        raise EverybertError(f"{needs}, not {name} and torch {torch.__version__}: load in bfloat16, or int8 on a CPU")
+        raise EverybertError(
+            f"{needs}; this is {name}, torch {torch.__version__}: load in bfloat16, or on a CPU in int8"
+        )
     round_layers(encoder, lambda _, part: Fp8Linear(part))
-    if HAS_TRITON and config.norm == "post" and config.norm_kind == "layer" and encoder.layers[0].feed_forward.fuses:  # type: ignore[union-attr]
+    gelu = config.feed_forward != "glu" and config.activation in ("gelu", "gelu_tanh")
+    if HAS_TRITON and gelu and config.norm == "post" and config.norm_kind == "layer":
         for layer in encoder.layers:
             layer.__class__ = Fp8Layer  # the same parts, another forward pass
