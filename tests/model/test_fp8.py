@@ -36,9 +36,9 @@ OTHERS = [{}, {"norm": "pre"}, {"activation": "silu"}, {"feed_forward": "glu"}, 
 def products() -> bool:
     """Whether this torch has the product on the CPU, as 2.13 has."""
     try:
-        torch._scaled_mm(
-            torch.ones(2, 16).to(E4M3), torch.ones(16, 16).to(E4M3).t(), torch.ones(2, 1), torch.ones(1, 16)
-        )
+        one, many = torch.ones(2, 1), torch.ones(1, 16)
+        ones = torch.ones(16, 16).to(E4M3)
+        torch._scaled_mm(ones[:2], ones.t(), one, many, bias=many[0].bfloat16(), out_dtype=torch.bfloat16)
     except (RuntimeError, AttributeError):
         return False
     return True
