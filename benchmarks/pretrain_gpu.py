@@ -2,10 +2,11 @@
 
     python benchmarks/pretrain_gpu.py                    # BERT-base at 128 and 512, bf16, full training step
     python benchmarks/pretrain_gpu.py --quick            # fewer peers and steps
+    python benchmarks/pretrain_gpu.py --preset modernbert-base --lengths 8192   # long texts, against SDPA and flash
 
 A full step is forward, backward, gradient clipping and fused AdamW on fp32 master weights. `natural` samples lengths
 like those of text (log-normal, mean 150, at most 512): transformers pads to 512, everybert packs; padding does not
-count. MFU is relative to the dense bf16 rate of the data sheet.
+count. MFU is relative to the dense bf16 rate of the data sheet; memory is the peak of the whole process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import gc
 import json
 import statistics
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from everybert.model.config import PRESETS
 from everybert.model.heads import Network
 from everybert.model.losses import pretrain_loss, targets_of
+from everybert.store.huggingface import save_network
 from everybert.training.data import collate
 from everybert.training.optim import Optimizer, OptimizerConfig
 from everybert.training.plan import flops_per_token, peak_flops
@@ -96,22 +99,16 @@ def everybert(config, kind, tokens, steps, device, optimizer="adamw"):
     return timed(step, steps, device), tokens
 
 
-def transformers(config, kind, tokens, steps, device, compiled):
-    """Seconds per step of BertForMaskedLM with bf16 autocast, padded to 512 if lengths differ."""
-    from transformers import BertConfig, BertForMaskedLM
+def transformers(config, kind, tokens, steps, device, compiled, attention=None):
+    """Seconds per step of their masked language model with bf16 autocast, padded to 512 if lengths differ."""
+    from transformers import AutoModelForMaskedLM
 
     torch._dynamo.reset()
     torch.manual_seed(0)
-    theirs = BertConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        intermediate_size=config.intermediate_size,
-        hidden_dropout_prob=config.dropout,
-        attention_probs_dropout_prob=config.attention_dropout,
-    )
-    model = BertForMaskedLM(theirs).to(device).train()
+    how = {} if attention is None else {"attn_implementation": attention}
+    with tempfile.TemporaryDirectory() as folder:
+        save_network(Network(config, {"mlm": None}), folder)
+        model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, **how).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     rng = np.random.default_rng(0)
     if kind == "natural":  # as many rows as fit into the same number of positions
@@ -143,12 +140,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=65536, help="tokens per step")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--preset", default="bert-base-uncased", help="the model's shape")
+    parser.add_argument("--lengths", help="only these, comma-separated, against transformers with SDPA and with flash")
     parser.add_argument("--tiny", action="store_true", help="a toy model, to test the script")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     off = {"dropout": 0.0, "attention_dropout": 0.0}
-    config = PRESETS["bert-base-uncased"].replace(vocab_size=VOCABULARY, **off)
+    config = PRESETS[args.preset].replace(vocab_size=VOCABULARY, pad_id=0, **off)
     if args.tiny:
         small = {"layers": 2, "hidden_size": 64, "heads": 4, "intermediate_size": 128, "vocab_size": 512}
         config, args.tokens, args.steps = config.replace(**small), 2048, 2
@@ -157,7 +156,10 @@ def main() -> None:
     cases = [(128, "transformers eager", False), (128, "transformers compile", True), (128, "everybert", None)]
     cases += [(512, "transformers eager", False), (512, "transformers compile", True), (512, "everybert", None)]
     cases += [("natural", "transformers eager, padded", False), ("natural", "everybert", None)]
-    if args.quick:
+    if args.lengths:
+        peers = [(f"transformers {kind}", kind) for kind in ("sdpa", "flash_attention_2")]
+        cases = [(int(n), what, how) for n in args.lengths.split(",") for what, how in [*peers, ("everybert", None)]]
+    elif args.quick:
         cases = [c for c in cases if "compile" not in c[1]]
     else:
         cases += [
@@ -166,11 +168,18 @@ def main() -> None:
             (128, "everybert, Muon", "muon"),
         ]
     rows = []
-    print(f"| {'length':>8} | {'what':<28} | ms/step | tokens/s | MFU | × eager |")
-    print("|---|---|---|---|---|---|")
+    print(f"| {'length':>8} | {'what':<28} | ms/step | tokens/s | MFU | × first | GB |")
+    print("|---|---|---|---|---|---|---|")
     for kind, what, how in cases:
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         if what.startswith("transformers"):
-            seconds, real = transformers(config, kind, args.tokens, args.steps, device, how)
+            compiled, attention = (how, None) if isinstance(how, bool) else (False, how)
+            try:
+                seconds, real = transformers(config, kind, args.tokens, args.steps, device, compiled, attention)
+            except (ImportError, ValueError, torch.OutOfMemoryError) as error:
+                print(f"| {kind!s:>8} | {what:<28} | not measured: {str(error)[:80]!r} |", flush=True)
+                continue
         elif how == "muon":
             seconds, real = everybert(config, kind, args.tokens, args.steps, device, "muon")
         else:
@@ -179,9 +188,11 @@ def main() -> None:
         speed = real / seconds
         mean = 150.0 if kind == "natural" else float(kind)
         mfu = speed * flops_per_token(config, mean, MASKED) / (peak_flops(name) or float("inf"))
+        memory = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else float("nan")
         rows.append({"length": kind, "what": what, "ms": seconds * 1e3, "tokens_per_second": speed, "mfu": mfu})
+        rows[-1]["memory"] = memory
         eager = next(r for r in rows if r["length"] == kind)["tokens_per_second"]
-        figures = f"{seconds * 1e3:.1f} | {speed / 1e3:,.0f}k | {mfu:.3f} | {speed / eager:.2f}"
+        figures = f"{seconds * 1e3:.1f} | {speed / 1e3:,.0f}k | {mfu:.3f} | {speed / eager:.2f} | {memory:.1f}"
         print(f"| {kind!s:>8} | {what:<28} | {figures} |", flush=True)
         gc.collect()
         if device == "cuda":

@@ -11,6 +11,7 @@ from refusals import refuses
 import everybert
 from everybert.inference.model import Model, has_tokenizer, load
 from everybert.inside.masked import pieces_of
+from everybert.model import fp8
 from everybert.model.ragged import Ragged
 from everybert.text.formats import FILES
 
@@ -196,6 +197,38 @@ def test_everybert_load_takes_a_dtype(bert_folder: Path):
     model = everybert.load(str(bert_folder), device="cpu", dtype="bfloat16")
     assert model.hidden([[2, 6, 3]])[0].dtype == torch.bfloat16
     assert model.embed(["the dog"]).dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["fp8", torch.float8_e4m3fn])
+def test_fp8_is_not_for_the_cpu(bert_folder: Path, dtype):
+    refuses("fp8 needs an NVIDIA GPU .*this is cpu", everybert.load, bert_folder, device="cpu", dtype=dtype)
+
+
+def test_a_published_model_stays_near_in_fp8(minilm: Model, minilm_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """torch's CPU build (2.13) computes the products too, if nothing asks for the device."""
+    monkeypatch.setattr(fp8, "device_of", lambda encoder: torch.device("cuda"))
+    monkeypatch.setattr(fp8, "HAS_TRITON", False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    texts = ["The dog sleeps.", "Is a river longer than a road?", " ".join(["Old engines need oil."] * 9)]
+    try:
+        found = load(minilm_folder, device="cpu", dtype="fp8").embed(texts)
+    except RuntimeError as error:
+        pytest.skip(f"no fp8 products on this CPU: {error}")
+    cosine = (found * minilm.embed(texts)).sum(1)
+    assert cosine.mean() > 0.995 and cosine.min() > 0.99
+
+
+@pytest.mark.gpu
+def test_vectors_in_fp8_are_near_on_the_device():
+    model, exact = (
+        load("everybert-classic", device=device, dtype=dtype) for device, dtype in (("cuda", "fp8"), ("cpu", None))
+    )
+    texts = ["The old river runs by the house. " * (1 + i % 9) + f"Number {i}." for i in range(300)]
+    wanted = exact.embed(texts, normalize=True)
+    for _ in range(3):  # run, recorded, replayed
+        cosine = (model.embed(texts, normalize=True) * wanted).sum(1)
+        assert cosine.mean() > 0.995 and cosine.min() > 0.98
 
 
 def test_pairs_are_filled_as_texts_are(bert: Model):

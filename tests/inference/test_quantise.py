@@ -13,7 +13,7 @@ from everybert.data import documents
 from everybert.inference.export import compare_models as compare
 from everybert.inference.export import quantise
 from everybert.inference.model import Model, load
-from everybert.model.int8 import is_int8, supported
+from everybert.model.int8 import Int8Linear, supported
 from everybert.store.weights import INT8
 from everybert.text.sentences import split_sentences
 
@@ -103,5 +103,5 @@ def test_the_command(bert_folder: Path, tmp_path: Path):
 
 
 def test_the_encoder_is_int8_only_where_asked(bert_folder: Path):
-    assert not is_int8(load(bert_folder, device="cpu").network.encoder)
-    assert is_int8(load(bert_folder, dtype=torch.int8).network.encoder)
+    assert Int8Linear not in map(type, load(bert_folder, device="cpu").network.encoder.modules())
+    assert Int8Linear in map(type, load(bert_folder, dtype=torch.int8).network.encoder.modules())

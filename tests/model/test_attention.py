@@ -36,6 +36,19 @@ def test_windowed_equals_the_masked_formula(monkeypatch, block, window):
     torch.testing.assert_close(mine, textbook(qkv, batch, window))
 
 
+def test_the_formula_takes_scores_with_a_bias_in_half_precision():
+    """ALiBi's biases are fp32, whatever the weights are."""
+    batch, qkv = inputs((5, 9))
+    half = tuple(x.to(torch.bfloat16) for x in qkv)
+
+    def bias(q, k):
+        return torch.ones(1, 2, q.shape[2], q.shape[2]).tril()
+
+    found = att.watched(half, batch, att.FULL, None, lambda *_: None, bias)
+    wanted = att.grouped(half, batch, 0.0, bias)
+    torch.testing.assert_close(found, wanted, atol=0.02, rtol=0.02)
+
+
 def test_full_equals_the_formula_and_a_wide_window():
     batch, qkv = inputs((5, 9, 5, 1))
     full = att.attend(qkv, batch, att.FULL)

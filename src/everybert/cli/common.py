@@ -51,7 +51,7 @@ class LectureOptions(ModelOptions):
 class Use(ModelOptions):
     """Model."""
 
-    dtype: Annotated[Name, "float32, bfloat16, float16, or int8 (faster on a CPU). If not given: as saved."] = None
+    dtype: Annotated[Name, "float32, bfloat16, float16, int8 (CPU) or fp8 (GPU). If not given: as saved."] = None
 
 
 def read_texts(texts: list[str] | None, file: Path | None, tabs: bool = False) -> list[str]:

@@ -27,6 +27,7 @@ from everybert.inside.neighbours import Neighbours, find_neighbours
 from everybert.inside.trace import Trace, read_trace
 from everybert.model.config import EncoderConfig
 from everybert.model.engine import Inputs, encode, pick_device, run_head
+from everybert.model.fp8 import to_fp8
 from everybert.model.heads import FeatureHead, Network
 from everybert.model.int8 import to_int8
 from everybert.model.lora import AdapterSet
@@ -113,7 +114,7 @@ def load(
     """Load a model: a bundled name, a folder, or a hub id (`org/name`).
 
     `device` None takes a GPU if there is one. `dtype` None keeps the file's (on the CPU always float32); "int8"
-    computes in int8, on the CPU. The folder of an adapter loads the model it was trained on and switches to it.
+    computes in int8, on the CPU, "fp8" in fp8, on a GPU. The folder of an adapter loads its model and switches to it.
     Pickled weights (.bin) can hide code: they are read with `allow_pickle` only, by torch's restricted reader.
     """
     folder = resolve(name, revision, allow_pickle)
@@ -122,15 +123,15 @@ def load(
         model.use(model.add_adapter(folder))
         model.folder = folder
         return model
-    int8 = dtype in ("int8", torch.int8)
+    int8, fp8 = dtype in ("int8", torch.int8), dtype in ("fp8", torch.float8_e4m3fn)
     if int8 and device is not None and not str(device).startswith("cpu"):
         raise EverybertError(f"int8 is computed on the CPU, not on {device}; give device=cpu, or another dtype")
-    dtype = torch.float32 if int8 else pick_dtype(dtype)
+    dtype = torch.float32 if int8 else torch.bfloat16 if fp8 else pick_dtype(dtype)
     inner = sentences.encoder_folder(folder)
     found = load_network(inner, device=pick_device(device, gpu=not int8), dtype=dtype, allow_pickle=allow_pickle)
-    if int8:
+    if int8 or fp8:
         found.network.digest = adapters.encoder_digest(found.network)
-        to_int8(found.network.encoder)
+        (to_int8 if int8 else to_fp8)(found.network.encoder)
     specials = found.config.family != "static"
     tokenizer = Tokenizer.load(inner, specials) if has_tokenizer(inner) else None
     about = {name: value for name, value in vars(found).items() if name not in ("network", "config")}
@@ -147,7 +148,7 @@ def pick_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """A torch type by name."""
     found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if dtype is not None and found not in DTYPES.values():
-        raise EverybertError(f"there is no dtype {str(dtype)!r} here; choose one of {', '.join(DTYPES)}, int8")
+        raise EverybertError(f"there is no dtype {str(dtype)!r} here; choose one of {', '.join(DTYPES)}, int8, fp8")
     return found
 
 

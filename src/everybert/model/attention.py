@@ -303,7 +303,7 @@ def _formula(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, added: Tensor | None = None
 ) -> dict[str, Tensor]:
     scores = q @ k.transpose(1, 2) * q.shape[-1] ** -0.5
-    scores = scores if added is None else scores + added
+    scores = scores if added is None else scores + added.to(scores.dtype)
     scores = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
     weights = torch.softmax(scores, dim=-1)
     return {"scores": scores, "weights": weights, "mixed": weights @ v}

@@ -9,7 +9,7 @@ Legend: T tokens in the batch, H hidden, I intermediate width.
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -123,8 +123,7 @@ class Layer(nn.Module):
         if not self.pre and plain and fused(x_TH) and isinstance(norm, nn.LayerNorm):
             from everybert.model.kernels import add_norm
 
-            bias_H = norm.weight if norm.bias is None else norm.bias
-            return add_norm(x_TH, added_TH, norm.weight, bias_H, norm.bias is not None, norm.eps)
+            return add_norm(x_TH, added_TH, norm.weight, norm.bias, norm.eps)
         x_TH = x_TH + self.dropout(added_TH)
         if not self.pre:
             assert norm is not None
@@ -132,6 +131,19 @@ class Layer(nn.Module):
             x_TH = norm(x_TH)
         see(end or f"{name}.{'residual' if self.pre else 'norm'}", x_TH)
         return x_TH
+
+
+class Rounded(NamedTuple):
+    """A matrix rounded for products in fp8 (fp8.py), rows · scale; and as it is, if that is needed too."""
+
+    rows_TI: Tensor
+    scale_T1: Tensor
+    x: Tensor | None = None
+
+
+def exact(x: Tensor | Rounded) -> Tensor:
+    """Hidden states as they are."""
+    return x.x if isinstance(x, Rounded) else x  # type: ignore[return-value]
 
 
 class Encoder(nn.Module):
@@ -179,7 +191,8 @@ class Encoder(nn.Module):
             else:
                 x_TH = layer(x_TH, batch, window, relative, named)
             if states is not None:
-                states.append(x_TH)
+                states.append(exact(x_TH))
+        x_TH = exact(x_TH)
         if self.norm is not None:
             x_TH = self.norm(x_TH)
             if states is not None:

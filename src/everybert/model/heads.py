@@ -137,7 +137,7 @@ class Network(nn.Module):
         self.heads = nn.ModuleDict()
         self.pooler: Pooler | None = Pooler(config) if pooler else None
         self.digest: str | None = None
-        """The hash of the encoder before it was rounded to int8; adapters are matched by it."""
+        """The hash of the encoder before it was rounded; adapters are matched by it."""
         initialise(self, config)
         for name, labels in (heads or {}).items():
             self.add_head(name, labels)

@@ -9,6 +9,7 @@ memory; a conversion takes several. Embeddings, norms, attention and the heads s
 Legend: T tokens in the batch, P the same padded, I inputs, O outputs.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,18 +51,41 @@ def supported() -> bool:
     return onednn and torch.cpu._is_avx2_supported()  # on other processors oneDNN wants other signs
 
 
-class Int8Linear(nn.Module):
-    """A linear layer in int8, without gradients. Its `state_dict` has the weight in fp32."""
+class RoundedLinear(nn.Module):
+    """A linear layer with rounded weights, without gradients. Its `state_dict` has the weight that they stand for."""
 
-    def __init__(self, base: nn.Linear, floor: float | None = None) -> None:
+    def __init__(self, base: nn.Linear, rows_OI: Tensor, scale_O: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
-        self.in_features, self.out_features = base.in_features, base.out_features
+        self.in_features, self.out_features, self.dtype = base.in_features, base.out_features, dtype
         self.rows_OI: Tensor
         self.scale_O: Tensor
-        rows_OI, scale_O = quantise_rows(base.weight)
         self.register_buffer("rows_OI", rows_OI)
         self.register_buffer("scale_O", scale_O)
-        self.bias = None if base.bias is None else nn.Parameter(base.bias.detach().float(), requires_grad=False)
+        self.bias = None if base.bias is None else nn.Parameter(base.bias.detach().to(dtype), requires_grad=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy of the matrix, for inspection."""
+        return dequantise_rows(self.rows_OI, self.scale_O).to(self.dtype)
+
+    def check(self, x_TI: Tensor) -> None:
+        """Refuse gradients."""
+        if torch.is_grad_enabled() and x_TI.requires_grad:
+            raise EverybertError("int8 and fp8 weights have no gradients; load the model without this dtype")
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        prefix = prefix.removesuffix("rounded.")  # below an AdaptedLinear, keep the layer's own name
+        destination[prefix + "weight"] = self.weight
+        if self.bias is not None:
+            destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
+
+
+class Int8Linear(RoundedLinear):
+    """A linear layer in int8. The rest is fp32."""
+
+    def __init__(self, base: nn.Linear, floor: float | None = None) -> None:
+        rows_OI, scale_O = quantise_rows(base.weight)
+        super().__init__(base, rows_OI, scale_O, torch.float32)
         # Without VNNI, pairs of products are added in 16 bits, which 7-bit activations cannot overflow.
         top = 255 if torch.cpu._is_vnni_supported() else 127
         self.floor = floor
@@ -71,15 +95,9 @@ class Int8Linear(nn.Module):
         self.shift_O = rows_OI.sum(1).float().mul_(scale_O).mul_(-self.zero)  # subtracts z·Σw
         self.none_O = torch.zeros(self.out_features, dtype=torch.int64)
 
-    @property
-    def weight(self) -> Tensor:
-        """A copy of the matrix in fp32, for inspection."""
-        return dequantise_rows(self.rows_OI, self.scale_O)
-
     def forward(self, x_TI: Tensor) -> Tensor:
         """(T, I) → (T, O)."""
-        if torch.is_grad_enabled() and x_TI.requires_grad:
-            raise EverybertError('int8 weights have no gradients; load the model without dtype="int8"')
+        self.check(x_TI)
         byte_PI, scale_T1 = self.bytes(x_TI)
         y_PO = torch.ops.onednn.qlinear_pointwise(
             byte_PI, 1.0, 0, self.packed, self.scale_O, self.none_O, self.shift_O, 1.0, 0, torch.float32, "none", [], ""
@@ -99,25 +117,19 @@ class Int8Linear(nn.Module):
         byte_PI[: len(x_TI)].copy_(near_TI.view(torch.int32))
         return byte_PI, scale_T1
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        prefix = prefix.removesuffix("int8.")  # below an AdaptedLinear, keep the layer's own name
-        destination[prefix + "weight"] = self.weight
-        if self.bias is not None:
-            destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
-
 
 def to_int8(encoder: Encoder) -> None:
     """Replace the linear layers of an encoder by int8 ones, in place."""
     if not supported():
         raise EverybertError("int8 needs an x86 processor with AVX2 and torch's oneDNN; load without dtype")
     floor = None if encoder.config.feed_forward == "glu" else FLOORS[encoder.config.activation]
-    for name, part in list(encoder.layers.named_modules()):
-        if isinstance(part, nn.Linear):
-            parent, _, last = name.rpartition(".")
-            above_floor = name.endswith("feed_forward.output")
-            setattr(encoder.layers.get_submodule(parent), last, Int8Linear(part, floor if above_floor else None))
+    round_layers(encoder, lambda name, part: Int8Linear(part, floor if name == "feed_forward.output" else None))
 
 
-def is_int8(encoder: nn.Module) -> bool:
-    """Whether an encoder's layers compute in int8."""
-    return any(isinstance(part, Int8Linear) for part in encoder.modules())
+def round_layers(encoder: Encoder, rounded: Callable[[str, nn.Linear], RoundedLinear]) -> None:
+    """Replace the linear layers of an encoder, each given with its name, in place."""
+    for layer in encoder.layers:
+        for name, part in list(layer.named_modules()):
+            if isinstance(part, nn.Linear):
+                parent, _, last = name.rpartition(".")
+                setattr(layer.get_submodule(parent), last, rounded(name, part))

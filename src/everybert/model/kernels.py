@@ -1,8 +1,8 @@
 """Fused kernels for CUDA in half precision: attention over ragged batches, bias + GELU, and residual + LayerNorm.
 
-Written in Triton and used only if it is installed; attention.py and encoder.py have the same in plain torch. Library
-attention reads and writes Q, K, V and their gradients several times, and the exact GELU is limited by the arithmetic of
-erf. Here both cost one pass over memory (figures for one H200 and BERT-base: docs/LOG.md).
+Written in Triton and used only if it is installed; the same in plain torch is in attention.py, encoder.py and fp8.py.
+Library attention reads and writes Q, K, V and their gradients several times, and the exact GELU is limited by the
+arithmetic of erf. Here both cost one pass over memory (figures for one H200 and BERT-base: docs/LOG.md).
 
 Legend: T tokens in the batch, B sequences, A heads, D head size, n length of a sequence, I inner width (N below).
 """
@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from everybert.model.encoder import Rounded
 from everybert.model.graphs import on_device
 
 LOG2E = 1.4426950408889634
@@ -23,9 +24,7 @@ TILE = 64
 """Tokens in a tile of attention: with the warps and stages below, the fastest of a dozen on an H200."""
 
 
-def _launch(
-    kernel: Any, grid: tuple[int, ...], tensors: Sequence[Tensor], numbers: Sequence[Any], **options: int
-) -> None:
+def _launch(kernel: Any, grid: tuple[int, ...], tensors: Sequence[Any], numbers: Sequence[Any], **options: int) -> None:
     """Start a kernel on the device of its tensors: Triton takes the current device, which may be another."""
     with on_device(tensors[0].device):
         kernel[grid](*tensors, *numbers, **options)
@@ -277,12 +276,20 @@ bias_gelu.register_autograd(
 )
 
 
-# ── residual + LayerNorm, for inference ──────────────────────────────────────────────────────────────────────
+# ── residual + LayerNorm, and rounding for fp8; for inference ────────────────────────────────────────────────
 
 
 @triton.jit
-def _add_norm(x, added, weight, bias, y, H, eps, BIAS: constexpr, C: constexpr):
-    """One row per program: the sum is rounded to the stored type, then normalised in fp32."""
+def _put_row(z, rows, scale, at, inside):
+    """Store a row as E4M3 numbers, whose largest is 448, and its scale."""
+    peak = tl.maximum(tl.max(tl.abs(tl.where(inside, z, 0.0)), 0), 1e-20)
+    tl.store(scale + tl.program_id(0), peak / 448.0)
+    tl.store(rows + at, (z * (448.0 / peak)).to(rows.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_norm(x, added, weight, bias, y, rows, scale, H, eps, C: constexpr):
+    """A row per program: the sum is rounded to the stored type, then normalised in fp32. Bias and rows may be None."""
     c = tl.arange(0, C)
     inside = c < H
     at = tl.program_id(0).to(tl.int64) * H + c
@@ -293,23 +300,55 @@ def _add_norm(x, added, weight, bias, y, H, eps, BIAS: constexpr, C: constexpr):
     off = tl.where(inside, z - mean, 0.0)
     z = off * tl.rsqrt(tl.sum(off * off, 0) / H + eps)
     z *= tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)
-    if BIAS:
+    if bias is not None:
         z += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + at, z.to(y.dtype.element_ty), mask=inside)
+    if rows is not None:
+        _put_row(z, rows, scale, at, inside)
 
 
 @torch.library.custom_op("everybert::add_norm", mutates_args=())
-def add_norm(x_TH: Tensor, added_TH: Tensor, weight_H: Tensor, bias_H: Tensor, biased: bool, eps: float) -> Tensor:
-    """LN(x + added) in one pass over memory, without the bias unless `biased`; it has no gradient."""
+def add_norm(x_TH: Tensor, added_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
+    """LN(x + added) in one pass over memory; it has no gradient."""
     y_TH = torch.empty_like(x_TH)
-    T, H = x_TH.shape
-    columns = triton.next_power_of_2(H)
-    warps = 4 if columns <= 2048 else 8
-    tensors, numbers = (x_TH, added_TH, weight_H, bias_H, y_TH), (H, eps, biased, columns)
-    _launch(_add_norm, (T,), tensors, numbers, num_warps=warps)
+    _by_row(_add_norm, (x_TH, added_TH, weight_H, bias_H, y_TH, None, None), eps)
     return y_TH
 
 
 @add_norm.register_fake
-def _(x_TH, added_TH, weight_H, bias_H, biased, eps):
+def _(x_TH, added_TH, weight_H, bias_H, eps):
     return torch.empty_like(x_TH)
+
+
+@triton.jit
+def _round_row(x, rows, scale, N, GELU: constexpr, C: constexpr):
+    c = tl.arange(0, C)
+    inside = c < N
+    at = tl.program_id(0).to(tl.int64) * N + c
+    z = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if GELU:  # the tanh form, as x·σ: half the arithmetic of erf
+        z /= 1.0 + tl.exp2(-2.302208198 * z * (1.0 + 0.044715 * z * z))
+    _put_row(z, rows, scale, at, inside)
+
+
+def round_rows(x_TN: Tensor, gelu: bool = False) -> Rounded:
+    """x or gelu(x), rounded."""
+    rows_TN = torch.empty_like(x_TN, dtype=torch.float8_e4m3fn)
+    scale_T1 = x_TN.new_empty(len(x_TN), 1, dtype=torch.float32)
+    _by_row(_round_row, (x_TN, rows_TN, scale_T1), gelu)
+    return Rounded(rows_TN, scale_T1)
+
+
+def add_norm_rows(x_TH: Tensor, added_TH: Tensor, norm: Any) -> Rounded:
+    """LN(x + added), as it is and rounded."""
+    y_TH, rows_TH = torch.empty_like(x_TH), torch.empty_like(x_TH, dtype=torch.float8_e4m3fn)
+    scale_T1 = x_TH.new_empty(len(x_TH), 1, dtype=torch.float32)
+    _by_row(_add_norm, (x_TH, added_TH, norm.weight, norm.bias, y_TH, rows_TH, scale_T1), norm.eps)
+    return Rounded(rows_TH, scale_T1, y_TH)
+
+
+def _by_row(kernel: Any, tensors: Sequence[Any], *numbers: Any) -> None:
+    """Start a kernel with one program per row."""
+    T, N = tensors[0].shape
+    columns = triton.next_power_of_2(N)
+    _launch(kernel, (T,), tensors, (N, *numbers, columns), num_warps=4 if columns <= 2048 else 8)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from everybert.errors import EverybertError
 from everybert.model.config import PUBLISHED, EncoderConfig
 from everybert.model.heads import Network
-from everybert.model.int8 import Int8Linear, is_int8
+from everybert.model.int8 import RoundedLinear
 from everybert.model.linear import Linear, linear
 
 QKV = ("query", "key", "value")
@@ -59,7 +59,7 @@ class Lora(nn.Module):
 
     def __init__(self, base: "AdaptedLinear", parts: tuple[int, ...], rows: tuple[int, ...], config: LoraConfig):
         super().__init__()
-        like = base.weight if base.int8 is None else base.int8.scale_O
+        like = base.weight if base.rounded is None else base.rounded.weight
         self.rank, self.parts, self.rows = config.rank, parts, rows
         self.names = [PARTS[len(rows)][part] for part in parts]
         self.scale = config.alpha / self.rank
@@ -99,10 +99,10 @@ class Lora(nn.Module):
 class AdaptedLinear(nn.Linear):
     """A linear layer with adapters. It shares weight and bias with the layer that it replaces."""
 
-    def __init__(self, base: nn.Linear | Int8Linear) -> None:
+    def __init__(self, base: nn.Linear | RoundedLinear) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
-        self.int8 = base if isinstance(base, Int8Linear) else None
+        self.rounded = base if isinstance(base, RoundedLinear) else None
         if isinstance(base, nn.Linear):
             self.weight, self.bias = base.weight, base.bias
         self.lora = nn.ModuleDict()
@@ -110,10 +110,10 @@ class AdaptedLinear(nn.Linear):
 
     def forward(self, x_TI: Tensor) -> Tensor:
         """(T, in) → (T, out)."""
-        y_TO = linear(x_TI, self.weight, self.bias) if self.int8 is None else self.int8(x_TI)
+        y_TO = linear(x_TI, self.weight, self.bias) if self.rounded is None else self.rounded(x_TI)
         if self.active is None or self.active not in self.lora:
             return y_TO
-        return self.lora[self.active](x_TI, y_TO, self.bias if self.int8 is None else self.int8.bias)
+        return self.lora[self.active](x_TI, y_TO, self.bias if self.rounded is None else self.rounded.bias)
 
 
 @dataclass
@@ -178,8 +178,8 @@ class AdapterSet:
         """Add the adapter in use to the weights, and leave a plain network without adapters."""
         if self.active is None:
             raise EverybertError("merge needs an adapter in use")
-        if is_int8(self.network.encoder):
-            raise EverybertError('int8 weights take no additions; load the model without dtype="int8" to merge')
+        if any(isinstance(part, RoundedLinear) for part in self.network.modules()):
+            raise EverybertError("int8 and fp8 weights take no additions; load the model without dtype to merge")
         for parent in list(self.network.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, AdaptedLinear):
@@ -216,7 +216,7 @@ class AdapterSet:
         """Make an adapter that is loaded a DoRA: the m of each adapted matrix, named as in `state` but for the end."""
         for at, lora in self._adapted(name):
             layer: Any = self.network.get_submodule(at)
-            weight_OI = layer.weight if layer.int8 is None else layer.int8.weight
+            weight_OI = layer.weight if layer.rounded is None else layer.rounded.weight
             norms = (weight_OI.detach().float() + lora.delta()).norm(dim=1).split(lora.rows)
             gains = [torch.ones_like(norm) for norm in norms]
             for i, part in zip(lora.parts, lora.names):
