@@ -64,8 +64,8 @@ WAYS: dict[str, bool | str] = {"left to right": True, "right to left": "reverse"
 LINEAR_TOKENS, LINEAR_RATE = 4096, 3e-3
 """Tokens per step and learning rate of the linear layer of the pair."""
 TINY = {
-    **{"steps": 60, "model__layers": 2, "model__hidden_size": 64, "model__heads": 2, "model__intermediate_size": 128},
-    **{"model__max_positions": 64, "batch__length": 64, "batch__tokens": 2048, "batch__pack": 2048},
+    **{"steps": 40, "model__layers": 2, "model__hidden_size": 64, "model__heads": 2, "model__intermediate_size": 128},
+    **{"model__max_positions": 64, "batch__length": 64, "batch__tokens": 1024, "batch__pack": 1024},
 }
 """The recipe's changes for --tiny."""
 LINEAR_STEPS, TINY_LINEAR_STEPS = 400, 20
