@@ -1,7 +1,7 @@
 """Left to right, right to left, both concatenated, bidirectional: four models on the same text and steps, one table.
 
     python recipes/directions.py --corpus CORPUS --work W [--recipe directions] [--set steps=400] [--positions 2000]
-        [--blimp FOLDER] [--task SST-2=train.tsv,dev.tsv --task CoLA=train.tsv,dev.tsv] [--tiny] [--json]
+        [--blimp FOLDER] [--task SST-2=train.tsv,dev.tsv --task MRPC=train.tsv,dev.tsv] [--seeds 3] [--tiny] [--json]
 
 CORPUS is a folder of `everybert corpus build` with a held-out split. Three models are pre-trained (run again to
 resume): the recipe as it is, with `causal = true`, and with `causal = "reverse"`. The fourth, "both", is the pair of
@@ -12,17 +12,22 @@ are. Devlin et al. 2019 (section 5.1) compare the same.
 fill      accuracy at the same held-out tokens; each model sees what it may: all other tokens, those before, those after
 BLiMP     share of pairs in which the right sentence is more probable (one-way models: the true log-probability; the
           others: the sum over tokens given both sides)
-tasks     dev accuracy of logistic regression on the mean of the frozen states, the same for all four
+tasks     dev accuracy after fine-tuning all weights, the same way for all four: a linear layer on the mean over the
+          tokens' states (of the pair, on both means, and both encoders are trained); mean and 95 % interval over seeds
 
-Legend: T tokens in the batch, H hidden, V vocabulary, M predicted tokens.
+Legend: T tokens in the batch, H hidden, V vocabulary, M predicted tokens, B sequences, E examples, C classes.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,20 +47,31 @@ from everybert.errors import EverybertError
 from everybert.evaluation.blimp import likelihoods, read_pairs
 from everybert.files import atomic_file, read_json, write_json
 from everybert.inference.model import Model, load
-from everybert.model.engine import Inputs, encode, masked_logits
+from everybert.model.engine import Inputs, device_of, encode, masked_logits
+from everybert.model.losses import label_loss
+from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
-from everybert.tasks.dataset import read_classes
+from everybert.tasks import Classify
+from everybert.tasks.metrics import Interval, interval
+from everybert.tasks.task import batch, combine, targets_of
+from everybert.training.optim import Optimizer, OptimizerConfig
 from everybert.training.pretrain import pretrain
 from everybert.training.recipe import read_value
+from everybert.training.step import Compute
+from everybert.training.tuning import Data, FinetuneSettings, linear, steps
 
 WAYS: dict[str, bool | str] = {"left to right": True, "right to left": "reverse", "bidirectional": False}
-LINEAR_STEPS, LINEAR_TOKENS, LINEAR_RATE = 400, 4096, 3e-3
-"""Steps, tokens per step and learning rate of the linear layer of the pair."""
+LINEAR_TOKENS, LINEAR_RATE = 4096, 3e-3
+"""Tokens per step and learning rate of the linear layer of the pair."""
 TINY = {
-    **{"steps": 60, "model__layers": 2, "model__hidden_size": 64, "model__heads": 2, "model__intermediate_size": 128},
-    **{"model__max_positions": 64, "batch__length": 64, "batch__tokens": 2048, "batch__pack": 2048},
+    **{"steps": 40, "model__layers": 2, "model__hidden_size": 64, "model__heads": 2, "model__intermediate_size": 128},
+    **{"model__max_positions": 64, "batch__length": 64, "batch__tokens": 1024, "batch__pack": 1024},
 }
 """The recipe's changes for --tiny."""
+LINEAR_STEPS, TINY_LINEAR_STEPS = 400, 20
+"""Steps of the pair's linear layer, by default and for --tiny."""
+TINY_ROWS, TINY_PAIRS = 200, 10
+"""For --tiny: labelled rows of the training set and of the dev set, and pairs of each of BLiMP's paradigms."""
 CHUNK = 64
 """Sentences whose predictions are held at once."""
 
@@ -65,7 +81,7 @@ class Pair(nn.Module):
 
     def __init__(self, left: Model, right: Model) -> None:
         super().__init__()
-        self.left, self.right, self.tokenizer = left, right, left.tokenizer
+        self.left, self.right, self.tokenizer, self.config = left, right, left.tokenizer, left.config
         width = left.config.hidden_size + right.config.hidden_size
         torch.manual_seed(0)
         self.output = nn.Linear(width, left.tokenizer.size, device=left.device)
@@ -146,9 +162,9 @@ def fill_accuracy(model: Model | Pair, positions: Sequence[tuple[list[int], int]
     return right / len(positions)
 
 
-def blimp_accuracy(model: Model | Pair, folder: str) -> float:
-    """Mean accuracy over BLiMP's paradigms; a tie counts as wrong."""
-    paradigms = read_pairs([folder])
+def blimp_accuracy(model: Model | Pair, folder: str, most: int | None = None) -> float:
+    """Mean accuracy over BLiMP's paradigms, or the first `most` pairs of each; a tie counts as wrong."""
+    paradigms = {name: pairs[:most] for name, pairs in read_pairs([folder]).items()}
     sentences = [text for pairs in paradigms.values() for pair in pairs for text in pair]
     if isinstance(model, Pair):
         values = []
@@ -167,71 +183,141 @@ def blimp_accuracy(model: Model | Pair, folder: str) -> float:
     return float(np.mean(accuracies))
 
 
-def task_accuracy(model: Model | Pair, train: str, dev: str) -> float:
-    """Dev accuracy of logistic regression on the mean over each text's states."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
+# ── fine-tuning ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def features(texts: list[str]) -> np.ndarray:
+
+class Classifier(nn.Module):
+    """The encoder of a model, or both of a pair, and a linear layer on the mean over each text's tokens."""
+
+    def __init__(self, model: Model | Pair, labels: int) -> None:
+        super().__init__()
         parts = (model.left, model.right) if isinstance(model, Pair) else (model,)
-        return np.hstack([part.embed(texts, pooling="mean", normalize=False) for part in parts])
+        self.encoders = nn.ModuleList(copy.deepcopy(part.network.encoder) for part in parts)
+        self.output = nn.Linear(sum(part.config.hidden_size for part in parts), labels)
+        self.requires_grad_(True)
 
-    (texts, labels), (dev_texts, gold) = (
-        (list(found.inputs), list(found.targets)) for found in (read_classes(train), read_classes(dev))
-    )
-    scale = StandardScaler().fit(x := features(texts))
-    probe = LogisticRegression(max_iter=2000).fit(scale.transform(x), labels)
-    return float(probe.score(scale.transform(features(dev_texts)), gold))
+    def forward(self, given: Ragged) -> Tensor:
+        """(T) ids → (E, C) logits."""
+        mean_BH = torch.cat([pool(encoder(given), given, "mean") for encoder in self.encoders], dim=-1)
+        return combine(self.output(mean_BH), targets_of(given))
+
+
+def labelled(model: Model, train: Path, dev: Path, most: int | None = None) -> Data:
+    """A task's two sets for models with this one's tokenizer and sizes; at most the first `most` rows of each."""
+    sets = [Classify.read(file, skip_bad=True) for file in (train, dev)]
+    task = Classify.from_examples(sets[0], model.config)
+    sets = [examples.take(range(len(examples))[:most]) for examples in sets]
+    features = [task.features(model.tokenizer, model.config, examples) for examples in sets]
+    return Data(Path(), model.tokenizer, task, *features, *sets)
+
+
+def task_accuracy(model: Model | Pair, data: Data, settings: FinetuneSettings, seed: int) -> float:
+    """Fine-tune all weights on a task, which `everybert finetune` would refuse for a pair; the last dev accuracy."""
+
+    def loss(network: Any, given: Ragged) -> tuple[Tensor, Tensor]:
+        value = label_loss(network(given), targets_of(given).label_E)  # type: ignore[arg-type]
+        return value, value.detach()[None]
+
+    torch.manual_seed(seed)
+    network: Any = Classifier(model, len(data.task.labels))
+    device = device_of(network.encoders[0])
+    dtype = settings.torch_dtype(device)
+    compute = Compute(network, loss, device, dtype, graphs=dtype != torch.float32)
+    optimizer = Optimizer(compute.master, OptimizerConfig(eps=1e-8))
+    total = settings.rounds * math.ceil(len(data.train) / settings.batch_size)
+    compute.network.train()
+    for number, step in enumerate(steps(data, settings, seed, device, model.config)):
+        for item in step.items:
+            compute.run(item.batch)
+        optimizer.step(settings.lr * linear(number, settings.warmup, total))
+        compute.master.zero_grad()
+        compute.refresh()
+    return dev_accuracy(compute.network.eval(), data, device)
+
+
+@torch.inference_mode()
+def dev_accuracy(network: nn.Module, data: Data, device: torch.device) -> float:
+    """Share of the dev set's texts whose label is the most probable one."""
+    right = 0
+    for which in np.array_split(np.arange(len(data.dev)), math.ceil(len(data.dev) / CHUNK)):
+        given = batch(data.dev, which).to(device)
+        right += int((network(given).argmax(-1) == targets_of(given).label_E).sum())
+    return right / len(data.dev)
 
 
 # ── the four ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def directions(args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Train what is not trained yet, measure what is not measured yet, and return the table."""
+def pretrained(args: argparse.Namespace) -> dict[str, Model | Pair]:
+    """The four models; what is not trained yet is trained."""
     changes: dict[str, Any] = dict(TINY) if args.tiny else {}
     for given in args.set:
         key, _, value = given.partition("=")
         changes[key.replace(".", "__")] = read_value(value)
-    runs: dict[str, Path] = {}
+    models: dict[str, Model] = {}
     for name, causal in WAYS.items():
-        out = runs[name] = args.work / name.replace(" ", "-")
+        out = args.work / name.replace(" ", "-")
         done = pretrain(args.recipe, args.corpus, out, device=args.device, model__causal=causal, **changes)
         if not done.finished:
             raise EverybertError(f"{out} was stopped: run the same command again to resume")
-    models: dict[str, Model | Pair] = {name: load(out / "model", args.device) for name, out in runs.items()}
+        models[name] = load(out / "model", args.device)
     left, right, both_ways = (models[name] for name in WAYS)
-    assert isinstance(left, Model) and isinstance(right, Model) and isinstance(both_ways, Model)
-    layout, length = ExampleLayout.of(left.tokenizer), left.config.max_positions
     pair = Pair(left, right)
     file = args.work / "pair.safetensors"
     if not file.exists():
+        layout, length = ExampleLayout.of(left.tokenizer), left.config.max_positions
         groups = whole_sequences(Corpus.open(args.corpus), layout, length, LINEAR_TOKENS)
-        pair.train_output(lambda: next(groups), args.linear_steps)
+        usual = TINY_LINEAR_STEPS if args.tiny else LINEAR_STEPS
+        pair.train_output(lambda: next(groups), args.linear_steps or usual)
         with atomic_file(file) as draft:
             save_file(pair.output.state_dict(), draft)
     pair.output.load_state_dict(load_file(file))
-    ordered = {"left to right": left, "right to left": right, "both": pair, "bidirectional": both_ways}
-    positions = heldout_positions(args.corpus, layout, length, args.positions)
-    measures: dict[str, Callable[[Model | Pair], float]] = {
-        f"fill ({len(positions)})": lambda model: fill_accuracy(model, positions, layout.mask_id)
+    return {"left to right": left, "right to left": right, "both": pair, "bidirectional": both_ways}
+
+
+def measures(args: argparse.Namespace, model: Model) -> dict[str, list[Callable[[Model | Pair], float]]]:
+    """Column of the table → what is measured of each model: once, or for each seed."""
+    layout = ExampleLayout.of(model.tokenizer)
+    positions = heldout_positions(args.corpus, layout, model.config.max_positions, args.positions)
+    found: dict[str, list[Callable[[Model | Pair], float]]] = {
+        f"fill ({len(positions)})": [lambda model: fill_accuracy(model, positions, layout.mask_id)]
     }
     if args.blimp:
-        measures["BLiMP"] = lambda model: blimp_accuracy(model, args.blimp)
+        found["BLiMP"] = [lambda model: blimp_accuracy(model, args.blimp, TINY_PAIRS if args.tiny else None)]
+    settings = FinetuneSettings(epochs=args.epochs, lr=args.lr)
     for task in args.task:
         name, _, files = task.partition("=")
         train, comma, dev = files.partition(",")
         if not comma:
             raise EverybertError(f"--task {task}: write NAME=TRAIN,DEV")
-        measures[name] = lambda model, train=train, dev=dev: task_accuracy(model, train, dev)  # type: ignore[misc]
-    record = args.work / "scores.json"
-    scores: dict[str, dict[str, float]] = read_json(record) if record.exists() else {}
-    for name, model in ordered.items():
-        for measure, value in measures.items():
-            if measure not in scores.setdefault(name, {}):
-                scores[name][measure] = value(model)
+        data = labelled(model, Path(train), Path(dev), TINY_ROWS if args.tiny else None)
+        found[f"{name} ({args.epochs} epochs, {args.lr:g})"] = [
+            partial(task_accuracy, data=data, settings=settings, seed=seed) for seed in range(args.seeds)
+        ]
+    return found
+
+
+def directions(args: argparse.Namespace) -> dict[str, dict[str, Interval]]:
+    """Train what is not trained yet, measure what is not measured yet, and return the table."""
+    models = pretrained(args)
+    columns = measures(args, models["bidirectional"])
+    record = args.work / "measured.json"
+    scores: dict[str, dict[str, list[float]]] = read_json(record) if record.exists() else {}
+    for name, model in models.items():
+        for column, runs in columns.items():
+            known = scores.setdefault(name, {}).setdefault(column, [])
+            for run in runs[len(known) :]:
+                known.append(run(model))
                 write_json(record, scores)
-    return {name: {measure: scores[name][measure] for measure in measures} for name in ordered}
+    return {
+        name: {column: interval(scores[name][column][: len(runs)]) for column, runs in columns.items()}
+        for name in models
+    }
+
+
+def cell(score: Interval) -> str:
+    """A score in per cent, with its interval if there were several runs."""
+    return f"{100 * score.mean:.1f}" + (f" ± {100 * score.half:.1f}" if score.half is not None else "") + " %"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -242,9 +328,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--recipe", default=str(Path(__file__).with_name("directions.toml")))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for everybert pretrain")
     parser.add_argument("--positions", type=int, default=2000, help="held-out tokens to predict")
-    parser.add_argument("--linear-steps", type=int, default=LINEAR_STEPS, help="steps of the pair's linear layer")
+    parser.add_argument("--linear-steps", type=int, help=f"of the pair's linear layer: {LINEAR_STEPS}")
     parser.add_argument("--blimp", help="a folder of BLiMP's files")
     parser.add_argument("--task", action="append", default=[], metavar="NAME=TRAIN,DEV", help="labelled texts; repeat")
+    parser.add_argument("--seeds", type=int, default=3, help="fine-tuning runs per task")
+    parser.add_argument("--epochs", type=int, default=3, help="of fine-tuning")
+    parser.add_argument("--lr", type=float, default=2e-4, help="highest learning rate of fine-tuning")
     parser.add_argument("--device")
     parser.add_argument("--tiny", action="store_true", help="a toy model and few steps, to test the script on a CPU")
     parser.add_argument("--json", action="store_true")
@@ -254,12 +343,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     except EverybertError as error:
         sys.exit(f"error: {error}")
     if args.json:
-        print(json.dumps(table))
+        print(json.dumps({name: {k: asdict(v) for k, v in row.items()} for name, row in table.items()}))
         return
     names = list(next(iter(table.values())))
     print("| model | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
     for name, row in table.items():
-        print(f"| {name} | " + " | ".join(f"{100 * row[measure]:.1f} %" for measure in names) + " |")
+        print(f"| {name} | " + " | ".join(cell(row[column]) for column in names) + " |")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Zero-shot transfer across languages: fine-tune a multilingual encoder on one language, score it on others.
 
+    python recipes/zero_shot.py classify --model RUN/model --train en.tsv --test en=en-test.tsv --test es=es-test.tsv
     python recipes/zero_shot.py tag --model RUN/model --train en.conllu --test en=en-dev.conllu --test fr=fr-test.conllu
-    python recipes/zero_shot.py regress --model RUN/model --train en.tsv --test en=en-dev.tsv --test es=es-test.tsv
 
 RUN is a run of recipes/multilingual-small.toml. The languages of --test were in the pre-training text, but only that of
---train has labels. The same is done with random weights of the same shape: what they reach in another language comes
-from the form of the task alone (words that are alike, common labels). Prints a row per language: both scores, and how
-much of the first language's score is kept.
+--train has labels (XNLI, say: pairs of sentences with a label each). The same is done with random weights of the same
+shape: what they reach in another language comes from the form of the task alone (words that are alike, common labels).
+Prints a row per language: both scores, means over the seeds with their 95 % intervals, and how much of the first
+language's score is kept.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
@@ -27,35 +29,42 @@ from everybert.evaluation.evaluate import evaluate
 from everybert.files import atomic_folder
 from everybert.model.heads import Network
 from everybert.store.huggingface import read_config, save_network
+from everybert.tasks.metrics import Interval, interval
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.finetune import finetune
 
 
-def random_weights(folder: Path, out: Path) -> Path:
+def random_weights(folder: Path, out: Path, seed: int) -> Path:
     """A model of the same shape and vocabulary with random weights."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     with atomic_folder(out) as draft:
         save_network(Network(read_config(folder)[0], {}, pooler=True), draft, tokenizer=Tokenizer.load(folder))
     return out
 
 
-def transfer(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+def transfer(args: argparse.Namespace) -> dict[str, dict[str, Interval]]:
     """Language → start → score."""
     tests = [test.partition("=")[::2] for test in args.test]
     if not all(file for _, file in tests):
         raise EverybertError("--test: write LANGUAGE=FILE")
-    found: dict[str, dict[str, float]] = {language: {} for language, _ in tests}
-    with tempfile.TemporaryDirectory() as scratch:
-        starts = {"pre-trained": args.model, "random weights": random_weights(args.model, Path(scratch) / "random")}
-        for name, start in starts.items():
-            out = Path(scratch) / name.replace(" ", "-")
-            settings = {"epochs": args.epochs, "lr": args.lr, "seed": args.seed, "device": args.device, "quiet": True}
-            settings = {key: value for key, value in settings.items() if value is not None}
-            finetune(start, args.task, args.train, None, out, **settings)
-            for language, file in tests:
-                scored = evaluate(args.task, str(out), file)
-                found[language][name] = scored.scores[scored.metric]
-    return found
+    settings = {"epochs": args.epochs, "lr": args.lr, "device": args.device, "quiet": True}
+    settings = {key: value for key, value in settings.items() if value is not None}
+    found: dict[str, dict[str, list[float]]] = {language: {} for language, _ in tests}
+    for seed in range(args.seed, args.seed + args.seeds):
+        with tempfile.TemporaryDirectory() as scratch:
+            random = random_weights(args.model, Path(scratch) / "random", seed)
+            for name, start in {"pre-trained": args.model, "random weights": random}.items():
+                out = Path(scratch) / name.replace(" ", "-")
+                finetune(start, args.task, args.train, None, out, seed=seed, **settings)
+                for language, file in tests:
+                    scored = evaluate(args.task, str(out), file)
+                    found[language].setdefault(name, []).append(scored.scores[scored.metric])
+    return {language: {name: interval(runs) for name, runs in row.items()} for language, row in found.items()}
+
+
+def cell(score: Interval) -> str:
+    """A score times 100, with its interval if there were several runs."""
+    return f"{100 * score.mean:.1f}" + (f" ± {100 * score.half:.1f}" if score.half is not None else "")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -68,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--lr", type=float)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=3, help="runs, with seeds from --seed on")
     parser.add_argument("--device")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
@@ -76,13 +86,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except EverybertError as error:
         sys.exit(f"error: {error}")
     if args.json:
-        print(json.dumps(table))
+        print(json.dumps({language: {k: asdict(v) for k, v in row.items()} for language, row in table.items()}))
         return
-    first = next(iter(table.values()))["pre-trained"]
+    first = next(iter(table.values()))["pre-trained"].mean
     print("| language | pre-trained | random weights | kept |\n|---|---|---|---|")
     for language, row in table.items():
-        scores = [f"{100 * row[name]:.1f}" for name in ("pre-trained", "random weights")]
-        print(f"| {language} | {' | '.join(scores)} | {100 * row['pre-trained'] / first:.0f} % |")
+        kept = row["pre-trained"].mean / first
+        print(f"| {language} | {' | '.join(cell(score) for score in row.values())} | {100 * kept:.0f} % |")
 
 
 if __name__ == "__main__":
