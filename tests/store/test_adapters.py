@@ -189,6 +189,11 @@ def test_an_adapter_knows_its_base(tmp_path):
     other = AdapterSet(load_network(tmp_path / "base1").network)
     with pytest.raises(EverybertError, match=r"trained on another base \(base0\)"):
         load_adapter(other, "x", read_adapter(tmp_path / "adapter"))
+    note = tmp_path / "adapter" / "everybert.json"
+    shipped = {"base": "02ea6cdc40e4540ea9fc402f554a1b173bdee19fc34df1140a357b966384668c"}  # everybert-small of 1.0
+    note.write_text(json.dumps(json.loads(note.read_text()) | shipped))
+    with pytest.raises(EverybertError, match=r"\(base0\); it came with everybert 1.0: install that, or train the"):
+        load_adapter(other, "x", read_adapter(tmp_path / "adapter"))
     roberta = AdapterSet(load_network(tiny_models.saved(tmp_path / "d", "distilbert")).network)
     with pytest.raises(EverybertError, match="no tensor fits a distilbert"):
         load_adapter(roberta, "x", read_adapter(tmp_path / "adapter"), verify=False)

@@ -38,6 +38,8 @@ BUNDLED = "adapters"
 """Where the adapters of a model's own folder are, in the folder and in its everybert.json."""
 BUNDLED_TASKS = ("classify", "classify pair", "regress", "tag", "answer", "choose", "embed", "rank")
 UNSUPPORTED = ("fan_in_fan_out", "alora_invocation_tokens", "layer_replication", "use_qalora", "use_bdlora")
+SHIPPED = {"02ea6cdc40e4540ea9fc402f554a1b173bdee19fc34df1140a357b966384668c": "everybert 1.0"}
+"""The hash of a base that came with a former version."""
 HARMLESS_INITS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights; others (pissa, olora …) change the weights of the base too."""
 
@@ -162,7 +164,9 @@ def load_adapter(adapters: AdapterSet, name: str, file: AdapterFile, verify: boo
     """Add an adapter under a name. `verify` checks that the encoder is the one it was trained on."""
     network, config = adapters.network, adapters.network.config
     if verify and file.digest is not None and file.digest != encoder_digest(network):
-        raise EverybertError(f"{file.folder} was trained on another base ({file.base or 'unnamed'}); load that one")
+        former = SHIPPED.get(file.digest)
+        remedy = f"it came with {former}: install that, or train the adapter again" if former else "load that one"
+        raise EverybertError(f"{file.folder} was trained on another base ({file.base or 'unnamed'}); {remedy}")
     content = _Content(file, read_tensors(file.folder, WEIGHTS))
     places = _matrices(config, (*TARGETS, *([PROJECTION] if network.encoder.embeddings.projection else [])))
     pairs = {ours: content.take_pair(at) for ours, at in places.items() if content.adapts(at)}
