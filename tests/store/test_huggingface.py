@@ -280,7 +280,9 @@ def test_the_tokenizer_travels_with_the_model(tmp_path: Path, kind: str):
     text = "Héllo hello ax [MASK]"
     ids = tokenizer.encode(text).ids
     assert Tokenizer.load(tmp_path / "ours").encode(text).ids == ids and 1 not in ids
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "ours").encode(text) == ids
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert theirs.encode(text) == ids
+    transformers.AutoModel.from_pretrained(tmp_path / "ours")(**theirs("hello", "hello ax", return_tensors="pt"))
     config = transformers.AutoConfig.from_pretrained(tmp_path / "ours")
     if kind in ("modernbert", "longformer"):
         assert config.sep_token_id == tokenizer.sep_id

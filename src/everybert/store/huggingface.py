@@ -364,7 +364,8 @@ def save_network(
     write_json(folder / "config.json", dict(sorted(raw.items())))
     if tokenizer is not None:
         kept = tokenizer.max_length if raw_config else None  # a limit that the folder had, such as 64 of 512 positions
-        tokenizer.save(folder, max_length=min(kept or config.max_positions, config.max_positions))
+        longest = min(kept or config.max_positions, config.max_positions)
+        tokenizer.save(folder, max_length=longest, segments=config.segments > 1)
     if extras or ours_alone:
         ours = {"encoder": ours_alone} if ours_alone else {}
         write_json(folder / EXTRAS, {"version": EXTRAS_VERSION} | extras | ours)
