@@ -107,7 +107,7 @@ def folder(args: argparse.Namespace) -> None:
         model = load(args.work / "fp32", device="cpu")
         model.extras["embedding"] = {"normalize": True}
         model.write(draft, int8=True)
-        plot_loss(args.work / "run" / "log.jsonl", draft / "loss.png")
+        plot_loss([args.work / "run" / "log.jsonl"], draft / "loss.png")
         (draft / "README.md").write_text(card(args.work), "utf-8")
 
 
