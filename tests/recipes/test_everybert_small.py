@@ -13,7 +13,9 @@ import small_adapters
 import torch
 from small_sets import is_published
 
+import everybert
 from everybert.model.heads import Network
+from everybert.text.readers import read_records
 from everybert.training.pretrain import padded_vocabulary
 from everybert.training.recipe import Recipe
 
@@ -104,3 +106,11 @@ def test_questions_are_made_from_other_documents(tmp_path, monkeypatch):
     for name in ("cloze", "short"):
         text = (tmp_path / f"{name}.jsonl").read_text()
         assert "Detroit" in text and "Sinan" not in text and "1960" not in text
+
+
+def test_everyday_sentences_can_be_scored():
+    rows = list(read_records(ROOT / "recipes" / "everyday.tsv"))
+    assert len(rows) >= 30 and all("[MASK]" in row["text"] and row["sensible"].split() for row in rows)
+    tokenizer = everybert.load("everybert-small", device="cpu").tokenizer
+    known = [[word for word in row["sensible"].split() if len(tokenizer.encode(word).ids) == 3] for row in rows]
+    assert all(known), "a mask stands for one token"

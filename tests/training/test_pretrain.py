@@ -383,5 +383,5 @@ def test_a_later_phase_that_the_corpus_cannot_give_is_refused_before_the_first_s
     with pytest.raises(EverybertError, match="two sentences"):
         run(tmp_path / "corpus", tmp_path / "run", phase=PHASES, examples__kind="full")
     assert not (tmp_path / "run" / "log.jsonl").exists()
-    with pytest.raises(EverybertError, match="causal model does not learn sentence pairs"):
+    with pytest.raises(EverybertError, match=r"^\[phase 2\] kind: a causal model does not learn sentence pairs"):
         run(corpus, tmp_path / "run", phase=PHASES, examples__kind="full", model__causal=True)
