@@ -27,6 +27,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ TINY: dict[str, dict[str, Any]] = {
     "student": TINY_RUN | TINY_SHAPE | {"model__layers": 1, "phase": TINY_PHASES},
 }
 """Changes of the recipes for --tiny."""
+EVERYDAY = 3
+"""How often the tokenizer is given the everyday text: for "fridge" and "wallet" to be tokens."""
 EACH = 150
 """BLiMP pairs of each paradigm in `curve`; `quantize` takes all of them."""
 
@@ -77,7 +80,9 @@ def pretrain(args: argparse.Namespace) -> None:
     """
     tokenizer_folder, corpus = args.work / "tokenizer", args.work / "corpus"
     if not tokenizer_folder.exists():
-        tokenizer, report = train_tokenizer(read_documents(args.text), size=2000 if args.tiny else 30_000)
+        files = [*args.text, *(args.everyday or []) * EVERYDAY]
+        texts = chain.from_iterable(read_documents([file]) for file in files)
+        tokenizer, report = train_tokenizer(texts, size=2000 if args.tiny else 30_000)
         with atomic_folder(tokenizer_folder) as draft:
             tokenizer.save(draft)
         print(report, flush=True)
