@@ -4,8 +4,8 @@
     python recipes/everybert_classic.py scores --work W --tasks DIR          # GLUE dev sets, three seeds each
     python recipes/everybert_classic.py folder --work W --out src/everybert/models/everybert-classic
 
-Each step skips work that is already done. The tokenizer is that of everybert-small. DIR contains glue/ as its authors
-publish it.
+Each step skips work that is already done. The tokenizer is that of the published folder: a WordPiece trained on parts 0
+to 2 of the text. DIR contains glue/ as its authors publish it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ its sources. English only, lower case only, at most 512 tokens per window.
 def train(args: argparse.Namespace) -> None:
     """W/corpus, W/run, W/fp32 (the model in fp32) and W/heldout.json."""
     if not (args.work / "corpus").exists():
-        build_corpus(args.text, resolve("everybert-small"), args.work / "corpus")
+        build_corpus(args.text, resolve("everybert-classic"), args.work / "corpus")
     if not pretrain(RECIPE, args.work / "corpus", args.work / "run").finished:
         return
     model = load(args.work / "run" / "model")
@@ -107,7 +107,7 @@ def folder(args: argparse.Namespace) -> None:
         model = load(args.work / "fp32", device="cpu")
         model.extras["embedding"] = {"normalize": True}
         model.write(draft, int8=True)
-        plot_loss(args.work / "run" / "log.jsonl", draft / "loss.png")
+        plot_loss([args.work / "run" / "log.jsonl"], draft / "loss.png")
         (draft / "README.md").write_text(card(args.work), "utf-8")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from cloze import cloze_questions, write_cloze
 from small_scores import MODELS, intermediate_model, parse_settings, require_finished, save_score, settings_suffix
-from small_sets import entailment, entities, fact_questions, glue_set, squad, squad_rows, treebank
+from small_sets import entailment, entities, glue_set, is_published, squad, squad_rows, treebank
 
 from everybert.evaluation.evaluate import evaluate
 from everybert.files import MANIFEST
@@ -53,12 +53,12 @@ ADAPTERS = {
     "similarity": Adapter("embed", ["embed"], glue_set("STS-B"), {}, 4, intermediate="similarity"),
 }
 COLUMNS = {"pos": {"label": "upos"}}
-GENERATED = {"cloze": 120_000, "similarity": 60_000, "short": 400}
+GENERATED = {"cloze": 120_000, "similarity": 60_000, "short": 2400}
 """Number of examples labelled automatically: cloze questions, similarities of sentence pairs, and questions about
 single sentences."""
-FACTS, QUESTIONS, LONGEST = 2000, 1200, 700
-"""Training data of `polish`: this many sentences from templates, and this many SQuAD questions about texts of at most
-LONGEST characters."""
+QUESTIONS, LONGEST = 1200, 700
+"""Training data of `polish`, beside the short questions: this many of SQuAD's, about texts of at most LONGEST
+characters."""
 SHARE = 0.5
 """Weight of the polished adapter when it is averaged with the original. With 1.0 the score on SQuAD drops."""
 LABEL_NAMES = {
@@ -70,18 +70,24 @@ LABEL_NAMES = {
 
 
 def read_data(name: str, tasks: Path) -> tuple[Any, Any]:
-    """Train and dev set of an adapter, with names in place of numeric labels."""
+    """Train and dev set of an adapter, with names in place of numeric labels, without the examples that are shown."""
     train, dev = ADAPTERS[name].data(tasks)
-    if name not in LABEL_NAMES:
-        return train, dev
+    if name in LABEL_NAMES:
+        train, dev = (named_rows(source, LABEL_NAMES[name]) for source in (train, dev))
+    if isinstance(train, list):
+        return [row for row in train if not is_published(row)], dev
+    if is_published(Path(train).read_text("utf-8")):
+        raise SystemExit(f"{train} contains an example of README.md, so it cannot be learned from: change either")
+    return train, dev
+
+
+def named_rows(source: Any, names: dict[str, str]) -> list[tuple[Any, ...]]:
+    """The rows of a classification set, with names in place of numeric labels."""
     from everybert.tasks import Classify
 
-    out = []
-    for source in (train, dev):
-        found = Classify.read(source, None, True)
-        texts = [x if isinstance(x, tuple | list) else (x,) for x in found.inputs]
-        out.append([(*x, LABEL_NAMES[name][str(y)]) for x, y in zip(texts, found.targets)])
-    return out[0], out[1]
+    found = Classify.read(source, None, True)
+    texts = [x if isinstance(x, tuple | list) else (x,) for x in found.inputs]
+    return [(*x, names[str(y)]) for x, y in zip(texts, found.targets)]
 
 
 # ── training runs, and the best of them ──────────────────────────────────────────────────────────────────────
@@ -147,13 +153,13 @@ def best_adapters(work: Path) -> dict[str, Best]:
 def polish(args: argparse.Namespace) -> None:
     """Train the best qa adapter on short texts, where it selects too many words or the wrong clause: W/polished/qa.
 
-    Two epochs on sentences from templates, questions about single sentences, and some questions of SQuAD, so that the
-    score on SQuAD stays.
+    Two epochs on questions about single sentences, or two that are joined, of the training text, and some questions of
+    SQuAD, so that the score on SQuAD stays.
     """
     with (args.work / "short.jsonl").open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     short = [row for row in squad_rows(squad(args.tasks)[0]) if len(row["context"]) < LONGEST]
-    rows += fact_questions(64 if args.tiny else FACTS) + random.Random(0).sample(short, min(QUESTIONS, len(short)))
+    rows += random.Random(0).sample(short, min(QUESTIONS, len(short)))
     mixed, best, base = args.work / "polish.jsonl", best_adapters(args.work)["qa"], args.work / MODELS["int8"]
     mixed.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
     before = parse_settings(best.settings.split(","))
@@ -188,12 +194,16 @@ def interpolate(before: Path, after: Path, share: float) -> None:
 
 
 def labels(args: argparse.Namespace) -> None:
-    """Write W/cloze.jsonl, W/similarity.jsonl and W/short.jsonl. This needs no pre-trained model of ours."""
+    """Write W/cloze.jsonl, W/similarity.jsonl and W/short.jsonl, from documents without the examples that are shown.
+
+    This needs no pre-trained model of ours.
+    """
     for kind, count in GENERATED.items():
         out = args.work / f"{kind}.jsonl"
         if out.exists():
             continue
-        documents, count = read_documents(args.text), min(200, count) if args.tiny else count
+        documents = (text for text in read_documents(args.text) if not is_published(text))
+        count = min(200, count) if args.tiny else count
         draft = out.with_suffix(".part")
         if kind == "cloze":
             write_cloze(documents, draft, count)

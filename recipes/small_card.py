@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 from small_adapters import ADAPTERS, best_adapters
-from small_scores import best, kept_runs
+from small_scores import MODELS, best, kept_runs
 
+from everybert.inference.model import load
 from everybert.tasks.metrics import interval
 
 HEAD = """---
@@ -16,18 +17,20 @@ license: apache-2.0
 library_name: everybert
 pipeline_tag: fill-mask
 tags:
-- bert
-- megatron-bert
+- modernbert
 - fill-mask
 - sentence-similarity
 ---
 
-# everybert-small
+# everybert-small, version 2
 
-The default model of everybert: an English BERT with six pre-norm layers of width 512 (the layout of megatron-bert), an
-uncased WordPiece vocabulary of 30,000, a masked language model head and a next-sentence head. It has 35.1M parameters,
-stored in int8 (one byte per weight, one scale per row), and adapters for eight tasks. It was trained from scratch on
-one H200 with this project's code.
+The default model of everybert: a small English encoder in ModernBERT's layout (rotary positions, GeGLU, pre-norm, no
+biases), {layers} layers of width {hidden_size}, {heads} heads, an uncased WordPiece vocabulary of 30,000, a masked
+language model head and a next-sentence head. It has {parameters:.1f}M parameters, stored in int8 (one byte per weight,
+one scale per row), and adapters for eight tasks. It was trained from scratch on one H200 with this project's code.
+
+`everybert export hf` writes it for `transformers`, which reads it as `ModernBertForMaskedLM`; the next-sentence head
+and its pooler are tensors of names of ours (`own_tensors` in everybert.json), which `transformers` passes over.
 
 ```python
 import everybert
@@ -39,22 +42,29 @@ print(model.classify(("A soccer game with multiple males playing.", "Some men ar
 print(model.tag("John Smith lives in New York"))
 print(model.answer("Where does Matt live?", "Matt lives in Canada and Sinan lives in California"))
 ```
+
+None of these sentences, nor those of README.md, is in the training data of the adapters, and no sentences from
+templates are. Version 1 (six pre-norm layers of width 512, learned positions) came with everybert 1.0; its adapters fit
+only that.
 """
 
 SOURCES = """
 ## Training text
 
-83M words of English in 133,000 documents, of which half a percent (whole documents) was held out. None of the text is
-part of this folder.
+94M words of English, of which half a percent (whole documents) was held out. None of the text is part of this folder.
+Everyday text is drawn more often than its share (`alpha = 0.7`: 18 % of the training tokens).
 
 | source | share of the words | licence |
 |---|---|---|
-| English Wikipedia: featured articles, core articles 2014 and 2021, new articles 2018 | 58 % | CC BY-SA 3.0 |
-| Simple English Wikipedia | 20 % | CC BY-SA |
-| public-domain books (238, each cut at 400 kB) | 11 % | public domain (US) |
-| OpenStax textbooks | 7 % | CC BY 4.0 |
-| Wikinews, MedQuAD | 5 %, including the next row | CC BY 2.5, CC BY |
-| task dialogues, children's stories, World Factbook | | CC BY-SA, CC BY, public domain |
+| English Wikipedia: featured articles, core articles 2014 and 2021, new articles 2018 | 52 % | CC BY-SA 3.0 |
+| Simple English Wikipedia | 18 % | CC BY-SA |
+| public-domain books (238, each cut at 400 kB) | 9 % | public domain (US) |
+| OpenStax textbooks | 6 % | CC BY 4.0 |
+| Wikinews, MedQuAD, task dialogues, children's stories, World Factbook | 4 % | CC BY (2.5), CC BY-SA, public domain |
+| everyday: podcasts (Changelog), table talk (CRD3), news at three reading levels | 4 % | CC BY-SA 4.0 |
+| everyday: self-dialogues about film, music and sport | 3 % | BSD-3 |
+| everyday: travel guides (OANC), Topical-Chat, Common Voice, CaSiNo, Tatoeba | 3 % | free, CDLA-Sharing, CC0, CC BY |
+| everyday: DoQA, PIQA, OpenPI, WinoGrande, Social IQa, SWAG (do not evaluate on them) | 1 % | CC BY (SA), AFL, MIT |
 
 The adapters were trained on SST-2, CoLA, MRPC and STS-B (GLUE), SICK, the dev and test sets of SNLI, UD English EWT,
 WNUT-17, Wikigold, the Broad Twitter Corpus, questions of SQuAD 1.1's dev set, cloze questions generated from the text
@@ -67,20 +77,15 @@ Dev sets, the published int8 model, mean over the seeds with the 95 % interval. 
 texts of the training set, *SET+cloze* and *SET+nli* were first fine-tuned on cloze questions and on entailment.
 
 The weights are larger than those of other BERT models, so the best learning rates are larger, too: 1e-4 to 4e-4 for
-full fine-tuning. everybert chooses such a rate by default. The pooler was trained for next-sentence prediction;
-fine-tuning initialises it again by default (`--new-pooler`).
+full fine-tuning. everybert chooses such a rate by default.
 """
 
 LIMITS = """
 ## Limitations
 
 - The model is small and was trained on little text, most of it encyclopaedic. It knows few facts, and its predictions
-  repeat the biases of its sources. For "the man went to the [MASK] to buy a [MASK] of milk" it prefers "farm"; "store"
-  is its seventh candidate.
-- Answers to questions may contain too many or too few words. For short texts, the qa adapter was trained on sentences
-  from templates that state two or three facts ("Rosa left school in 1912 and Fatima left school in 2016"). It is more
-  reliable on such sentences than on others. "X lives in A and Y lives in B" is one of the templates, so the example
-  above shows the adapter at its best.
+  repeat the biases of its sources. Do not use it as a source of knowledge.
+- Answers to questions may contain too many or too few words, or be about the wrong one of two things.
 - Labels are predictions with a probability. Do not use them alone where decisions matter.
 - English only, lower case only, at most 512 tokens per window (longer texts are read in several windows).
 """
@@ -88,22 +93,41 @@ LIMITS = """
 
 def write_card(work: Path, out: Path) -> None:
     """Write README.md, to be placed beside the weights."""
-    parts = [HEAD, training(work), SOURCES, scores(work / "scores"), adapters(work), LIMITS]
+    parts = [head(work), training(work), SOURCES, scores(work / "scores"), adapters(work), LIMITS]
     out.write_text("\n".join(part.strip("\n") + "\n" for part in parts if part), "utf-8")
+
+
+def head(work: Path) -> str:
+    """The description, with the sizes of the network."""
+    model = load(work / MODELS["int8"], device="cpu")
+    return HEAD.format(parameters=sum(p.numel() for p in model.network.parameters()) / 1e6, **vars(model.config))
 
 
 def training(work: Path) -> str:
     """Duration, number of tokens, and scores on held-out text."""
-    rows = [json.loads(line) for line in (work / "run" / "log.jsonl").read_text("utf-8").splitlines()]
-    last = [row for row in rows if "tokens" in row][-1]
     lines = [
         "## Training",
         "",
-        "![loss](loss.png)",
+        "![loss and BLiMP over time](loss.png)",
         "",
-        f"{last['step']:,} steps, {last['tokens'] / 1e9:.2f}B tokens, {last['seconds'] / 60:.1f} minutes on one "
-        "NVIDIA H200, including start-up and evaluation.\nThe loss rises where sequences of 512 tokens follow those of "
-        "128. Recipe: `recipes/everybert-small.toml`; commands:\n`recipes/everybert_small.py`.",
+        "| run | recipe | steps | tokens | minutes on one NVIDIA H200, start-up and evaluation included |",
+        "|---|---|---|---|---|",
+    ]
+    for run, recipe in (("first", "everybert-small"), ("run", "everybert-small-pairs")):
+        rows = [json.loads(line) for line in (work / run / "log.jsonl").read_text("utf-8").splitlines()]
+        last = [row for row in rows if "tokens" in row][-1]
+        cells = (run, f"`{recipe}`", f"{last['step']:,}", f"{last['tokens'] / 1e9:.2f}B", f"{last['seconds'] / 60:.1f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "The first run reads running text, the second continues from its weights and ends with sentence pairs. The "
+        "learning\nrate rises again where the second begins. Both, and all later steps, by "
+        "`recipes/everybert_small.py`:",
+        "",
+        "```sh",
+        "python recipes/everybert_small.py pretrain --work W --text part-[0-2].txt --everyday part-3.txt",
+        "python recipes/everybert_small.py quantize --work W --tasks DIR     # then labels … folder, as it says itself",
+        "```",
         "",
         "Held-out documents, 15 % of the tokens masked. *full* is running text; in half of the *pairs*, the second "
         "text is\na random one.",
@@ -111,11 +135,19 @@ def training(work: Path) -> str:
         "| weights | examples | tokens | masked tokens right | perplexity | next sentence right |",
         "|---|---|---|---|---|---|",
     ]
-    for name, found in json.loads((work / "heldout.json").read_text("utf-8")).items():
-        weights, kind, length = name.split()
-        pairs = f"{found['pair_accuracy']:.1%}" if "pair_accuracy" in found else "–"
-        cells = (weights, kind, length, f"{found['accuracy']:.1%}", f"{found['perplexity']:.2f}", pairs)
-        lines.append(f"| {' | '.join(cells)} |")
+    known = json.loads((work / "heldout.json").read_text("utf-8"))
+    for name, found in known.items():
+        if " " in name:
+            weights, kind, length = name.split()
+            pairs = f"{found['pair_accuracy']:.1%}" if "pair_accuracy" in found else "–"
+            cells = (weights, kind, length, f"{found['accuracy']:.1%}", f"{found['perplexity']:.2f}", pairs)
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Without fine-tuning: BLiMP's 67,000 pairs; everyday sentences (`recipes/everyday.tsv`) with a sensible",
+    ]
+    lines += ["word among the first three guesses.", "", "| weights | BLiMP | everyday |", "|---|---|---|"]
+    lines += [f"| {k} | {known[k]['blimp']:.1%} | {known[k]['everyday']:.0%} |" for k in ("fp32", "int8")]
     return "\n".join(lines)
 
 

@@ -28,7 +28,7 @@ SMALL = {"vocab_size": 30, "hidden_size": 8, "layers": 2, "heads": 2, "intermedi
         ({"layers": 0}, "at least 1"),
         ({"dropout": 1.0}, r"\[0, 1\)"),
         ({"windows": (1,)}, "1 entries for 2 layers"),
-        ({"windows": (0, 1)}, "at least 1"),
+        ({"windows": (-1, 1)}, "at least 1"),
         ({"layer_groups": 3}, "layer_groups"),
         ({"positions": "rotary", "heads": 8}, "even head size"),
     ],

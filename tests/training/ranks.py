@@ -41,6 +41,8 @@ RTD = {
     "rtd__sharing": "disentangled",
 }
 """Replaced-token detection: two networks."""
+PHASES = [{"share": 0.5, "kind": "full"}, {"share": 0.5}]
+"""Running text, then pairs."""
 STOP = 1
 """The step in which half-done runs are asked to stop."""
 SIZES = (1, 2, 4)
@@ -189,6 +191,7 @@ def main(corpus: str, folder: str, part: str = "first") -> dict:
         run(f"bf16-{size}", size, run__dtype="bfloat16")
         run(f"muon-{size}", size, optimizer__kind="muon")
         run(f"rtd-{size}", size, **RTD)
+        run(f"phases-{size}", size, optimizer__weight_decay=0.1, phase=PHASES)
     run("recompute-2", 2, run__checkpointing=True)
     base = out / "1" / "model"
     found["tuned"] = tune(base, out / "tuned")

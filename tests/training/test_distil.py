@@ -212,6 +212,14 @@ def test_texts_longer_than_either_reads_are_refused(teacher, corpus, tmp_path, w
         distil(teacher, corpus, tmp_path / "run", student=student, recipe=recipe, device="cpu", quiet=True)
 
 
+def test_a_student_of_running_text_and_then_of_pairs(judge, corpus, tmp_path):
+    phases = [{"share": 0.5}, {"share": 0.5, "kind": "pairs"}]
+    recipe = tiny_recipe(steps=4, examples__kind="full", distil={"ce": 1.0}, phase=phases, run__log_every=1)
+    distil(judge, corpus, tmp_path / "run", recipe=recipe, device="cpu", quiet=True)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [row["pair"] > 0 for row in rows if "pair" in row] == [False, False, True, True]
+
+
 def test_widths_that_cannot_be_compared_are_refused(teacher, corpus, tmp_path):
     with pytest.raises(EverybertError, match=r"set \[distil\] cosine = 0"):
         distil(teacher, corpus, tmp_path / "a", student="bert-tiny", recipe=lesson(), device="cpu", quiet=True)

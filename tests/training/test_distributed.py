@@ -151,6 +151,13 @@ def test_two_networks_on_ranks(runs):
     assert any("generator" in name for name in saved(runs[0] / "rtd-2"))
 
 
+def test_ranks_without_pairs_leave_their_head_alone(runs):
+    assert_close(runs[0] / "phases-2", runs[0] / "phases-1")
+    one, two = (saved(runs[0] / f"phases-{size}", "optimizer") for size in (1, 2))
+    for name, steps in (("heads.nsp.output.weight", 2), ("heads.mlm.dense.weight", 4)):
+        assert one[f"adam.step.{name}"] == two[f"adam.step.{name}"] == steps
+
+
 def test_sharded_training_is_refused(tiny):
     with pytest.raises(EverybertError, match="sharded training was removed"):
         tiny(run__parallel="sharded")

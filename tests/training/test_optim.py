@@ -112,6 +112,27 @@ def test_state_goes_out_and_comes_back(kind):
         Optimizer(network(), OptimizerConfig(kind="muon")).load({"adam.m.x": torch.zeros(1)})
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_what_has_no_gradient_stays_as_it_is(kind):
+    """A part that is not used for some steps comes back with the moments that it had, as if the steps had not been."""
+    one, two = network(), network()
+    first, second = (Optimizer(n, OptimizerConfig(kind=kind, clip=None, weight_decay=0.1)) for n in (one, two))
+    idle = [name for name, _ in one.named_parameters() if ".layers.1." in name or name.startswith("heads.")]
+    for step in range(4):
+        for net, optimizer in ((one, first), (two, second)):
+            with_gradients(net, step)
+            for name, p in net.named_parameters():
+                p.grad = None if name in idle and step in (1, 2) else p.grad
+            if net is one or step in (0, 3):
+                optimizer.step(0.01)
+    for (name, a), b in zip(one.named_parameters(), two.parameters()):
+        assert torch.equal(a, b) == (name in idle), name
+    one.zero_grad()
+    before = copy.deepcopy(one.state_dict())
+    first.step(0.01)
+    assert all(torch.equal(v, before[k]) for k, v in one.state_dict().items())
+
+
 def test_clipping_and_the_norm():
     net = with_gradients(network(), size=10.0)
     want = math.sqrt(sum(float(p.grad.square().sum()) for p in net.parameters()))

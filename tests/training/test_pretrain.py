@@ -347,18 +347,29 @@ def test_our_recipes_train_every_position(name):
 PHASES = [{"share": 0.5, "length": 16, "kind": "full"}, {"share": 0.5, "length": 32, "kind": "pairs"}]
 
 
-def test_running_text_first_then_pairs(corpus, tmp_path):
-    """A phase has its own kind of examples, and the run its head from the start; resumed, it has the same bits."""
-    change = {"steps": 12, "phase": PHASES, "examples__kind": "full", "run__log_every": 1}
-    whole = run(corpus, tmp_path / "whole", run__save_every=5, run__keep=9, **change)
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_running_text_first_then_pairs(corpus, tmp_path, kind):
+    """A phase has its own kind of examples, and the run its head from the start; resumed, it has the same bits.
+
+    The head and the pooler stay as they are until there are pairs.
+    """
+    change = {"steps": 12, "phase": PHASES, "examples__kind": "full", "run__log_every": 1, "run__save_every": 2}
+    change |= {"run__keep": 9, "optimizer__kind": kind, "optimizer__weight_decay": 0.1}
+    whole = run(corpus, tmp_path / "whole", **change)
     rows = [row for row in logged(whole.folder) if "nsp" in row]
     assert whole.finished and [row["nsp"] > 0 for row in rows] == [row["step"] > 6 for row in rows]
     assert 0 <= whole.figures["pair_accuracy"] <= 1
+    saved = [whole.folder / "checkpoints" / f"step-{step:08d}" for step in (2, 6, 12)]
+    early, late, last = (load_file(folder / "network.safetensors") for folder in saved)
+    judge = {name for name in early if name.startswith(("heads.nsp.", "pooler."))}
+    assert judge == {name for name in early if torch.equal(early[name], late[name])} and len(judge) == 4
+    assert not any(torch.equal(late[name], last[name]) for name in judge)
+    assert not any("nsp" in name or "pooler" in name for name in load_file(saved[1] / "optimizer.safetensors"))
     again = tmp_path / "again"
     shutil.copytree(whole.folder, again)
-    for part in ("model", "checkpoints/step-00000010", "checkpoints/step-00000012"):
+    for part in ("model", *(f"checkpoints/step-{step:08d}" for step in (6, 8, 10, 12))):
         shutil.rmtree(again / part)
-    run(corpus, again, run__save_every=5, run__keep=9, **change)
+    run(corpus, again, **change)
     mine, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (whole.folder, again))
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     older = tiny_recipe(steps=12, phase=[{"share": 1.0, "length": 16}]).plain()["phases"]
@@ -372,5 +383,5 @@ def test_a_later_phase_that_the_corpus_cannot_give_is_refused_before_the_first_s
     with pytest.raises(EverybertError, match="two sentences"):
         run(tmp_path / "corpus", tmp_path / "run", phase=PHASES, examples__kind="full")
     assert not (tmp_path / "run" / "log.jsonl").exists()
-    with pytest.raises(EverybertError, match="causal model does not learn sentence pairs"):
+    with pytest.raises(EverybertError, match=r"^\[phase 2\] kind: a causal model does not learn sentence pairs"):
         run(corpus, tmp_path / "run", phase=PHASES, examples__kind="full", model__causal=True)

@@ -39,6 +39,9 @@ def test_reads_a_recipe():
 def test_the_windows_of_a_preset_follow_its_layers():
     recipe = parse(GOOD.replace('"bert-tiny"', '"modernbert-base"\nlayers = 6'))
     assert recipe.config.windows == (None, 64, 64, None, 64, 64)
+    for given, windows in (("[]", None), ("[0, 32, 32, 0, 32, 32]", (None, 32, 32, None, 32, 32))):
+        recipe = parse(GOOD.replace('"bert-tiny"', f'"modernbert-base"\nlayers = 6\nwindows = {given}'))
+        assert recipe.config.windows == windows and recipe.config.positions == "rotary"
 
 
 @pytest.mark.parametrize(

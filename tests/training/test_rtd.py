@@ -299,6 +299,10 @@ def folders(tmp_path_factory):
     [
         ({"examples__kind": "pairs"}, r"examples.kind=pairs: \[rtd\] learns no sentence pairs: set \"full\""),
         ({"examples__kind": "order"}, r"\[rtd\] learns no sentence pairs"),
+        (
+            {"phase": [{"share": 0.5}, {"share": 0.5, "kind": "pairs"}]},
+            r"^tiny.toml: \[phase 2\] kind: \[rtd\] learns no sentence pairs",
+        ),
         ({"mask__strategy": "span", "mask__boundary": True}, "neither a boundary objective nor a teacher"),
         ({"distil": {"ce": 1.0}}, "neither a boundary objective nor a teacher"),
         ({"rtd__width": 1.5}, "rtd.width=1.5: is a share of the model's, above 0 and at most 1"),

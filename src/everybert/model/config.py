@@ -86,7 +86,7 @@ class EncoderConfig:
     inner_layers: int = 1
     """ALBERT: layers of a group; they are applied in turn each time the group is."""
     windows: tuple[int | None, ...] | None = None
-    """Sliding window per layer, one-sided: token i sees |i − j| ≤ w. None (whole or per layer): all tokens."""
+    """Sliding window per layer, one-sided: token i sees |i − j| ≤ w. None or 0 (per layer), none or []: all tokens."""
     causal: Literal[False, True, "reverse"] = False
     """True: tokens attend to themselves and those before, and predict the next; "reverse": the same from the right."""
     global_attention: bool = False
@@ -152,8 +152,8 @@ class EncoderConfig:
                 refuse(f"{name} must lie in [0, 1), not {getattr(self, name)!r}")
         if self.layer_groups is not None and not 1 <= self.layer_groups <= self.layers:
             refuse(f"layer_groups must lie in 1…{self.layers}, not {self.layer_groups}")
+        object.__setattr__(self, "windows", tuple(w or None for w in self.windows or ()) or None)
         if self.windows is not None:
-            object.__setattr__(self, "windows", tuple(self.windows))
             if len(self.windows) != self.layers:
                 refuse(f"windows has {len(self.windows)} entries for {self.layers} layers")
             if any(w is not None and w < 1 for w in self.windows):
@@ -228,7 +228,7 @@ def _read_presets() -> dict[str, EncoderConfig]:
         shape = dict(zip(("layers", "hidden_size", "heads", "intermediate_size"), size))
         values = {**PUBLISHED["families"].get(own.get("like"), {}), **own, **shape, **given}
         if pattern := values.get("windows"):
-            values["windows"] = tuple(pattern[i % len(pattern)] or None for i in range(shape["layers"]))
+            values["windows"] = tuple(pattern[i % len(pattern)] for i in range(shape["layers"]))
         found[name] = EncoderConfig(**{key: value for key, value in values.items() if key not in ("like", "size")})
     return found
 

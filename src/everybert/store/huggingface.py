@@ -24,6 +24,8 @@ EXTRAS = "everybert.json"
 EXTRAS_VERSION = 1
 OBJECTS = ("encoder", "task", "feature_head", "adapters", "glue", "embedding")
 """Fields of everybert.json that are JSON objects."""
+WRITTEN = ("encoder", "quantisation", "own_tensors")
+"""Fields of everybert.json that follow from the network; own_tensors are those that `transformers` does not know."""
 LABELLED = ("classify", "tag")
 IGNORED = re.compile(r"(position_ids|token_type_ids|inv_freq)$")
 """Buffers in older files that are computed instead."""
@@ -176,7 +178,7 @@ def load_network(
         problem_type=kind if isinstance(kind, str) else None,
         report=Report(tuple(new), tuple(original[c] for c in weights.shapes if c not in used), tuple(notes)),
         raw_config=raw,
-        extras={k: v for k, v in read_extras(folder).items() if k not in ("encoder", "quantisation")},
+        extras={k: v for k, v in read_extras(folder).items() if k not in WRITTEN},
     )
 
 
@@ -337,8 +339,8 @@ def save_network(
     """Write a model into `folder` (from `atomic_folder`).
 
     It is saved as the class of its first task head, else of its pre-training heads; other heads get names that
-    `transformers` ignores. `raw_config` is the config.json that the model was loaded from, if any. `int8` stores one
-    byte per parameter, which only everybert reads.
+    `transformers` ignores (`own_tensors` in everybert.json). `raw_config` is the config.json that the model was loaded
+    from, if any. `int8` stores one byte per parameter, which only everybert reads.
     """
     folder = Path(folder)
     config = network.config
@@ -357,10 +359,13 @@ def save_network(
     if problem_type is not None:
         raw["problem_type"] = problem_type
     extras = (extras or {}) | save_weights(folder, tensors, int8)
+    if own := [name for name in tensors if name.startswith(layouts.OWN)]:
+        extras["own_tensors"] = own
     write_json(folder / "config.json", dict(sorted(raw.items())))
     if tokenizer is not None:
         kept = tokenizer.max_length if raw_config else None  # a limit that the folder had, such as 64 of 512 positions
-        tokenizer.save(folder, max_length=min(kept or config.max_positions, config.max_positions))
+        longest = min(kept or config.max_positions, config.max_positions)
+        tokenizer.save(folder, max_length=longest, segments=config.segments > 1)
     if extras or ours_alone:
         ours = {"encoder": ours_alone} if ours_alone else {}
         write_json(folder / EXTRAS, {"version": EXTRAS_VERSION} | extras | ours)

@@ -278,18 +278,19 @@ class Tokenizer:
         tokens: dict[str, Any] = {f"{role}_token": name for role, name in self._roles.items()}
         return tokens | ({"model_max_length": self.max_length} if self.max_length else {})
 
-    def save(self, folder: str | Path, max_length: int | None = None) -> None:
+    def save(self, folder: str | Path, max_length: int | None = None, segments: bool = True) -> None:
         """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json, as `transformers` reads them.
 
         For other libraries there is vocab.txt of a WordPiece, or vocab.json and merges.txt of a byte-level BPE.
-        `max_length` is the number of positions of the model, to which other libraries truncate.
+        `max_length` is the number of positions of the model, to which other libraries truncate; without `segments`
+        they do not give it any.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         settings = self._settings() | ({"model_max_length": max_length} if max_length else {})
         # transformers 5 rebuilds the pipeline of any other class from its arguments and ignores that of tokenizer.json.
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **settings}
-        pair = ["token_type_ids"] if 1 in self._backend.encode("a", "a").type_ids else []
+        pair = ["token_type_ids"] if segments and 1 in self._backend.encode("a", "a").type_ids else []
         config["model_input_names"] = ["input_ids", *pair, "attention_mask"]
         whole = self._backend.to_str(pretty=True)  # Backend.save() hides disk errors
         (folder / "tokenizer.json").write_text(whole, encoding="utf-8", newline="\n")

@@ -128,6 +128,8 @@ def to_item(pack: dict[str, Any], stream: PackStream, fill: bool, phase: int = 0
     """A pack as an item; with `fill` every batch has the same number of tokens."""
     pack = by_length(pack)
     counts = (len(pack["mask_index"]), int((pack["pair_label"] >= 0).sum()), len(pack["tokens"]))
+    if not stream.examples.paired:
+        del pack["pair_label"]  # so that what judges pairs has no gradient, and is left as it is
     capacity = stream.capacity if fill else None
     batch = collate(pack, max_length=stream.examples.length, pad_id=stream.layout.pad_id, capacity=capacity)
     return Item(batch, Place(phase, number, *pack["position"]), counts)

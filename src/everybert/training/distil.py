@@ -168,8 +168,7 @@ def distil_loss(teacher: Network, settings: DistilSettings, network: Network, ba
         if s.ce:
             teacher_MV = teacher.mlm_logits(y_TH, targets.mask_index_M).float()
             ce = s.ce * divergence(logits_MV, teacher_MV, targets.mask_label_M, s.temperature) / targets.masked
-    if "nsp" in network.heads and s.pair:
-        assert targets.pair_label_B is not None
+    if "nsp" in network.heads and s.pair and targets.pair_label_B is not None:
         logits_B2 = network.sequence_logits(x_TH, batch, "nsp").float()
         teacher_B2 = teacher.sequence_logits(y_TH, batch, "nsp").float()
         pair = cross_entropy(logits_B2, targets.pair_label_B)

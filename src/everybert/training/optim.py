@@ -140,14 +140,21 @@ class Muon:
     def step(self, lr: float, bad: Tensor) -> None:
         """Add the orthogonalised Nesterov momentum to the weights; nothing changes if `bad` is 1.
 
-        A parameter without a gradient is not used by this objective (Longformer's global projections).
+        As in AdamW, a parameter without a gradient stays as it is (Longformer's global projections, often).
         """
-        grads = ((name, torch.zeros_like(p) if p.grad is None else p.grad) for name, p in self.parameters.items())
+        given = [p.grad is not None for name, p in self.parameters.items() for _ in _matrices(name, p)]
+        used = [k for k, there in enumerate(given) if there]
+        if not used:
+            return
+        grads = ((name, p.grad) for name, p in self.parameters.items() if p.grad is not None)
         grad_Kmn = torch.stack([part for name, grad in grads for part in _matrices(name, grad)])
-        step_Kmn = self.direction(grad_Kmn, self.momentum_Kmn, bad, self.config.momentum, self.turned)
-        keep = 1.0 - lr * self.config.weight_decay
-        torch._foreach_mul_(self.weights, torch.where(bad > 0, 1.0, torch.full_like(bad, keep)))
-        torch._foreach_add_(self.weights, list((step_Kmn * self.scale * -lr).unbind()))
+        momentum_Kmn = self.momentum_Kmn if all(given) else self.momentum_Kmn[used]
+        step_Kmn = self.direction(grad_Kmn, momentum_Kmn, bad, self.config.momentum, self.turned)
+        if not all(given):
+            self.momentum_Kmn[used] = momentum_Kmn
+        keep, weights = 1.0 - lr * self.config.weight_decay, [self.weights[k] for k in used]
+        torch._foreach_mul_(weights, torch.where(bad > 0, 1.0, torch.full_like(bad, keep)))
+        torch._foreach_add_(weights, list((step_Kmn * self.scale * -lr).unbind()))
 
     def state(self) -> dict[str, Tensor]:
         """The momentum of each matrix, by parameter name and first row."""

@@ -205,7 +205,8 @@ def check_config(recipe: Recipe, config: EncoderConfig, who: str = "model") -> N
             f"lower [batch] or [[phase]] length (batch.length={config.max_positions}){remedy}"
         )
     if config.causal and recipe.paired:
-        raise EverybertError('[examples] kind: a causal model does not learn sentence pairs: set "full" or "document"')
+        table = recipe.paired.partition(".")[0]
+        raise EverybertError(f'[{table}] kind: a causal model does not learn sentence pairs: set "full" or "document"')
     if config.causal and recipe.rtd is not None:
         raise EverybertError("[rtd] needs masked tokens, which a causal model has not: set [model] causal = false")
     masks = (recipe.mask, recipe.mask_rate, recipe.boundary, *(phase.rate for phase in recipe.phases))

@@ -280,7 +280,7 @@ class Recipe:
                 raise KeyProblem("budget", "[schedule] warmup must be a number of steps where the time is fixed")
         if self.rtd is not None:
             if self.paired:
-                raise KeyProblem("examples.kind", '[rtd] learns no sentence pairs: set "full" or "document"')
+                raise KeyProblem(self.paired, '[rtd] learns no sentence pairs: set "full" or "document"')
             if self.boundary or self.distil is not None:
                 raise KeyProblem("rtd", "has neither a boundary objective nor a teacher: delete one of the two")
 
@@ -296,9 +296,10 @@ class Recipe:
         return dataclasses.replace(self.examples, length=own.length, kind=own.kind or self.examples.kind)
 
     @property
-    def paired(self) -> bool:
-        """Whether the examples of some phase are pairs."""
-        return any(self.examples_of(phase).paired for phase in range(len(self.phases)))
+    def paired(self) -> str | None:
+        """The key that makes the examples of some phase pairs, if one does."""
+        keys = (f"phase {n + 1}.kind" if phase.kind else "examples.kind" for n, phase in enumerate(self.phases))
+        return next((key for n, key in enumerate(keys) if self.examples_of(n).paired), None)
 
     @property
     def heads(self) -> dict[str, int | None]:
