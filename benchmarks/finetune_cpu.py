@@ -151,7 +151,7 @@ def main() -> None:
                 took, accuracy[name] = run()
                 seconds[name].append(took)
                 print(f"round {number + 1}: {name} {took:.1f} s", file=sys.stderr, flush=True)
-    tokens = len(peers["everybert"].data.train.tokens_N)
+    tokens = peers["everybert"].data.train.lengths_S.sum()
     print(
         f"{len(train):,} sentences, {tokens / len(train):.1f} tokens each, {args.threads} threads, {folder.parent.name}"
     )

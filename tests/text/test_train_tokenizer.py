@@ -107,6 +107,19 @@ def test_memory_stays_bounded(monkeypatch, kind):
     assert len(tokenizer.encode("common word", specials=False)) <= 6
 
 
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_that_are_split_in_one_text_count_as_by_themselves(monkeypatch, kind, lowercase):
+    odd = ["Don't", "3.14", "北京，東京。", "naïve\u0301", "\u0301x", "ﬁ", "x\u200by", "´s", "[SEP]", "a" * 250, "🙂🙂"]
+    drawn = random.Random(0)
+    lines = [" ".join(drawn.choices(odd, k=drawn.randint(0, 9))) for _ in range(60)]
+    together = training._count_words(lines, kind, lowercase)
+    monkeypatch.setattr(training, "_RUNS", 5)
+    assert training._count_words(lines, kind, lowercase) == together
+    monkeypatch.setattr(training, "_AT_ONCE", 1)
+    assert training._count_words(lines, kind, lowercase) == together and max(map(len, together)) == 100
+
+
 def test_counts_are_scaled_rather_than_overflow(monkeypatch):
     fed = []
     feed = training._feed

@@ -11,14 +11,13 @@ import json
 import logging
 import unicodedata
 import zlib
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
 from itertools import accumulate, islice
 from typing import Any, Literal
 
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, PreTokenizedString, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from everybert.errors import EverybertError
@@ -28,8 +27,8 @@ from everybert.text.tokenizer import Tokenizer
 Kind = Literal["wordpiece", "bpe", "unigram"]
 log = logging.getLogger("everybert")
 
-_RUNS = 1 << 18  # strings between spaces whose words are remembered
-_LINES = 10_000  # lines whose runs are counted before they are split
+_RUNS = 1 << 19  # different strings between spaces that are counted before they are split into words
+_AT_ONCE = 1_000  # of these, split in one text
 _WORDS = 2_000_000  # different words that are held before the rarer half is dropped
 _WORD_LENGTH = 100  # longer words are split; WordPiece maps them to the unknown token
 _FED_WORDS = 50_000_000  # words given to the BPE trainer; above it, counts are scaled to avoid overflow
@@ -130,27 +129,36 @@ def _count_words(lines: Iterable[str], kind: Kind, lowercase: bool) -> Counter[s
     pre_tokenizer: Any = backend.pre_tokenizer
     if kind == "unigram":  # SentencePiece adds the word marker itself
         pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-
-    @lru_cache(_RUNS)
-    def split(run: str) -> list[str]:
-        words = [word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(run))]
-        return [word[i : i + _WORD_LENGTH] for word in words for i in range(0, len(word), _WORD_LENGTH)]
-
     words: Counter[str] = Counter()
-    rest = iter(lines)
-    while some := list(islice(rest, _LINES)):
-        runs: Counter[str] = Counter()
-        for line in some:
-            found = line.split()
-            if kind == "bpe":  # in byte-level BPE the first word of a line differs from one after a space
-                found[1:] = map(" ".__add__, found[1:])
-            runs.update(found)
-        for run, count in runs.items():
-            for word in split(run):
-                words[word] += count
+    runs: Counter[str] = Counter()
+
+    def split() -> None:
+        """Count the words of the runs, many runs in one text: a text for each would take twice as long."""
+        pairs = iter(runs.items())
+        while some := list(islice(pairs, _AT_ONCE)):
+            text = PreTokenizedString("\n".join(run for run, _ in some))
+            text.normalize(normalizer.normalize)
+            pre_tokenizer.pre_tokenize(text)
+            ends = list(accumulate(len(run) + 1 for run, _ in some))  # after the line end of a run, which is no word
+            for word, (start, _), _ in text.get_splits("original", "char"):
+                number = bisect_right(ends, start)
+                if start < ends[number] - 1:
+                    for i in range(0, len(word), _WORD_LENGTH):
+                        words[word[i : i + _WORD_LENGTH]] += some[number][1]
+        runs.clear()
         if len(words) > _WORDS:
             ranked = sorted(words.items(), key=lambda item: (-item[1], zlib.crc32(item[0].encode())))
-            words = Counter(dict(ranked[: _WORDS // 2]))
+            for word, _ in ranked[_WORDS // 2 :]:
+                del words[word]
+
+    for line in lines:
+        found = line.split()
+        if kind == "bpe":  # in byte-level BPE the first word of a line differs from one after a space
+            found[1:] = map(" ".__add__, found[1:])
+        runs.update(found)
+        if len(runs) > _RUNS:
+            split()
+    split()
     return words
 
 
