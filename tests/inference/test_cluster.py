@@ -85,7 +85,7 @@ def test_a_stopped_run_goes_on_in_the_other_engine(two_workers, folder, files, t
 
 def test_what_is_wrong_is_told_with_file_and_row(two_workers, folder, files, tmp_path):
     parquet.write_table(pa.table({"id": ["x"] * 40, "text": [*TEXTS[:30], None, *TEXTS[:9]]}), files[1])
-    why = r"b\.parquet:31: the column 'text' has no text; --skip"
+    why = r"b\.parquet:31: the column 'text' has no text; skip_bad=True"
     refuses(why, predict_files, "embed", folder, files, tmp_path / "out", part_rows=16, engine="ray")
     assert not (tmp_path / "out").exists()
 
