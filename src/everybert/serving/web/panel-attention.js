@@ -10,7 +10,6 @@ const PRESETS = [
 ];
 
 export default function attention(root, context) {
-  if (!document.getElementById("av-style")) document.head.append(h("link", { id: "av-style", rel: "stylesheet", href: "playground/web/attention-view.css" }));
   const { info, params } = context;
   const number = (name) => (params.has(name) ? Number(params.get(name)) : undefined);
   let state = { layer: number("layer"), head: number("head"), view: params.get("view"), filter: params.get("filter"), special: params.get("special") !== "no" };
