@@ -24,7 +24,6 @@ from everybert.model.config import EncoderConfig
 from everybert.model.encoder import Rounded
 from everybert.model.fp8 import Fp8Layer, Fp8Linear, round_rows, to_fp8
 from everybert.model.heads import Network
-from everybert.model.lora import AdapterSet, LoraConfig
 from everybert.model.ragged import Ragged
 
 E4M3 = torch.float8_e4m3fn
@@ -114,18 +113,7 @@ def test_a_token_does_not_depend_on_its_neighbours():
 
 
 @computes
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"norm": "pre"},
-        {"activation": "silu"},
-        {"feed_forward": "glu"},
-        {"positions": "rotary"},
-        {"norm_kind": "rms"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [*OTHERS, {"norm_kind": "rms"}], ids=str)
 def test_the_encoder_in_fp8_is_near_and_keeps_its_names(hopper, changes):
     plain, other = network(**changes), network(**changes)
     to_fp8(other.encoder)
@@ -195,23 +183,14 @@ def test_only_layers_like_bert_have_them(hopper, monkeypatch: pytest.MonkeyPatch
 
 
 @computes
-def test_adapters_lie_on_fp8_as_on_bf16(hopper, monkeypatch: pytest.MonkeyPatch):
+def test_adapters_lie_on_fp8_as_on_bf16(hopper, adapted, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fp8, "HAS_TRITON", True)
     monkeypatch.setitem(sys.modules, "everybert.model.kernels", plain_kernels([]))
     plain, other = network(), network()
     to_fp8(other.encoder)
-    before, outputs = list(other.state_dict()), []
-    for net in (plain, other):
-        adapters = AdapterSet(net)
-        adapters.add("a", LoraConfig(rank=2))
-        torch.manual_seed(1)
-        adapters.load("a", {name: torch.randn_like(value) * 0.3 for name, value in adapters.state("a").items()})
-        with torch.inference_mode():
-            bare = net(BATCH)
-            adapters.use("a")
-            outputs.append(net(BATCH))
-        assert not torch.allclose(bare, outputs[-1], atol=0.1)
-    assert cosines(*outputs).min() > 0.98
+    before = list(other.state_dict())
+    (one, _), (two, adapters) = (adapted(net, BATCH) for net in (plain, other))
+    assert cosines(one, two).min() > 0.98
     assert [name for name in other.state_dict() if ".lora." not in name] == before
     refuses("without dtype", adapters.merge)
 
@@ -304,18 +283,7 @@ def test_the_product_on_the_device_is_its_own_formula():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"norm": "pre"},
-        {"activation": "silu"},
-        {"feed_forward": "glu"},
-        {"positions": "rotary"},
-        {"relative": "alibi"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [*OTHERS, {"relative": "alibi"}], ids=str)
 def test_the_encoder_on_the_device_is_near_bf16(changes):
     plain, other = cuda(**changes)
     batch = ragged(3, 130, 7, 64, 300).to("cuda")

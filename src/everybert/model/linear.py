@@ -1,7 +1,7 @@
 """Linear layers, whose products on the CPU in fp32 are oneDNN's.
 
-torch leaves them to MKL, which on AMD processors takes half of what they can do; on Intel's both are equal
-(docs/LOG.md). Other devices and types, and export, take torch's own product.
+torch itself uses MKL, which is half as fast as oneDNN on AMD processors (docs/LOG.md; not measured on Intel's). On
+other devices, in other types, and for export, the product is torch's own.
 
 Legend: T tokens, I inputs, O outputs.
 """
@@ -38,7 +38,7 @@ def has_product(x: Tensor, weight: Tensor) -> bool:
 
 
 def product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """oneDNN's product, which has no gradient of its own."""
+    """The product by oneDNN; it has no gradient."""
     return torch.ops.mkldnn._linear_pointwise(x_TI, weight_OI, bias_O, "none", [], "")
 
 
