@@ -109,7 +109,8 @@ def train(job: TrainingJob, progress: Progress, logs: Logs) -> bool:
             skip = guard.judge(loss)
             norm = job.optimizer.step(lr, skip)
             guard.note(loss, skip | ~torch.isfinite(norm))
-            compute.master.zero_grad()
+            for parameter in job.optimizer.parameters:  # zero_grad would look through all modules
+                parameter.grad = None
             compute.refresh()
             progress.step += 1
             progress.tokens += int(tokens)

@@ -59,7 +59,7 @@ class Compute:
 
     def _recorded(self, batch: Ragged, recorder: Recorder) -> Tensor:
         """Forward and backward as one CUDA graph per shape of batch, where the loss can be recorded."""
-        parameters = [p for p in self.network.parameters() if p.requires_grad]
+        parameters = [small for _, small in self.pairs]
 
         def work(batch: Ragged) -> list[Tensor | None]:
             for parameter in parameters:
