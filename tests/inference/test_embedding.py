@@ -383,7 +383,7 @@ def test_what_is_not_done_with_a_router_is_refused(bert_folder: Path, tmp_path: 
 
     folder = router(tmp_path / "both", bert_folder, "two encoders")
     inner, model = folder / "query_0_Transformer", load(folder, device="cpu")
-    several = "both is a Router of several encoders; give the folder of one, such as .*other_0_Transformer"
+    several = "both is a Router of several encoders; give the folder of one, as .*other_0_Transformer"
     rows = [("a", "b"), ("the", "dog")]
     refuses(several, finetune, folder, "embed", rows, rows, tmp_path / "out", quiet=True)
     refuses(several, describe_folder, folder)
@@ -408,10 +408,9 @@ def test_what_is_not_done_with_a_router_is_refused(bert_folder: Path, tmp_path: 
     ):
         (folder / "router_config.json").write_text(json.dumps(about | {part: value}))
         refuses("chooses by more than the task, or without a default", load, folder, device="cpu")
-    path = "sentence_transformers.sparse_encoder.modules.sparse_static_embedding.SparseStaticEmbedding"
-    types = about["types"] | {"query_0_Transformer": path}
+    types = about["types"] | {"query_0_Transformer": "sentence_transformers.sentence_transformer.modules.bow.BoW"}
     (folder / "router_config.json").write_text(json.dumps(about | {"types": types}))
-    refuses("begin with a SparseStaticEmbedding module", load, folder, device="cpu")
+    refuses("begin with a BoW module", load, folder, device="cpu")
 
 
 def test_what_a_static_embedding_has_not(bert_folder: Path, tmp_path: Path):

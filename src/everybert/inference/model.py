@@ -150,7 +150,7 @@ def _load(folder: Path, route: str, device: Any, dtype: Any, allow_pickle: bool)
     if (activation := model.pooling.activation) is not None:
         model.raw_config = found.raw_config | {"sentence_transformers": {"activation_fn": activation}}
     if (head := model.extras.get("feature_head")) is not None:
-        adapters.load_feature_head(model.network, str(head.get("name")), folder, head)
+        adapters.load_feature_head(model.network, str(head.get("name")), inner, head)
     return model
 
 

@@ -3,7 +3,7 @@
 modules.json lists the modules of a folder in the order in which they are applied:
 
 - one vector per text: the encoder, Pooling, then Dense, LayerNorm and Normalize; a StaticEmbedding has the mean;
-- sparse vectors (SPLADE): the masked language model and SpladePooling;
+- sparse vectors: the masked language model and SpladePooling, or a SparseStaticEmbedding alone;
 - one vector per token (ColBERT, PyLate): the encoder, Dense and Normalize, and MultiVectorMask;
 - by a Router: several of these, each for a kind of texts (query, document).
 
@@ -42,7 +42,7 @@ MULTI = ("MultiVectorEncoder", "ColBERT")
 PYLATE = ["query_prefix", "document_prefix", "query_length", "document_length", "skiplist_words"]
 PYLATE += ["do_query_expansion", "attend_to_expansion_tokens", "attend_to_mask_tokens"]
 """Fields there that PyLate writes: such folders expand queries unless they say otherwise."""
-ENCODER_MODULES = ("Transformer", "MLMTransformer", "StaticEmbedding")
+ENCODER_MODULES = ("Transformer", "MLMTransformer", "StaticEmbedding", "SparseStaticEmbedding")
 ENCODERS = [f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert")]
 ENCODERS += ["sentence_xlm-roberta_config.json"]
 """The settings of the encoder, under the names of several versions."""
@@ -89,7 +89,8 @@ class Pooling:
     layers: tuple[float, ...] = ()
     """The token vectors are the mean of the L + 1 hidden states with these weights; empty: the last state."""
     splade: str | None = None
-    """relu or log1p_relu: pooled are the logits z of the masked language model, as log(1 + relu(z)), or that twice."""
+    """relu or log1p_relu: pooled are the logits z of the masked language model, as log(1 + relu(z)), or that twice;
+    tokens: a weight per token (SparseStaticEmbedding)."""
     multi: MultiVector | None = None
     """If there is no pooling, but a vector for each token."""
     modules: tuple[Callable[[Tensor], Tensor], ...] = field(default=(), repr=False, compare=False)
@@ -162,10 +163,7 @@ def _settings(folder: Path, files: dict[str, bytes], name: str, kind: type = dic
 
 
 def routes_of(folder: Path, settings: Callable[..., Any] | None = None) -> dict[str, list[Any]]:
-    """The modules that texts go through, by route: those of modules.json, with a route's own in place of the Router.
-
-    The default route is the first. Without a Router there is one, whose name is empty.
-    """
+    """The modules of each route, its own in place of the Router; the default is first. Without a Router: one, ""."""
     settings = settings or partial(_settings, folder, {})
     modules = settings("modules.json", list)
     at = next((i for i, module in enumerate(modules) if _kind_and_path(module)[0] == "Router"), None)
@@ -191,9 +189,7 @@ def encoder_folder(folder: Path, route: str | None = None) -> Path:
     first, *others = (routes := routes_of(folder))
     kind, path = _kind_and_path((routes[route or first] or [None])[0])
     if others and route is None:
-        raise EverybertError(
-            f"{folder} is a Router of several encoders; give the folder of one, such as {folder / path}"
-        )
+        raise EverybertError(f"{folder} is a Router of several encoders; give the folder of one, as {folder / path}")
     if kind not in ENCODER_MODULES:
         raise _unsupported(folder, f"begin with a {kind or 'nameless'} module, not with an encoder")
     return folder / path if folder.resolve() in (folder / path).resolve().parents else folder
@@ -228,28 +224,33 @@ def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False, rou
     include_prompt, width, splade, mask = True, hidden_size, None, None
     for number, module in enumerate(modules):
         kind, path = _kind_and_path(module)
-        about = settings(f"{path}/config.json") if number else {}
+        at = f"{path}/".removeprefix("/")
+        about = settings(f"{at}config.json") if number else {}
         usual = VECTOR if kind == "Normalize" else level
         if number and {about.get(f"module_{end}put_name") or usual for end in ("in", "out")} != {level}:
-            raise _unsupported(
-                folder, f"have a {kind} that changes the vectors of {'tokens' if level == VECTOR else 'texts'}"
-            )
+            other = "tokens" if level == VECTOR else "texts"
+            raise _unsupported(folder, f"have a {kind} that changes the vectors of {other}")
         ready = number and (modes or level == TOKENS)
         if not number and kind == "StaticEmbedding":
             modes = ("mean",)
-            settings(f"{path}/tokenizer.json" if path else "tokenizer.json")  # with its own truncation
+            settings(f"{at}tokenizer.json")  # with its own truncation
+        elif not number and kind == "SparseStaticEmbedding":
+            settings(f"{at}config.json")
+            if any((values < 0).any() for values in _tensors(folder, at, files, allow_pickle).values()):
+                raise _unsupported(folder, "have weights of words below 0")
+            modes, splade = ("max",), "tokens"
         elif number == 1 and kind == "WeightedLayerPooling":
-            layers = _layers(about, _tensors(folder, path, files, allow_pickle), inner)
+            layers = _layers(about, _tensors(folder, at, files, allow_pickle), inner)
         elif number and not ready and kind == "Pooling":
             modes, include_prompt = _modes(about, folder), about.get("include_prompt") is not False
             width *= len(modes)
-        elif number == 1 and len(modules) == 2 and kind == "SpladePooling":
+        elif number == 1 and len(modules) == 2 and kind == "SpladePooling" and not splade:
             strategy, splade = about.get("pooling_strategy", "max"), about.get("activation_function", "relu")
             if strategy not in ("max", "sum") or splade not in ("relu", "log1p_relu"):
                 raise _unsupported(folder, f"have a SpladePooling by {strategy} of {splade}")
             modes = (strategy,)
         elif ready and kind in ("Dense", "LayerNorm"):
-            tensors = _tensors(folder, path, files, allow_pickle)
+            tensors = _tensors(folder, at, files, allow_pickle)
             after.append(_dense(tensors, about, width) if kind == "Dense" else _layer_norm(tensors, width))
             if after[-1] is None:
                 raise EverybertError(f"{folder}/{path} is a {kind} layer of an unknown form or size; restore the file")
@@ -269,7 +270,7 @@ def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False, rou
         for old in [old for old in files if old.startswith(below)]:
             files[old.removeprefix(below)] = files.pop(old)
         below = ""
-    if (encoder.get("transformer_task") == "fill-mask" or "MLM" in str(modules[0])) != (splade is not None):
+    if (encoder.get("transformer_task") == "fill-mask" or "MLM" in str(modules[0])) != (splade not in (None, "tokens")):
         raise _unsupported(folder, "pool logits by other than SpladePooling, or hidden states by it")
     multi = _multi_vector(after, mask, more, encoder, folder) if level == TOKENS else None
     normalize = multi is None and bool(after) and after[-1] is UNIT
@@ -310,8 +311,7 @@ def _multi_vector(
     expansion, pylate = about.get("query_expansion"), any(key in more for key in PYLATE)
     if "query_expansion" not in about and pylate and more.get("do_query_expansion") is not False:
         attend = about.get("attend_to_expansion_tokens", about.get("attend_to_mask_tokens"))
-        length = about.get("query_length") or 32
-        expansion = {"strategy": "fixed", "length": length, "attend": attend}
+        expansion = {"strategy": "fixed", "length": about.get("query_length") or 32, "attend": attend}
     if mask is None:
         modules.append(UNIT)
         words = more.get("skiplist_words")
@@ -337,8 +337,7 @@ def _multi_vector(
 
 def _read_encoder(folder: Path, below: str, settings: Callable[..., Any]) -> dict:
     """The encoder's settings."""
-    name = next((name for name in ENCODERS if settings(below + name)), "")
-    found: dict[str, Any] = settings(below + name) if name else {}
+    found: dict[str, Any] = next(filter(None, (settings(below + name) for name in ENCODERS)), {})
     outputs = {TOKENS, found.get("module_output_name") or TOKENS}
     if len(outputs) > 1 or found.get("transformer_task") not in (None, "feature-extraction", "fill-mask"):
         raise _unsupported(folder, f"take {max(outputs)} of a {found.get('transformer_task')} model")
@@ -347,9 +346,9 @@ def _read_encoder(folder: Path, below: str, settings: Callable[..., Any]) -> dic
     return found
 
 
-def _tensors(folder: Path, path: str, files: dict[str, bytes], allow_pickle: bool) -> dict[str, Tensor]:
+def _tensors(folder: Path, at: str, files: dict[str, bytes], allow_pickle: bool) -> dict[str, Tensor]:
     """The weights of a module. Those of a pickle are written again as safetensors."""
-    name = f"{path}/model.safetensors"
+    name = f"{at}model.safetensors"
     tensors = read_tensors(folder, name, allow_pickle)
     files[name] = (folder / name).read_bytes() if (folder / name).is_file() else to_safetensors(tensors)
     return {key: value.float() for key, value in tensors.items()}
@@ -373,8 +372,7 @@ def _layers(settings: dict[str, Any], tensors: dict[str, Tensor], inner: Path) -
     """The weight of each hidden state. As in sentence-transformers, none if config.json does not ask for all states."""
     if not read_json(inner / "config.json").get("output_hidden_states"):
         return ()
-    weights = tensors.get("layer_weights", torch.empty(0)).tolist()
-    return (*[0.0] * int(settings.get("layer_start", 4)), *weights)
+    return (*[0.0] * int(settings.get("layer_start", 4)), *tensors.get("layer_weights", torch.empty(0)).tolist())
 
 
 def _linear(x_NH: Tensor, weight: Tensor, bias: Tensor | None, activation: Callable[[Tensor], Tensor]) -> Tensor:
