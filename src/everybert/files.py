@@ -333,7 +333,7 @@ def _differences(path: Path, hashes: bool) -> dict[str, str]:
 
 def is_model(path: Path) -> bool:
     """Whether a folder holds a model or an adapter, not a checkpoint or a corpus."""
-    return any((path / name).is_file() for name in ("config.json", "adapter_config.json"))
+    return any((path / name).is_file() for name in ("config.json", "adapter_config.json", "modules.json"))
 
 
 def accept_folder(path: str | Path) -> list[str]:

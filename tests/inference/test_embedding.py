@@ -274,11 +274,9 @@ def test_an_encoder_in_a_folder_of_its_own(bert_folder: Path, tmp_path: Path):
     (folder / "modules.json").write_text(json.dumps(modules))
     assert equal(folder, tmp_path / "again").pooling.size == 20
     assert load(tmp_path / "again", device="cpu").pooling.size == 20
-    for name, cause in (("BoW", "begin with a BoW module"), ("Router", "save each as a folder of its own")):
-        modules[0]["type"] = f"sentence_transformers.models.{name}"
-        (folder / "modules.json").write_text(json.dumps(modules))
-        with pytest.raises(EverybertError, match=cause):
-            load(folder, device="cpu")
+    modules[0]["type"] = "sentence_transformers.models.BoW"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    refuses("begin with a BoW module", load, folder, device="cpu")
 
 
 @pytest.mark.parametrize("form", ["its own", "with more", "older", "model2vec"])
@@ -321,9 +319,11 @@ def test_a_static_embedding_has_no_layers(bert_folder: Path, tmp_path: Path, for
     assert ours.attention("a cat").weights.shape == (0, 1, 2, 2)
 
 
-def test_a_router_is_refused_with_a_remedy_that_works(bert_folder: Path, tmp_path: Path):
+def router(folder: Path, encoder: Path, form: str = "static queries") -> Path:
+    """A folder with a Router, as sentence-transformers saves it."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import (
+        Dense,
         Normalize,
         Pooling,
         Router,
@@ -332,19 +332,85 @@ def test_a_router_is_refused_with_a_remedy_that_works(bert_folder: Path, tmp_pat
     )
     from tokenizers import Tokenizer as Backend
 
-    static = StaticEmbedding(Backend.from_file(str(bert_folder / "tokenizer.json")), embedding_dim=48)
-    routes = {"query_modules": [static], "document_modules": [Transformer(str(bert_folder)), Pooling(48)]}
-    SentenceTransformer(modules=[Router.for_query_document(**routes), Normalize()]).save(str(tmp_path / "both"))
-    with pytest.raises(EverybertError, match="is a Router of several encoders") as caught:
-        load(tmp_path / "both", device="cpu")
-    remedy = str(caught.value).partition("by sentence-transformers: ")[2]
-    assert "sub_modules['query']" in remedy
-    model = SentenceTransformer(str(tmp_path / "both"), device="cpu")
-    for route in ("query", "document"):
-        place = tmp_path / route
-        eval(remedy.replace("'query'", repr(route)).replace("FOLDER", repr(str(place))))
-        texts = ["The dog plays", "a cat"]
-        np.testing.assert_allclose(load(place, device="cpu").embed(texts), model.encode(texts, task=route), atol=1e-5)
+    torch.manual_seed(0)
+    prompts = {"query": "the cat: ", "short": "a "}
+    modules = [Transformer(str(encoder), max_seq_length=20), Pooling(48)]
+    query, document = [*modules, Dense(48, 8)], [*modules, Dense(48, 8), Normalize()]
+    if form == "static queries":
+        static = StaticEmbedding(Backend.from_file(str(encoder / "tokenizer.json")), embedding_dim=48)
+        modules = [Router.for_query_document([static], modules), Normalize()]
+    elif form == "one encoder":
+        modules = [Router.for_query_document(query, document)]
+    elif form == "two encoders":
+        query = [Transformer(str(encoder)), Pooling(48, pooling_mode="cls"), Dense(48, 8)]
+        modules = [Router({"query": query, "other": document}, default_route="other")]
+    else:
+        modules += [Router({"text": [Normalize()], "query": [Dense(48, 8)], "document": [Dense(48, 8)]})]
+    SentenceTransformer(modules=modules, prompts=prompts, similarity_fn_name="dot").save(str(folder))
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ["static queries", "one encoder", "two encoders", "after the pooling"])
+def test_the_routes_of_a_router_equal_sentence_transformers(bert_folder: Path, tmp_path: Path, form: str):
+    from sentence_transformers import SentenceTransformer
+
+    folder = router(tmp_path / "both", bert_folder, form)
+    model = load(folder, device="cpu")
+    model.save(tmp_path / "again")
+    other = "other" if form == "two encoders" else "document"
+    texts = [*TWO, "", "The dog plays in the house with a cat " * 4]
+    found = []
+    for ours in (model, load(tmp_path / "again", device="cpu")):
+        vectors = [ours.embed(texts, long="cut", prompt=name) for name in (None, "query", other, "short")]
+        found.append(vectors)
+        for place in (folder, tmp_path / "again"):
+            theirs = SentenceTransformer(str(place), device="cpu")
+            assert theirs.similarity_fn_name == "dot" and theirs.prompts.items() <= model.pooling.prompts.items()
+            expected = [theirs.encode(texts), theirs.encode_query(texts), theirs.encode(texts, task=other)]
+            for one, all_of_them in zip([*expected, theirs.encode(texts, prompt_name="short")], vectors):
+                np.testing.assert_allclose(all_of_them, one, atol=1e-5)
+    assert all(np.array_equal(a, b) for a, b in zip(*found))
+    assert np.abs(found[0][1][:, :8] - found[0][2][:, :8]).max() > 0.1
+    model.save(tmp_path / "int8", int8=True)
+    for coarse in (load(tmp_path / "int8", device="cpu"), load(folder, device="cpu", dtype="int8")):
+        np.testing.assert_allclose(coarse.embed(texts, long="cut", prompt="query"), found[0][1], atol=0.2)
+
+
+def test_what_is_not_done_with_a_router_is_refused(bert_folder: Path, tmp_path: Path):
+    from everybert.inference.describe import describe_folder
+    from everybert.inference.export import export_hf, export_onnx, quantise
+
+    folder = router(tmp_path / "both", bert_folder, "two encoders")
+    inner, model = folder / "query_0_Transformer", load(folder, device="cpu")
+    several = "both is a Router of several encoders; give the folder of one, as .*other_0_Transformer"
+    rows = [("a", "b"), ("the", "dog")]
+    refuses(several, finetune, folder, "embed", rows, rows, tmp_path / "out", quiet=True)
+    refuses(several, describe_folder, folder)
+    finetune(inner, "embed", rows, rows, tmp_path / "own", mode="lora", epochs=1, quiet=True, device="cpu")
+    refuses("an adapter would change one route", model.add_adapter, tmp_path / "own")
+    refuses("is a Router of several encoders", export_onnx, folder, tmp_path / "out")
+    refuses("is a Router of several encoders", export_hf, folder, tmp_path / "out")
+    refuses("is a Router of several encoders", quantise, folder, tmp_path / "out", TWO)
+    refuses("has no prompt 'passage'", model.embed, TWO, prompt="passage")
+
+    model.save(tmp_path / "again")
+    weights = tmp_path / "again" / "query_0_Transformer" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    refuses("query_0_Transformer/model.safetensors .*everybert info --accept", load, tmp_path / "again")
+
+    about = json.loads((folder / "router_config.json").read_text())
+    for part, value in (
+        ("parameters", {"route_mappings": {"(None, 'text')": "query"}, "default_route": "query"}),
+        ("parameters", {"default_route": None, "allow_empty_key": False}),
+        ("structure", {"query": ["missing"]}),
+        ("types", None),
+    ):
+        (folder / "router_config.json").write_text(json.dumps(about | {part: value}))
+        refuses("chooses by more than the task, or without a default", load, folder, device="cpu")
+    types = about["types"] | {"query_0_Transformer": "sentence_transformers.sentence_transformer.modules.bow.BoW"}
+    (folder / "router_config.json").write_text(json.dumps(about | {"types": types}))
+    refuses("begin with a BoW module", load, folder, device="cpu")
 
 
 def test_what_a_static_embedding_has_not(bert_folder: Path, tmp_path: Path):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from refusals import refuses
+from safetensors.torch import save_file
 
 from everybert.errors import EverybertError
 from everybert.inference.model import Model, load
@@ -317,3 +318,65 @@ def test_models_of_another_kind_name_the_right_one(bert: Model, bert_folder: Pat
     refuses("query or document, not 'question'", model.multi, ["a"], "question")
     refuses("give a SPLADE model", model.sparse, ["a"])
     refuses(r"use multi\(\)", model.embed, ["a"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_routes_for_queries_and_documents(bert_folder: Path, tmp_path: Path):
+    """A Router in a SPLADE folder, and in one with a vector per token."""
+    from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+
+    def tokens(width: int) -> list:
+        name = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+        return [Transformer(str(bert_folder), max_seq_length=20), Dense(48, width, bias=False, **name)]
+
+    torch.manual_seed(0)
+    masked = Transformer(str(bert_folder), transformer_task="fill-mask", max_seq_length=20)
+    splade = Router.for_query_document([masked, SpladePooling("sum")], [masked, SpladePooling("max", "log1p_relu")])
+    sentence_transformers.SparseEncoder(modules=[splade]).save(str(tmp_path / "splade"))
+    unit = Normalize(module_input_name="token_embeddings", module_output_name="token_embeddings")
+    colbert = [Router.for_query_document(tokens(8), tokens(8)), unit, MultiVectorMask(skiplist_words=["cat"])]
+    sentence_transformers.MultiVectorEncoder(modules=colbert).save(str(tmp_path / "colbert"))
+    for name in ("splade", "colbert"):
+        load(tmp_path / name, device="cpu").save(tmp_path / f"{name} again")
+    for place in (tmp_path / "splade", tmp_path / "splade again"):
+        theirs, ours = sentence_transformers.SparseEncoder(str(place), device="cpu"), load(place, device="cpu")
+        expected = {None: theirs.encode(TEXTS), "query": theirs.encode_query(TEXTS)}
+        for prompt, vectors in expected.items():
+            found = dense(ours.sparse(TEXTS, long="cut", prompt=prompt), vectors.shape[1])
+            np.testing.assert_allclose(found, vectors.to_dense().numpy(), atol=1e-5, rtol=1e-5)
+    for place in (tmp_path / "colbert", tmp_path / "colbert again"):
+        theirs, ours = sentence_transformers.MultiVectorEncoder(str(place), device="cpu"), load(place, device="cpu")
+        for encode, task in ((theirs.encode_query, "query"), (theirs.encode_document, "document")):
+            for vectors, found in zip(encode(TEXTS), ours.multi(TEXTS, task, long="cut")):
+                np.testing.assert_allclose(found, np.asarray(vectors), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("routed", [False, True])
+def test_a_weight_per_token_equals_sparse_encoder(bert_folder: Path, tmp_path: Path, routed: bool):
+    """SparseStaticEmbedding: alone, or for the queries of a SPLADE model."""
+    from sentence_transformers.base.modules import Router, Transformer
+    from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
+
+    torch.manual_seed(0)
+    masked = Transformer(str(bert_folder), transformer_task="fill-mask", max_seq_length=20)
+    weights = torch.rand(len(masked.tokenizer.get_vocab()))
+    query = SparseStaticEmbedding(masked.tokenizer, weights)
+    modules = [Router.for_query_document([query], [masked, SpladePooling()])] if routed else [query]
+    folder, place = tmp_path / "model", "query_0_SparseStaticEmbedding" if routed else "."
+    sentence_transformers.SparseEncoder(modules=modules).save(str(folder))
+    model = load(folder, device="cpu")
+    model.save(tmp_path / "again")
+    model.save(tmp_path / "int8", int8=True)
+    texts = [*TEXTS, LONG]
+    for one in (folder, tmp_path / "again"):
+        expected = sentence_transformers.SparseEncoder(str(one), device="cpu").encode_query(texts).to_dense().numpy()
+        assert set((expected != 0).sum(1)[:3]) == {0, 1, 10}
+        for ours in (model, load(tmp_path / "again", device="cpu"), load(tmp_path / "int8", device="cpu")):
+            np.testing.assert_array_equal(
+                dense(ours.sparse(texts, prompt="query" if routed else None, long="cut"), expected.shape[1]), expected
+            )
+    save_file({"weight": weights - 0.5}, folder / place / "model.safetensors")
+    refuses("have weights of words below 0", load, folder, device="cpu")

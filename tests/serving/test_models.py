@@ -35,9 +35,11 @@ def test_names(folders):
 @pytest.mark.parametrize("share", [False, True])
 def test_weights_are_copied_unless_processes_share_them(folders, share):
     model = everybert.load(folders["words"], device="cpu")
-    before = [p.data_ptr() for p in model.network.parameters()]
+    model.routes = {"query": everybert.load(folders["qa"], device="cpu")}
+    weights = [*model.network.parameters(), *model.routes["query"].network.parameters()]
+    before = [p.data_ptr() for p in weights]
     ModelRegistry(Limits()).add("words", model, share_weights=share)
-    assert all((p.data_ptr() == old) == share for p, old in zip(model.network.parameters(), before))
+    assert all((p.data_ptr() == old) == share for p, old in zip(weights, before))
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_an_adapter_knows_its_base(tmp_path):
         ({"target_modules": ["query"], "lora_bias": True}, {}, r"changes .*lora_B\.bias too"),
         ({"target_modules": ["query"], "rank_pattern": {"query": 3}}, {"rank_pattern": {"query": 4}}, "not of rank"),
         ({"target_modules": ["query"]}, {"alpha_pattern": {"(a|aa)+b": 1}}, "the pattern .* is not supported"),
-        ({"target_modules": ["query"]}, {"lora_dropout": "much"}, "no proper r, lora_alpha and lora_dropout"),
+        ({"target_modules": ["query"]}, {"lora_dropout": "much"}, "no proper r, lora_alpha, lora_dropout"),
         ({"target_modules": ["query"]}, {"layer_replication": [[0, 2]]}, "uses layer_replication"),
         ({"target_modules": ["query"]}, {"init_lora_weights": "pissa"}, "uses init_lora_weights"),
         ({"target_modules": ["query"]}, {"lora_alpha": float("nan")}, "an alpha below"),

@@ -129,6 +129,17 @@ class Dataset:
         return (dict(zip(self.columns, row)) for row in zip(*self.columns.values()))
 
 
+class Formatted(Dataset):
+    """With a format set, rows are not of Python's own values, and `datasets` may give no rows at all."""
+
+    def __iter__(self):
+        return ({name: np.asarray(value) for name, value in row.items()} for row in super().__iter__())
+
+    def with_format(self, kind):
+        assert kind is None
+        return Dataset(self.columns, self.features)
+
+
 class IterableDataset:
     """What is used of a `datasets.IterableDataset`; its features may be unknown."""
 
@@ -166,6 +177,7 @@ CLASSES = {"text": None, "label": ClassLabel("no", "yes")}
         (pa.table(COLUMNS), ["1", "0"]),
         (Dataset(COLUMNS), ["1", "0"]),
         (Dataset(COLUMNS, CLASSES), ["yes", "no"]),
+        (Formatted(COLUMNS, CLASSES), ["yes", "no"]),
         (IterableDataset([{"text": "a good day", "label": "x"}, {"text": "a bad day", "label": "y"}]), ["x", "y"]),
         (Torch([("a good day", torch.tensor(1)), ("a bad day", torch.tensor(0))]), ["1", "0"]),
         (Torch([{"text": "a good day", "label": 1}, {"text": "a bad day", "label": 0}]), ["1", "0"]),

@@ -161,7 +161,9 @@ def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Call
     out_PMH = torch.empty(size, dtype=torch.float32, device=device_of(network.encoder))
 
     def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
-        if pooling.splade:  # (T, V): the weight of each word at each token, log(1 + relu(logit)) (Formal et al. 2021)
+        if pooling.splade == "tokens":
+            x_TH = x_TH.new_zeros(len(x_TH), width).scatter_(1, batch.tokens_T[:, None], x_TH)
+        elif pooling.splade:  # (T, V): the weight of each word at each token, log(1 + relu(logit)) (Formal et al. 2021)
             x_TH = network.mlm_logits(x_TH).relu_().log1p_()
             x_TH = x_TH.log1p_() if pooling.splade == "log1p_relu" else x_TH
         own = [pieces[i] for i in which]

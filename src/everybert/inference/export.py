@@ -57,6 +57,8 @@ def opened(name: str | Path, adapter: str | None = None, task: str | None = None
     `adapter` is one of the folder's adapters or a folder. By default, it is the folder's adapter for the task, if any.
     """
     model = load(name, device="cpu", dtype="float32", allow_pickle=allow_pickle)
+    if model.routes:
+        raise EverybertError(f"{name} is a Router of several encoders; give the folder of one of them")
     adapter = adapter or (model.adapter_for(task) if task else None)
     if adapter is not None:
         model.use(adapter)
@@ -356,7 +358,7 @@ def quantise(name: str | Path, out: str | Path, texts: Sequence[str], allow_pick
     if (source / INT8).exists() and not (source / SAFE).exists():
         raise EverybertError(f"{source} is quantised already; there is nothing to do")
     _refuse_existing(folder)
-    model = load(source, device="cpu", dtype="float32", allow_pickle=allow_pickle)
+    model = opened(source, allow_pickle=allow_pickle)
     values = model.network.state_dict().values()
     model.save(folder, int8=True)
     return {

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.files import atomic_folder
+from everybert.files import atomic_folder, verify_folder
 from everybert.inference import embedding, multi
 from everybert.inside import masked
 from everybert.inside.attention import Attention, read_attention
@@ -123,11 +123,21 @@ def load(
         model.use(model.add_adapter(folder))
         model.folder = folder
         return model
+    first, *others = sentences.routes_of(folder)
+    if others:
+        verify_folder(folder)
+    model = _load(folder, first, device, dtype, allow_pickle)
+    model.routes = {route: _load(folder, route, device, dtype, allow_pickle) for route in others}
+    return model
+
+
+def _load(folder: Path, route: str, device: Any, dtype: Any, allow_pickle: bool) -> "Model":
+    """The model of a folder, or of one route of its Router."""
     int8, fp8 = dtype in ("int8", torch.int8), dtype in ("fp8", torch.float8_e4m3fn)
     if int8 and device is not None and not str(device).startswith("cpu"):
         raise EverybertError(f"int8 is computed on the CPU, not on {device}; give device=cpu, or another dtype")
     dtype = torch.float32 if int8 else torch.bfloat16 if fp8 else pick_dtype(dtype)
-    inner = sentences.encoder_folder(folder)
+    inner = sentences.encoder_folder(folder, route)
     found = load_network(inner, device=pick_device(device, gpu=not int8), dtype=dtype, allow_pickle=allow_pickle)
     if int8 or fp8:
         found.network.digest = adapters.encoder_digest(found.network)
@@ -135,12 +145,12 @@ def load(
     specials = found.config.family != "static"
     tokenizer = Tokenizer.load(inner, specials) if has_tokenizer(inner) else None
     about = {name: value for name, value in vars(found).items() if name not in ("network", "config")}
-    about["pooling"] = sentences.read_pooling(folder, found.config.hidden_size, allow_pickle)
+    about["pooling"] = sentences.read_pooling(folder, found.config.hidden_size, allow_pickle, route)
     model = Model(found.network, tokenizer, folder=folder, **about)
     if (activation := model.pooling.activation) is not None:
         model.raw_config = found.raw_config | {"sentence_transformers": {"activation_fn": activation}}
     if (head := model.extras.get("feature_head")) is not None:
-        adapters.load_feature_head(model.network, str(head.get("name")), folder, head)
+        adapters.load_feature_head(model.network, str(head.get("name")), inner, head)
     return model
 
 
@@ -195,6 +205,8 @@ class Model:
         if not self.pooling.published:
             self.pooling = replace(self.pooling, normalize=own.get("normalize", False))
         self.adapters: AdapterSet | None = None
+        self.routes: dict[str | None, Model] = {}
+        """The routes of a Router (query, document …) other than this, its default; `embed(prompt=)` chooses."""
         self._tokenizer = tokenizer
 
     def __repr__(self) -> str:
@@ -281,8 +293,8 @@ class Model:
         pooling: cls, max, mean, mean_sqrt_len_tokens, weightedmean or lasttoken; None follows the folder's
         sentence-transformers files, or is the mean. A text longer than the window is read in overlapping windows;
         long="cut" truncates it instead, as sentence-transformers does, and warns. `prompt` is the name of one of the
-        folder's prompts, `model.pooling.prompts`; it is put before each text. `dimensions` keeps the first numbers of
-        each vector (Matryoshka embeddings).
+        folder's prompts, `model.pooling.prompts`; it is put before each text, and chooses the route of a Router.
+        `dimensions` keeps the first numbers of each vector (Matryoshka embeddings).
         """
         texts = as_texts(texts, pairs=False)
         found = self.embedded(texts, pooling, normalize, long, prompt=prompt, dimensions=dimensions)
@@ -300,6 +312,7 @@ class Model:
         dimensions: int | None = None,
     ) -> embedding.Embedded:
         """As `embed`, with the number of tokens of each text that were read, and cut."""
+        self = self.routes.get(prompt, self)
         if long not in ("window", "cut"):
             raise EverybertError(f"long texts are read by window or cut, not {long!r}")
         how = self.pooling
@@ -338,6 +351,7 @@ class Model:
         `top` is by default the folder's max_active_dims. A masked language model without sentence-transformers files is
         read as SparseEncoder reads it: by the maximum.
         """
+        self = self.routes.get(prompt, self)
         how = self.pooling
         if not how.splade and (how.published or "mlm" not in self.network.heads):
             raise EverybertError("this model makes no sparse vectors: give a SPLADE model")
@@ -363,6 +377,7 @@ class Model:
 
         A query is cut at the length that the folder gives; a longer document is read in windows, or cut too.
         """
+        self = self.routes.get(task, self)
         if self.pooling.multi is None:
             raise EverybertError("this model makes no vectors of tokens for search: give a ColBERT model")
         if task not in ("query", "document"):
@@ -590,6 +605,8 @@ class Model:
 
         `verify` checks that it was trained on this encoder.
         """
+        if self.routes:
+            raise EverybertError("an adapter would change one route of this Router; load that encoder's own folder")
         path = resolve(folder)
         name = name or path.name.replace(".", "-")
         file = adapters.read_adapter(path)
@@ -664,14 +681,18 @@ class Model:
         """Write the files of `save` into an existing folder. Feature-based heads have a file of their own."""
         if self.adapter is not None:
             raise EverybertError("an adapter is in use: merge() it first, or keep its folder beside the model's")
+        for route in self.routes.values():
+            route.write(folder, int8)
+        inner = folder / self.pooling.place
+        inner.mkdir(parents=True, exist_ok=True)
         heads = {name: head for name, head in self.network.heads.items() if isinstance(head, FeatureHead)}
         extras = {key: value for key, value in self.extras.items() if key != "adapters"}  # they keep their own folder
         for name, head in heads.items():
             del self.network.heads[name]
-            extras["feature_head"] = {"name": name, **adapters.save_feature_head(head, folder)}
+            extras["feature_head"] = {"name": name, **adapters.save_feature_head(head, inner)}
         try:
             about: Any = {name: getattr(self, name) for name in ("labels", "problem_type", "raw_config")}
-            save_network(self.network, folder, tokenizer=self._tokenizer, extras=extras, int8=int8, **about)
+            save_network(self.network, inner, tokenizer=self._tokenizer, extras=extras, int8=int8, **about)
         finally:
             self.network.heads.update(heads)
         if self.pooling.files:

@@ -97,8 +97,9 @@ class ModelRegistry:
         if not name or ":" in name or name in self.entries:
             raise EverybertError(f"a served model needs a name of its own without a colon, not {name!r}")
         if not share_weights:
-            for tensor in (*model.network.parameters(), *model.network.buffers()):
-                tensor.data = tensor.data.clone()
+            for route in (model, *model.routes.values()):
+                for tensor in (*route.network.parameters(), *route.network.buffers()):
+                    tensor.data = tensor.data.clone()
         given = adapters or {}
         for adapter, folder in given.items():
             model.add_adapter(folder, adapter)

@@ -219,9 +219,7 @@ class _Content:
             scale = alpha / (math.sqrt(len(a)) if raw.get("use_rslora") else len(a))
             float(raw.get("lora_dropout") or 0)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError, ZeroDivisionError, re.error) as error:
-            raise EverybertError(
-                f"{where} gives no proper r, lora_alpha and lora_dropout ({error}); restore it"
-            ) from None
+            raise EverybertError(f"{where} gives no proper r, lora_alpha, lora_dropout ({error}); restore it") from None
         if a.ndim != 2 or b.ndim != 2 or not a.shape[0] == b.shape[1] or len(a) not in ranks:
             raise EverybertError(f"{where}: {module} is not of rank {raw['r']}, as it says; restore it")
         if not abs(scale) < 1e9:

@@ -90,15 +90,15 @@ def read_config(folder: str | Path) -> tuple[EncoderConfig, dict[str, Any]]:
 
 
 def _static(folder: Path) -> dict[str, Any] | None:
-    """In place of config.json: the form of a StaticEmbedding of sentence-transformers, or of model2vec."""
+    """In place of config.json: the form of a (Sparse)StaticEmbedding of sentence-transformers, or of model2vec."""
     file = folder / "config.json"
-    if (file.exists() and read_json(file).get("model_type") != "model2vec") or not (folder / SAFE).is_file():
+    kind = read_json(file).get("model_type", "model2vec") if file.exists() else "model2vec"
+    if kind != "model2vec" or not (folder / SAFE).is_file():
         return None
-    shapes = open_weights(folder).shapes
-    if not shapes.keys() <= {"embedding.weight", "embeddings"} or [len(shape) for shape in shapes.values()] != [2]:
+    (name, shape), *more = [*open_weights(folder).shapes.items()] or [("", ())]
+    if more or {"embedding.weight": 2, "embeddings": 2, "weight": 1}.get(name) != len(shape):
         return None
-    ((rows, width),) = shapes.values()
-    return {"model_type": "static", "vocab_size": rows, "hidden_size": width}
+    return {"model_type": "static", "vocab_size": shape[0], "hidden_size": (*shape, 1)[1]}
 
 
 def read_extras(folder: str | Path) -> dict[str, Any]:
@@ -204,7 +204,9 @@ def _canonical(weights: Weights, family: str, aliases: Mapping[str, str]) -> tup
         if second in original:
             original[first] = original.pop(second)
     shapes = {canonical: weights.shapes[name] for canonical, name in original.items()}
-    return Weights(shapes, lambda canonical: weights.get(original[canonical])), original
+    if family == "static":  # a SparseStaticEmbedding has a number per token
+        shapes = {canonical: (*shape, 1)[:2] for canonical, shape in shapes.items()}
+    return Weights(shapes, lambda canonical: weights.get(original[canonical]).view(shapes[canonical])), original
 
 
 def _untie_if_different(config: EncoderConfig, weights: Weights) -> tuple[EncoderConfig, list[str]]:
@@ -316,9 +318,7 @@ def _labels(raw: dict[str, Any], rows: int, folder: Path) -> list[str] | None:
     if not isinstance(named, dict) or not named:
         return None
     if len(named) != rows:
-        raise EverybertError(
-            f"{folder}: config.json names {len(named)} labels, the weights have {rows}; take both from one source"
-        )
+        raise EverybertError(f"{folder}: config.json names {len(named)} labels, the weights have {rows}; correct it")
     return [str(named.get(str(i), f"LABEL_{i}")) for i in range(rows)]
 
 

@@ -131,7 +131,7 @@ def canonical(name: str) -> str:
     if name.startswith(OWN):
         return name
     name = name.removeprefix(next(filter(name.startswith, PREFIXES), ""))
-    name = "embedding.weight" if name == "embeddings" else name  # of model2vec
+    name = "embedding.weight" if name in ("embeddings", "weight") else name  # of model2vec, SparseStaticEmbedding
     name = name.replace(".parametrizations.weight.original", ".weight")  # jina v3, below its adapters
     return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 

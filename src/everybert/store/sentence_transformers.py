@@ -3,8 +3,9 @@
 modules.json lists the modules of a folder in the order in which they are applied:
 
 - one vector per text: the encoder, Pooling, then Dense, LayerNorm and Normalize; a StaticEmbedding has the mean;
-- sparse vectors (SPLADE): the masked language model and SpladePooling;
-- one vector per token (ColBERT, PyLate): the encoder, Dense and Normalize, and MultiVectorMask.
+- sparse vectors: the masked language model and SpladePooling, or a SparseStaticEmbedding alone;
+- one vector per token (ColBERT, PyLate): the encoder, Dense and Normalize, and MultiVectorMask;
+- by a Router: several of these, each for a kind of texts (query, document).
 
 What this library does not compute is refused when the folder is loaded. `read_pooling` and `write_pooling` are the only
 code that reads and writes these files; those that were read are written as they were.
@@ -13,7 +14,6 @@ Legend: N texts (or tokens), H hidden, L layers.
 """
 
 import json
-import re
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -42,25 +42,12 @@ MULTI = ("MultiVectorEncoder", "ColBERT")
 PYLATE = ["query_prefix", "document_prefix", "query_length", "document_length", "skiplist_words"]
 PYLATE += ["do_query_expansion", "attend_to_expansion_tokens", "attend_to_mask_tokens"]
 """Fields there that PyLate writes: such folders expand queries unless they say otherwise."""
-ENCODER_MODULES = ("Transformer", "MLMTransformer", "StaticEmbedding")
+ENCODER_MODULES = ("Transformer", "MLMTransformer", "StaticEmbedding", "SparseStaticEmbedding")
 ENCODERS = [f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert")]
 ENCODERS += ["sentence_xlm-roberta_config.json"]
 """The settings of the encoder, under the names of several versions."""
 UNIT = partial(F.normalize, dim=-1)
 """The module Normalize: vectors of length 1."""
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A linear layer with an activation (LaBSE has one)."""
-
-    weight: Tensor
-    bias: Tensor | None
-    activation: Callable[[Tensor], Tensor]
-
-    def __call__(self, x_NH: Tensor) -> Tensor:
-        """(N, H) → (N, out)."""
-        return self.activation(F.linear(x_NH, self.weight, self.bias))
 
 
 @dataclass(frozen=True)
@@ -102,7 +89,8 @@ class Pooling:
     layers: tuple[float, ...] = ()
     """The token vectors are the mean of the L + 1 hidden states with these weights; empty: the last state."""
     splade: str | None = None
-    """relu or log1p_relu: pooled are the logits z of the masked language model, as log(1 + relu(z)), or that twice."""
+    """relu or log1p_relu: pooled are the logits z of the masked language model, as log(1 + relu(z)), or that twice;
+    tokens: a weight per token (SparseStaticEmbedding)."""
     multi: MultiVector | None = None
     """If there is no pooling, but a vector for each token."""
     modules: tuple[Callable[[Tensor], Tensor], ...] = field(default=(), repr=False, compare=False)
@@ -115,6 +103,8 @@ class Pooling:
     """By what vectors are compared, as sentence-transformers calls it."""
     activation: str | None = None
     """That of a CrossEncoder's scores; its files say nothing about vectors."""
+    place: str = ""
+    """Where the encoder is in the folder, if a Router has several."""
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """The files that were read, by name; none in a folder without sentence-transformers files."""
 
@@ -161,20 +151,48 @@ def _activation(about: dict[str, Any], modules: list[Any], folder: Path) -> str 
     return str(about.get("activation_fn") or "torch.nn.Sigmoid")
 
 
-def encoder_folder(folder: Path) -> Path:
-    """Where the encoder's files are: in the folder itself or, in older ones, in its 0_Transformer."""
+def _settings(folder: Path, files: dict[str, bytes], name: str, kind: type = dict) -> Any:
+    """A JSON file of a folder, whose bytes are kept in `files`; empty if the folder lacks it."""
+    try:
+        path = inside(folder, name)
+    except FileNotFoundError:
+        return kind()
+    found = read_json(path, kind=kind)
+    files[name] = path.read_bytes()
+    return found
+
+
+def routes_of(folder: Path, settings: Callable[..., Any] | None = None) -> dict[str, list[Any]]:
+    """The modules of each route, its own in place of the Router; the default is first. Without a Router: one, ""."""
+    settings = settings or partial(_settings, folder, {})
+    modules = settings("modules.json", list)
+    at = next((i for i, module in enumerate(modules) if _kind_and_path(module)[0] == "Router"), None)
+    if at is None:
+        return {"": modules}
+    below = f"{_kind_and_path(modules[at])[1]}/".removeprefix("/")
+    about = settings(f"{below}router_config.json")
+    try:
+        types, own, how = (about[part] for part in ("types", "structure", "parameters"))
+        named = {route: [{"type": types[name], "path": below + name} for name in names] for route, names in own.items()}
+        first = "text" if "text" in named else how["default_route"]
+        if how.get("route_mappings") or "" in named:
+            raise KeyError
+        return {route: [*modules[:at], *named[route], *modules[at + 1 :]] for route in (first, *named)}
+    except (AttributeError, KeyError, TypeError):
+        raise _unsupported(folder, "have a Router that chooses by more than the task, or without a default") from None
+
+
+def encoder_folder(folder: Path, route: str | None = None) -> Path:
+    """Where the encoder's files are: in the folder itself or below it, as in a Router or an older 0_Transformer."""
     if (folder / "config.json").is_file() or not (folder / "modules.json").is_file():
         return folder
-    first = (read_json(inside(folder, "modules.json"), kind=list) or [None])[0]
-    kind, path = _kind_and_path(first)
-    if kind == "Router":
-        raise EverybertError(
-            f"{folder} is a Router of several encoders; save each as a folder of its own, by sentence-transformers: "
-            "SentenceTransformer(modules=[*model[0].sub_modules['query'], *list(model)[1:]]).save(FOLDER)"
-        )
+    first, *others = (routes := routes_of(folder))
+    kind, path = _kind_and_path((routes[route or first] or [None])[0])
+    if others and route is None:
+        raise EverybertError(f"{folder} is a Router of several encoders; give the folder of one, as {folder / path}")
     if kind not in ENCODER_MODULES:
         raise _unsupported(folder, f"begin with a {kind or 'nameless'} module, not with an encoder")
-    return folder / path if re.fullmatch(r"\w[\w.-]*", path) and not (folder / path).is_symlink() else folder
+    return folder / path if folder.resolve() in (folder / path).resolve().parents else folder
 
 
 def _kind_and_path(module: Any) -> tuple[str, str]:
@@ -187,20 +205,12 @@ def _unsupported(folder: Path, why: str) -> EverybertError:
     return EverybertError(f"{folder}: its sentence-transformers files {why}, which everybert does not support")
 
 
-def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False) -> Pooling:
-    """The settings in modules.json and the files it names; the defaults if there is no modules.json."""
+def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False, route: str | None = None) -> Pooling:
+    """The settings in modules.json and the files it names, for a route of its Router; the defaults without them."""
     files: dict[str, bytes] = {}
-
-    def settings(name: str, kind: type = dict) -> Any:
-        try:
-            path = inside(folder, name)
-        except FileNotFoundError:
-            return kind()
-        found = read_json(path, kind=kind)
-        files[name] = path.read_bytes()
-        return found
-
-    modules = settings("modules.json", list)
+    settings = partial(_settings, folder, files)
+    routes = routes_of(folder, settings)
+    modules, inner = routes[route or next(iter(routes))], encoder_folder(folder, route)
     more = settings("config_sentence_transformers.json")
     if (activation := _activation(more, modules, folder)) is not None:
         settings(ENCODERS[0])
@@ -214,32 +224,37 @@ def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False) -> 
     include_prompt, width, splade, mask = True, hidden_size, None, None
     for number, module in enumerate(modules):
         kind, path = _kind_and_path(module)
-        about = settings(f"{path}/config.json") if number else {}
+        at = f"{path}/".removeprefix("/")
+        about = settings(f"{at}config.json") if number else {}
         usual = VECTOR if kind == "Normalize" else level
         if number and {about.get(f"module_{end}put_name") or usual for end in ("in", "out")} != {level}:
-            raise _unsupported(
-                folder, f"have a {kind} that changes the vectors of {'tokens' if level == VECTOR else 'texts'}"
-            )
+            other = "tokens" if level == VECTOR else "texts"
+            raise _unsupported(folder, f"have a {kind} that changes the vectors of {other}")
         ready = number and (modes or level == TOKENS)
         if not number and kind == "StaticEmbedding":
             modes = ("mean",)
-            settings(f"{path}/tokenizer.json" if path else "tokenizer.json")  # with its own truncation
+            settings(f"{at}tokenizer.json")  # with its own truncation
+        elif not number and kind == "SparseStaticEmbedding":
+            settings(f"{at}config.json")
+            if any((values < 0).any() for values in _tensors(folder, at, files, allow_pickle).values()):
+                raise _unsupported(folder, "have weights of words below 0")
+            modes, splade = ("max",), "tokens"
         elif number == 1 and kind == "WeightedLayerPooling":
-            layers = _layers(about, _tensors(folder, path, files, allow_pickle), folder)
+            layers = _layers(about, _tensors(folder, at, files, allow_pickle), inner)
         elif number and not ready and kind == "Pooling":
             modes, include_prompt = _modes(about, folder), about.get("include_prompt") is not False
             width *= len(modes)
-        elif number == 1 and len(modules) == 2 and kind == "SpladePooling":
+        elif number == 1 and len(modules) == 2 and kind == "SpladePooling" and not splade:
             strategy, splade = about.get("pooling_strategy", "max"), about.get("activation_function", "relu")
             if strategy not in ("max", "sum") or splade not in ("relu", "log1p_relu"):
                 raise _unsupported(folder, f"have a SpladePooling by {strategy} of {splade}")
             modes = (strategy,)
         elif ready and kind in ("Dense", "LayerNorm"):
-            tensors = _tensors(folder, path, files, allow_pickle)
+            tensors = _tensors(folder, at, files, allow_pickle)
             after.append(_dense(tensors, about, width) if kind == "Dense" else _layer_norm(tensors, width))
             if after[-1] is None:
                 raise EverybertError(f"{folder}/{path} is a {kind} layer of an unknown form or size; restore the file")
-            width = len(after[-1].weight) if kind == "Dense" else width
+            width = len(after[-1].keywords["weight"])
         elif ready and kind == "Normalize":
             after.append(UNIT)
         elif ready and kind == "MultiVectorMask" and not (modes or mask or about.get("keep_only_token_ids")):
@@ -248,8 +263,14 @@ def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False) -> 
             raise _unsupported(folder, f"have a {kind or 'foreign'} module in place {number}")
     if not modes and level == VECTOR:
         raise _unsupported(folder, "have no Pooling module")
-    encoder = _read_encoder(folder, modules, settings, files)
-    if (encoder.get("transformer_task") == "fill-mask" or "MLM" in str(modules[0])) != (splade is not None):
+    below = "" if inner == folder else f"{inner.relative_to(folder).as_posix()}/"
+    encoder = _read_encoder(folder, below, settings)
+    if below and "" in routes:  # a 0_Transformer is written into the folder itself, where the weights go
+        files["modules.json"] = json.dumps([{**modules[0], "path": ""}, *modules[1:]], indent=2).encode()
+        for old in [old for old in files if old.startswith(below)]:
+            files[old.removeprefix(below)] = files.pop(old)
+        below = ""
+    if (encoder.get("transformer_task") == "fill-mask" or "MLM" in str(modules[0])) != (splade not in (None, "tokens")):
         raise _unsupported(folder, "pool logits by other than SpladePooling, or hidden states by it")
     multi = _multi_vector(after, mask, more, encoder, folder) if level == TOKENS else None
     normalize = multi is None and bool(after) and after[-1] is UNIT
@@ -267,7 +288,7 @@ def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False) -> 
         normalize=normalize,
         size=size if isinstance(size, int) and size > 0 else None,
         lowercase=bool(encoder.get("do_lower_case")),
-        prompts=prompts or {},
+        prompts={route: "" for route in routes if route} | (prompts or {}),
         default_prompt=default,
         include_prompt=include_prompt,
         layers=layers,
@@ -277,6 +298,7 @@ def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False) -> 
         outer=width,
         truncate=truncate,
         similarity=str(more.get("similarity_fn_name") or "cosine"),
+        place=below,
         files=files,
     )
 
@@ -289,8 +311,7 @@ def _multi_vector(
     expansion, pylate = about.get("query_expansion"), any(key in more for key in PYLATE)
     if "query_expansion" not in about and pylate and more.get("do_query_expansion") is not False:
         attend = about.get("attend_to_expansion_tokens", about.get("attend_to_mask_tokens"))
-        length = about.get("query_length") or 32
-        expansion = {"strategy": "fixed", "length": length, "attend": attend}
+        expansion = {"strategy": "fixed", "length": about.get("query_length") or 32, "attend": attend}
     if mask is None:
         modules.append(UNIT)
         words = more.get("skiplist_words")
@@ -314,16 +335,9 @@ def _multi_vector(
     )
 
 
-def _read_encoder(folder: Path, modules: list, settings: Callable[..., Any], files: dict[str, bytes]) -> dict:
-    """The encoder's settings. Those of a 0_Transformer are written into the folder itself, where the weights go."""
-    _, path = _kind_and_path(modules[0])
-    below = f"{path}/" if encoder_folder(folder) != folder else ""
-    name = next((name for name in ENCODERS if settings(below + name)), "")
-    found: dict[str, Any] = settings(below + name) if name else {}
-    if below:
-        files["modules.json"] = json.dumps([{**modules[0], "path": ""}, *modules[1:]], indent=2).encode()
-        for old in [old for old in files if old.startswith(below)]:
-            files[old.removeprefix(below)] = files.pop(old)
+def _read_encoder(folder: Path, below: str, settings: Callable[..., Any]) -> dict:
+    """The encoder's settings."""
+    found: dict[str, Any] = next(filter(None, (settings(below + name) for name in ENCODERS)), {})
     outputs = {TOKENS, found.get("module_output_name") or TOKENS}
     if len(outputs) > 1 or found.get("transformer_task") not in (None, "feature-extraction", "fill-mask"):
         raise _unsupported(folder, f"take {max(outputs)} of a {found.get('transformer_task')} model")
@@ -332,9 +346,9 @@ def _read_encoder(folder: Path, modules: list, settings: Callable[..., Any], fil
     return found
 
 
-def _tensors(folder: Path, path: str, files: dict[str, bytes], allow_pickle: bool) -> dict[str, Tensor]:
+def _tensors(folder: Path, at: str, files: dict[str, bytes], allow_pickle: bool) -> dict[str, Tensor]:
     """The weights of a module. Those of a pickle are written again as safetensors."""
-    name = f"{path}/model.safetensors"
+    name = f"{at}model.safetensors"
     tensors = read_tensors(folder, name, allow_pickle)
     files[name] = (folder / name).read_bytes() if (folder / name).is_file() else to_safetensors(tensors)
     return {key: value.float() for key, value in tensors.items()}
@@ -354,15 +368,19 @@ def _modes(settings: dict[str, Any], folder: Path) -> tuple[str, ...]:
     return tuple(modes) or ("mean",)
 
 
-def _layers(settings: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> tuple[float, ...]:
+def _layers(settings: dict[str, Any], tensors: dict[str, Tensor], inner: Path) -> tuple[float, ...]:
     """The weight of each hidden state. As in sentence-transformers, none if config.json does not ask for all states."""
-    if not read_json(encoder_folder(folder) / "config.json").get("output_hidden_states"):
+    if not read_json(inner / "config.json").get("output_hidden_states"):
         return ()
-    weights = tensors.get("layer_weights", torch.empty(0)).tolist()
-    return (*[0.0] * int(settings.get("layer_start", 4)), *weights)
+    return (*[0.0] * int(settings.get("layer_start", 4)), *tensors.get("layer_weights", torch.empty(0)).tolist())
 
 
-def _dense(tensors: dict[str, Tensor], settings: dict[str, Any], width: int) -> Dense | None:
+def _linear(x_NH: Tensor, weight: Tensor, bias: Tensor | None, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """(N, H) → (N, out)."""
+    return activation(F.linear(x_NH, weight, bias))
+
+
+def _dense(tensors: dict[str, Tensor], settings: dict[str, Any], width: int) -> Callable[[Tensor], Tensor] | None:
     """A Dense module; None if its form or size is unknown."""
     name = str(settings.get("activation_function", "torch.nn.Tanh"))
     found = getattr(nn.modules.activation, name.rpartition(".")[2], None) if name.startswith("torch.nn") else None
@@ -377,7 +395,7 @@ def _dense(tensors: dict[str, Tensor], settings: dict[str, Any], width: int) -> 
         activation.load_state_dict(own)  # PReLU learns its slope
     except (TypeError, RuntimeError):  # attention, which is not a function of one tensor; further weights
         return None
-    return Dense(weight, bias, activation)
+    return partial(_linear, weight=weight, bias=bias, activation=activation)
 
 
 def _layer_norm(tensors: dict[str, Tensor], width: int) -> Callable[[Tensor], Tensor] | None:

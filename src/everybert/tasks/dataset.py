@@ -191,6 +191,7 @@ def held_rows(source: Any) -> list[Any]:
             raise EverybertError("the data is a dictionary; give one of columns, which are lists of equal length")
         return [dict(zip(source, row)) for row in zip(*columns)]
     if isinstance(features := getattr(source, "features", None), Mapping):
+        source = source.with_format(None) if hasattr(source, "with_format") else source  # Python's own values
         return [{name: _named(value, features.get(name)) for name, value in row.items()} for row in source]
     for method in ("to_dicts", "to_pylist", "to_list", "tolist"):  # of polars, Arrow, numpy and columns of pandas
         if hasattr(source, method):
