@@ -46,13 +46,13 @@ class Compute:
         self.pairs = [(big, small) for big, small in pairs if big is not small and big.requires_grad]
 
     def run(self, batch: Ragged) -> Tensor:
-        """Forward and backward of one pack. Returns the figures to log, detached."""
+        """Forward and backward of one pack, which may still be on the host. Returns the figures to log, detached."""
         if self.compiled:
             batch = steady(batch)
         if self.recorder is not None:
             figures = self._recorded(batch, self.recorder)
         else:
-            loss, figures = self.loss(self.network, batch)
+            loss, figures = self.loss(self.network, batch.to(self.device))
             loss.backward()
         self._collect()
         return figures.detach()

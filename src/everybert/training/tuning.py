@@ -475,7 +475,7 @@ def steps(
                 share = task.share(features, part) / total if total else 0.0
                 ragged = batch(features, part, fill=fill, longest=longest, pad_id=config.pad_id, share=share)
                 real = len(ragged.tokens_T) - (ragged.lengths[-1] if fill else 0)
-                items.append(Item(ragged.to(device), Place(number=number), (1.0, 0.0, real)))
+                items.append(Item(ragged, Place(number=number), (1.0, 0.0, real)))  # copied when it is used
             yield Step(items, Place())
 
 
