@@ -1,6 +1,6 @@
 """Training examples as slides print them: tokens, segments, labels, and the masks that several epochs draw.
 
-Legend: T tokens of an example, M its predicted tokens.
+Legend: E examples, T tokens of an example, M its predicted tokens.
 """
 
 from collections import Counter

@@ -2,7 +2,8 @@
 
 Of many texts, some are tokenized while those before them are computed; see `pooled_runs` for what an accelerator needs.
 
-Legend: N texts, P pieces (sequences, several for a long text), M pooling modes, T tokens in the batch, H hidden.
+Legend: N texts, P pieces (sequences, several for a long text), M pooling modes, T tokens in the batch, n tokens of a
+piece, H hidden.
 """
 
 from collections import deque

@@ -3,8 +3,7 @@
 The ONNX graph is traced from the network's own modules over a padded batch. The names of its inputs and outputs are
 those of the ecosystem's ONNX folders.
 
-Legend: T tokens in the batch, B sequences, N tokens of a padded sequence, H hidden, A heads, D head size, C labels,
-S texts.
+Legend: T tokens in the batch, B sequences, N tokens of a padded sequence, H hidden, A heads, D head size, S texts.
 """
 
 import logging

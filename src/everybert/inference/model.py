@@ -1,6 +1,7 @@
 """The Model that users hold: a network, its tokenizer, and everything that the two can do together.
 
-Legend: L layers, A heads, H hidden, n tokens of one sequence, M masked positions, V vocabulary.
+Legend: N texts, T tokens in the batch, n tokens of one sequence, H hidden, L layers, A heads, D width of the vectors of
+a multi-vector model.
 """
 
 import warnings

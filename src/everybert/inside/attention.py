@@ -1,6 +1,6 @@
 """Attention weights of every head, as arrays and as a self-contained HTML page.
 
-Legend: L layers, A heads, n tokens of the text.
+Legend: L layers, A heads, n tokens of the text, H hidden, D head size.
 """
 
 import base64

@@ -14,8 +14,8 @@ Attention(Q, K, V) = softmax(Q Kᵀ / √D) V, per head and within each sequence
 |                                         | padding or is recorded; else as on the CPU; SDPA adds the bias |
 | ONNX export (inference/export.py)        | one rectangle with a mask: all pairs, whatever the pattern     |
 
-Legend: T tokens in the batch, B sequences, A heads, D head size, n tokens of one
-sequence, w one-sided window.
+Legend: T tokens in the batch, B sequences, N the longest length, n tokens of one sequence, H hidden, A heads, D head
+size, R relative positions, w one-sided window.
 """
 
 from collections.abc import Callable

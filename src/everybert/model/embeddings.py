@@ -1,6 +1,6 @@
 """The sum of token, segment and position embeddings, normalised (Devlin et al. 2019, figure 2).
 
-Legend: T tokens in the batch, E embedding width, H hidden, D head size.
+Legend: T tokens in the batch, B sequences, E embedding width, H hidden, D head size.
 """
 
 import math

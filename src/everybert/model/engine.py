@@ -1,7 +1,8 @@
 """The engine: sequences of ids through the encoder and its heads, in batches of a token budget, on every device.
 
 `encode` runs the encoder and hands each batch's hidden states to a function; `run_head` returns the outputs of a head,
-`masked_logits` and `token_log_probs` those of the masked language model. All predictions and evaluations use them.
+`masked_logits` and `token_log_probs` those of the masked language model. Every prediction uses them, and every score
+of a task.
 
 On the CPU, batches of about equal lengths run side by side, one per core. On an accelerator, batches are full and in
 order (of about equal lengths where attention has a bias), the encoder's kernel launches are recorded as CUDA graphs

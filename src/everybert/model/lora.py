@@ -6,7 +6,7 @@ V are one matrix here but have an A and a B each, as in PEFT's files (except in 
 DoRA (Liu et al. 2024, eq. 5) also scales each row: m · (W + (α / r)·B·A) / ‖W + (α / r)·B·A‖, with m learnt. Such
 adapters are loaded and merged; they are not trained here.
 
-Legend: T tokens in the batch, P adapted parts of a matrix (Q, K, V are three), r rank, O rows of a matrix.
+Legend: T tokens in the batch, I inputs and O outputs of a matrix, P its adapted parts (Q, K, V are three), r rank.
 """
 
 import math

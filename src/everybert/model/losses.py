@@ -3,7 +3,8 @@
 Every loss of pre-training is a sum over the batch divided by a count of the whole *step*, so that packs, gradient
 accumulation and ranks add up to the loss of one large batch.
 
-Legend: T tokens in the batch, B sequences, M masked positions, V vocabulary, H hidden, E embedding width.
+Legend: T tokens in the batch, B sequences, M masked positions, V vocabulary, H hidden, E embedding width, P width of a
+position within a span, C labels.
 """
 
 from dataclasses import dataclass, field, replace

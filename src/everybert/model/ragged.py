@@ -5,7 +5,7 @@
     positions_T     0   1 2   3     0   1   2
     offsets_B1    [0, 4, 7]
 
-Legend: T tokens in the batch, B sequences, H hidden, N the longest length.
+Legend: T tokens in the batch, B sequences, N the longest length, H hidden, E embedding width.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,6 +2,8 @@
 
 Large arrays are sent as base64 of little-endian numbers: thumbnails as uint8, attention weights as uint16 (1 is 65535),
 vectors as float32. The latest weights and traces are kept, so that the page can ask for one head after another.
+
+Legend: n tokens of the text, H hidden, M masked tokens, V vocabulary.
 """
 
 import base64

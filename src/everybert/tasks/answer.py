@@ -4,7 +4,8 @@ Every window over the context contains the question. Windows overlap, and a span
 its first token, which has the most context around it. No answer (SQuAD 2.0) is the span at [CLS]: it is predicted if
 its score exceeds that of the best span by more than a threshold that is tuned on the held-out data.
 
-Legend: B sequences (windows), n tokens of one window, m tokens of a context, k spans.
+Legend: S sequences (windows), in a batch B; n tokens of one window, m tokens of a context, k spans, K points of an
+attribution.
 """
 
 import re

@@ -1,6 +1,8 @@
 """Multiple choice (SWAG): each ending is read with the prompt as a pair; softmax over one score per ending.
 
 A prompt and ending longer than the window are truncated, the longer first, and the result says by how much.
+
+Legend: B sequences, E examples.
 """
 
 from collections.abc import Iterator, Sequence

@@ -5,7 +5,7 @@ by single spaces and tokenized, and a word's label is on its first piece. A word
 unknown token, so that every word has a label. In a long text a word's label comes from the window that owns its
 first piece.
 
-Legend: n words of a text, C labels.
+Legend: n words of a text, T tokens of a sequence or batch, C labels.
 """
 
 import logging

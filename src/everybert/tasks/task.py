@@ -3,7 +3,8 @@
 A `Task` is a frozen dataclass. An input becomes one sequence, or several windows if it is longer than the model's
 window. Training reads batches of examples; prediction runs all sequences through the engine and decodes its outputs.
 
-Legend: N tokens of all sequences, S sequences, E examples; in a batch: T tokens, B sequences, E examples, C labels.
+Legend: S sequences, E examples; in a batch: T tokens, B sequences, E examples, C labels; K points of an attribution,
+n tokens of a text.
 """
 
 from abc import ABC, abstractmethod

@@ -58,7 +58,7 @@ class Progress:
     """Tokens seen, over all ranks."""
     seconds: float = 0.0
     """Time spent training."""
-    guard: tuple[float, ...] = (0.0, 0.0, 0.0)
+    guard: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     """The spike guard's running mean of the loss, skipped steps in a row, skipped steps in all, steps taken."""
     figures: dict[str, float] = field(default_factory=dict)
     """The last evaluation."""

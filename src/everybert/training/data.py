@@ -2,6 +2,8 @@
 
 Step s of a phase is made of the packs P_s … P_s + K_s − 1 of the phase's stream; pack n belongs to rank n mod R and
 is made by any worker. So the batches of a step are the same for every number of workers and ranks.
+
+Legend: B sequences, M masked positions.
 """
 
 import time

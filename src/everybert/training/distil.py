@@ -4,7 +4,7 @@ DistilBERT (Sanh et al. 2019): 5 · KL(teacher ‖ student at temperature 2) · 
 hidden states), with the student initialised from every other layer of the teacher. Narrower students learn hidden
 states through a projection (TinyBERT) or the relations within Q, K and V (MiniLM v2).
 
-Legend: T tokens in the batch, H hidden, M masked positions, V vocabulary, B sequences.
+Legend: T tokens in the batch, B sequences, n tokens of one sequence, H hidden, M masked positions, V vocabulary.
 """
 
 import re

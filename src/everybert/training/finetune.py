@@ -108,10 +108,10 @@ def finetune(
 
     `model` is a folder, a bundled name or a hub id; `task` one of classify, regress, tag, answer, choose, embed, rank;
     `train` and `dev` files, DataFrames or lists of tuples; `out` the folder to write. `settings` are the fields of
-    `Settings` (mode, epochs, lr, batch_size …), `options` those of the task (labels, class_weights, metric, calibrate,
-    multi, scheme …). `columns` names the columns (text, pair, label …). A folder that holds a model is replaced with
-    `overwrite` only. `allow_pickle` reads .bin weights (see `load`). Settings that are not given are those that the
-    model's folder suggests (everybert.json, finetune).
+    `FinetuneSettings` (mode, epochs, lr, batch_size …), `options` those of the task (labels, class_weights, metric,
+    calibrate, multi, scheme …). `columns` names the columns (text, pair, label …). A folder that holds a model is
+    replaced with `overwrite` only. `allow_pickle` reads .bin weights (see `load`). Settings that are not given are
+    those that the model's folder suggests (everybert.json, finetune).
     """
     known = {f.name for f in fields(FinetuneSettings)}
     axes = GRID if grid is True else dict(grid or {})

@@ -7,7 +7,7 @@ the generator is a head of the model; then it is a model folder of its own.
 
 DeBERTa v3 (He et al. 2023) shares the embeddings in one direction: where they are tied, the two losses pull them apart.
 
-Legend: T tokens in the batch, M masked positions, V vocabulary, E embedding width.
+Legend: T tokens in the batch, M masked positions, V vocabulary, H hidden, E embedding width.
 """
 
 from collections.abc import Iterable

@@ -9,6 +9,8 @@
 | fewshot | the encoder, on pairs of texts; then as frozen | a model folder                 |
 
 Shuffling is keyed by (seed, epoch) and dropout by (seed, step), so a run is a pure function of its settings.
+
+Legend: T tokens in the batch, B sequences.
 """
 
 import math
