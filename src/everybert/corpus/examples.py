@@ -16,8 +16,8 @@ from everybert.corpus.masking import below, bits, make_key, uniform
 from everybert.corpus.shards import Corpus, offsets, ranges
 from everybert.errors import EverybertError
 
-Kind = Literal["pairs", "order", "full", "document"]
-KINDS: tuple[Kind, ...] = ("pairs", "order", "full", "document")
+ExampleKind = Literal["pairs", "order", "full", "document"]
+KINDS: tuple[ExampleKind, ...] = ("pairs", "order", "full", "document")
 UNLABELLED = -100
 LANE = 1 << 14  # documents with more tokens than this are planned as several, to keep planning fast
 
@@ -26,7 +26,7 @@ LANE = 1 << 14  # documents with more tokens than this are planned as several, t
 class ExampleConfig:
     """How training examples are made."""
 
-    kind: Kind = "pairs"
+    kind: ExampleKind = "pairs"
     """pairs: BERT's next or random sentence; order: ALBERT's swapped halves; full and document: RoBERTa's
     full sentences, across documents or within one."""
     length: int = 128

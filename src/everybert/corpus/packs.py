@@ -25,7 +25,7 @@ from everybert.corpus.masking import (
     Masked,
     Masker,
     MaskingConfig,
-    Text,
+    PackText,
     below,
     make_key,
     neighbours,
@@ -204,7 +204,7 @@ class PackStream:
 
     def mask(
         self, examples: ExampleRanges, epoch: int, rate: float | None = None
-    ) -> tuple[Text, np.ndarray, np.ndarray, Masked]:
+    ) -> tuple[PackText, np.ndarray, np.ndarray, Masked]:
         """(text, segments, keys, masked): examples with the masks of an epoch, or with a causal model's targets."""
         text, segments = self.assemble(examples)
         key_B = make_key(self.seed, 6, self.content_epoch(epoch), examples.id_E)
@@ -236,7 +236,7 @@ class PackStream:
             pack["span_place"] = masked.index_M - masked.unit_start_M + 1
         return pack
 
-    def assemble(self, examples: ExampleRanges) -> tuple[Text, np.ndarray]:
+    def assemble(self, examples: ExampleRanges) -> tuple[PackText, np.ndarray]:
         """(tokens, segments): the class token, the parts, and separators between and after them."""
         length_P, parts_E = examples.part_length_P, examples.parts_E
         number_P = ranges(np.zeros_like(parts_E), parts_E)
@@ -250,4 +250,5 @@ class PackStream:
         source = examples.part_start_P
         tokens[ranges(start_P, length_P)] = self.corpus.gather(source, source + length_P)
         segments = np.repeat(number_P if self.examples.paired else np.zeros_like(number_P), size_P)
-        return Text(tokens, sequence_offsets, start_P, length_P, np.repeat(np.arange(len(examples)), parts_E)), segments
+        sequence_P = np.repeat(np.arange(len(examples)), parts_E)
+        return PackText(tokens, sequence_offsets, start_P, length_P, sequence_P), segments

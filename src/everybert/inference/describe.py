@@ -17,7 +17,7 @@ from everybert.store.huggingface import SkipInit, read_config, read_extras
 from everybert.store.sentence_transformers import encoder_folder, read_pooling
 from everybert.tasks import TASKS, task_class
 
-PUBLISHED = ("data", "tokens", "hardware", "chip_days", "glue", "squad", "source", "memory")
+PUBLISHED_COLUMNS = ("data", "tokens", "hardware", "chip_days", "glue", "squad", "source", "memory")
 TABLES: dict[str, Any] = tomllib.loads((files("everybert.inference") / "describe.toml").read_text("utf-8"))
 
 
@@ -116,7 +116,7 @@ def compare() -> list[dict[str, Any]]:
         share = total / rows[0]["total"] if rows else 1.0  # of BERT-base, the first
         row = {"name": name, "total": total, "share": share, **_shape(config)}
         row["objective"] = TABLES["objectives"][config.family]
-        rows.append(row | dict.fromkeys(PUBLISHED) | TABLES["published"].get(name, {}))
+        rows.append(row | dict.fromkeys(PUBLISHED_COLUMNS) | TABLES["published"].get(name, {}))
     return rows
 
 

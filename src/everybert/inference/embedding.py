@@ -183,14 +183,14 @@ def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Call
 
     inputs = Inputs([piece.ids for piece in pieces])
     if pooling.layers:
-        encode_layers(network, inputs, lambda w, batch, x: read(w, batch, token_vectors(x[-1], x, pooling)))
+        encode_layers(network, inputs, lambda w, batch, x: read(w, batch, pooled_states(x[-1], x, pooling)))
     else:
         encode(network, inputs, read, budget=max(1, TERMS // width) if pooling.splade else None)
     pooled = fetched(out_PMH)
     return lambda: _combined(pooled(), pieces, owners, pooling.modes, len(texts))
 
 
-def token_vectors(x_TH: Tensor, states: list[Tensor], pooling: Pooling) -> Tensor:
+def pooled_states(x_TH: Tensor, states: list[Tensor], pooling: Pooling) -> Tensor:
     """The vectors that are pooled: those of the last layer, or the weighted mean of the L + 1 hidden states."""
     if not pooling.layers:
         return x_TH

@@ -47,7 +47,7 @@ from everybert.tasks.dataset import as_texts
 from everybert.tasks.rank import Ranked, relevance
 from everybert.tasks.tag import Span, Words
 from everybert.tasks.task import Task
-from everybert.text.formats import FILES as TOKENIZER_FILES
+from everybert.text.formats import TOKENIZER_FILES
 from everybert.text.tokenizer import Encoding, Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

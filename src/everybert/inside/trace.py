@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.inside.attention import LIMIT, batch_of
+from everybert.inside.attention import MOST_BYTES, batch_of
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import activate
 from everybert.model.heads import MaskedLM, Network, head_logits
@@ -78,7 +78,7 @@ def read_trace(
     layers = [i for i in range(len(config.layer_order)) if keep is None or keep(f"layers.{i}.attention.scores")]
     per_layer = 2 * config.heads * n * n + n * (9 * config.hidden_size + 2 * config.intermediate_size)
     size = 4 * (len(layers) * per_layer + 2 * n * config.vocab_size)
-    if size > LIMIT:
+    if size > MOST_BYTES:
         raise EverybertError(f"{n} tokens have {size / 2**30:.1f} GiB of intermediates; give a shorter text")
     values: dict[str, np.ndarray] = {}
 

@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from everybert.errors import EverybertError
 
-PUBLISHED = tomllib.loads((files("everybert.model") / "presets.toml").read_text("utf-8"))
-FAMILIES: tuple[str, ...] = tuple(PUBLISHED["families"])
+FAMILY_TABLES = tomllib.loads((files("everybert.model") / "presets.toml").read_text("utf-8"))
+FAMILIES: tuple[str, ...] = tuple(FAMILY_TABLES["families"])
 
 Activation = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"]
 
@@ -223,10 +223,10 @@ def padded_vocabulary(size: int) -> int:
 def _read_presets() -> dict[str, EncoderConfig]:
     """The models of presets.toml."""
     found = {}
-    for name, given in PUBLISHED["presets"].items():
-        size, own = PUBLISHED["sizes"][given["size"]], PUBLISHED["families"][given["family"]]
+    for name, given in FAMILY_TABLES["presets"].items():
+        size, own = FAMILY_TABLES["sizes"][given["size"]], FAMILY_TABLES["families"][given["family"]]
         shape = dict(zip(("layers", "hidden_size", "heads", "intermediate_size"), size))
-        values = {**PUBLISHED["families"].get(own.get("like"), {}), **own, **shape, **given}
+        values = {**FAMILY_TABLES["families"].get(own.get("like"), {}), **own, **shape, **given}
         if pattern := values.get("windows"):
             values["windows"] = tuple(pattern[i % len(pattern)] for i in range(shape["layers"]))
         found[name] = EncoderConfig(**{key: value for key, value in values.items() if key not in ("like", "size")})

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from everybert.errors import EverybertError
-from everybert.model.config import PUBLISHED, EncoderConfig
+from everybert.model.config import FAMILY_TABLES, EncoderConfig
 from everybert.model.encoder import Encoder, activate, initialise
 from everybert.model.linear import Linear, linear
 from everybert.model.pooling import pool
@@ -75,7 +75,7 @@ class MaskedLM(nn.Module):
         return linear(ready_ME, token_VE if self.decoder is None else self.decoder.weight, self.bias)
 
 
-DENSE: dict[str, tuple[str, bool]] = PUBLISHED["dense"]
+DENSE: dict[str, tuple[str, bool]] = FAMILY_TABLES["dense"]
 """Forms with a dense layer: its activation ("" is that of the encoder), and whether dropout comes before it."""
 
 
@@ -196,13 +196,13 @@ class Network(nn.Module):
         return self.heads[name]
 
 
-FORMS: dict[str, str] = PUBLISHED["classifiers"]
+FORMS: dict[str, str] = FAMILY_TABLES["classifiers"]
 """The form of the sequence classifier."""
 
 
 def _family(config: EncoderConfig) -> str:
     """The family whose head forms this one shares."""
-    return PUBLISHED["families"][config.family].get("like", config.family)
+    return FAMILY_TABLES["families"][config.family].get("like", config.family)
 
 
 # ── feature-based heads ──────────────────────────────────────────────────────────────────────────────────────

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from everybert.errors import EverybertError
-from everybert.model.config import PUBLISHED, EncoderConfig
+from everybert.model.config import FAMILY_TABLES, EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.int8 import RoundedLinear
 from everybert.model.linear import Linear, linear
 
 QKV = ("query", "key", "value")
-PARTS = {1: ("",), 2: (".gate", ".up"), 3: tuple(f".{name}" for name in QKV)}
+PART_NAMES = {1: ("",), 2: (".gate", ".up"), 3: tuple(f".{name}" for name in QKV)}
 """The names of a matrix's parts in the state of an adapter, by their number."""
-MATRICES: dict[str, list[str]] = PUBLISHED["matrices"]
+MATRICES: dict[str, list[str]] = FAMILY_TABLES["matrices"]
 """Families whose files have Q, K and V as one matrix, or the two of a gated block apart."""
 TARGETS = (*QKV, "attention.output", "feed_forward.input", "feed_forward.output")
 PROJECTION = "embeddings.projection"
@@ -61,7 +61,7 @@ class Lora(nn.Module):
         super().__init__()
         like = base.weight if base.rounded is None else base.rounded.weight
         self.rank, self.parts, self.rows = config.rank, parts, rows
-        self.names = [PARTS[len(rows)][part] for part in parts]
+        self.names = [PART_NAMES[len(rows)][part] for part in parts]
         self.scale = config.alpha / self.rank
         self.dropout = nn.Dropout(config.dropout)
         self.down = nn.Parameter(like.new_empty(len(parts) * self.rank, base.in_features))
@@ -149,7 +149,7 @@ class AdapterSet:
             raise EverybertError(f"an adapter's name may not be empty or hold a dot: {name!r}")
         if name in self.entries:
             raise EverybertError(f"there is an adapter {name!r} already; choose another name")
-        for at, parts, rows in places(self.network.config, config.targets):
+        for at, parts, rows in adapted_matrices(self.network.config, config.targets):
             parent, _, last = at.rpartition(".")
             owner = self.network.get_submodule(parent)
             linear = getattr(owner, last)
@@ -232,7 +232,9 @@ class AdapterSet:
                 yield at, lora
 
 
-def places(config: EncoderConfig, targets: tuple[str, ...]) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+def adapted_matrices(
+    config: EncoderConfig, targets: tuple[str, ...]
+) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
     """For each adapted matrix: the module, its adapted parts, and the rows of all its parts (none: it is one)."""
     chosen = tuple(i for i, name in enumerate(QKV) if name in targets)
     for i in range(config.distinct_layers):

@@ -24,7 +24,7 @@ from everybert import __version__
 from everybert.inference.model import Candidate, Model
 from everybert.serving import schemas as s
 from everybert.serving.batcher import Job, once
-from everybert.serving.limits import STATUSES, HttpError, RequestContext, at_most
+from everybert.serving.limits import STATUSES, HttpError, RequestContext, check_limit
 from everybert.serving.models import LARGE, Served, count_tokens
 from everybert.store.hub import BUNDLED
 from everybert.tasks.answer import Answer
@@ -83,8 +83,8 @@ def check_lengths(given: Any, most: int) -> None:
     level, total = [given], 0
     while level := [x for x in level if isinstance(x, list | dict)]:
         total += sum(map(len, level))
-        at_most(max(map(len, level)), most, "texts in a request")
-        at_most(total, 4 * most + 64, "items in a request")
+        check_limit(max(map(len, level)), most, "texts in a request")
+        check_limit(total, 4 * most + 64, "items in a request")
         level = [x for one in level for x in (one.values() if isinstance(one, dict) else one)]
 
 

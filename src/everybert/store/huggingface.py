@@ -17,7 +17,7 @@ from everybert.model.embeddings import rotary_rates
 from everybert.model.heads import Network
 from everybert.store import config_json, layouts
 from everybert.store.layouts import to_transformers
-from everybert.store.weights import SAFE, Weights, finite, open_weights, refuse_tensorflow, save_weights
+from everybert.store.weights import SAFE, Weights, check_finite, open_weights, refuse_tensorflow, save_weights
 from everybert.text.tokenizer import Tokenizer
 
 EXTRAS = "everybert.json"
@@ -270,7 +270,7 @@ def _tensor(weights: Weights, name: str, original: str, folder: Path) -> Tensor:
         raise EverybertError(f"{folder}: {original} could not be read ({error}); restore the folder") from None
     if not tensor.dtype.is_floating_point or tensor.element_size() < 2:
         raise EverybertError(f"{folder}: {original} is {tensor.dtype}; only 16-, 32- and 64-bit floats are read")
-    return finite(tensor, f"{folder}: {original}")
+    return check_finite(tensor, f"{folder}: {original}")
 
 
 def _remove_missing(network: Network, lacking: dict[str, str], folder: Path) -> None:
@@ -281,7 +281,7 @@ def _remove_missing(network: Network, lacking: dict[str, str], folder: Path) -> 
             f"{folder}: the weights lack {len(body)} tensors of the encoder ({lacking[body[0]]} …); "
             "take config.json and weights from one source"
         )
-    for head in {name.split(".")[1] for name in lacking if name.startswith(layouts.HEADS)}:
+    for head in {name.split(".")[1] for name in lacking if name.startswith(layouts.HEAD_PREFIX)}:
         del network.heads[head]
     if any(name.startswith("pooler.") for name in lacking):
         network.pooler = None

@@ -25,7 +25,7 @@ from everybert.model.losses import span_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import DIGITS, Encoded, Explained, Features, Task, lay, targets_of
+from everybert.tasks.task import DIGITS, Encoded, Explained, Features, Task, make_features, targets_of
 from everybert.text.tokenizer import Encoding, Tokenizer
 from everybert.text.windows import Window
 
@@ -133,7 +133,7 @@ class AnswerQuestions(Task):
                 sequences.append([Encoded(ids, segments, range(1 + len(kept)))])
             words = np.array([-1 if w is None else w for w in context.words], dtype=np.int64)
             back.append(Passage(np.asarray(context.offsets, dtype=np.int64).reshape(-1, 2), words, places))
-        return lay(sequences, config, self.window.size, lost, back)
+        return make_features(sequences, config, self.window.size, lost, back)
 
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
         """Sequences, with start_B and end_B: 0 ([CLS]) if the answer is not in the window."""

@@ -25,7 +25,7 @@ from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks import words as wording
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import DIGITS, Encoded, Features, Task, lay, targets_of
+from everybert.tasks.task import DIGITS, Encoded, Features, Task, make_features, targets_of
 from everybert.tasks.words import Entity, Splitter, Word, split_tag
 from everybert.text.tokenizer import Encoding, Tokenizer
 
@@ -128,7 +128,7 @@ class Tag(Task):
                 sequences.append([Encoded(*tokenizer.build(ids[w.start : w.stop]))])
             back.append(TaggedText(text, words, np.array(at, dtype=np.int64).reshape(-1, 2)))
             lost.append(cut)
-        return lay(sequences, config, self.window.size, lost, back)
+        return make_features(sequences, config, self.window.size, lost, back)
 
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
         """Sequences, with tag_T."""

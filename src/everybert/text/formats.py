@@ -25,7 +25,7 @@ from everybert.files import read_json
 BERT_NAMES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 ROBERTA_NAMES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
 ESM_NAMES = {"cls": "<cls>", "pad": "<pad>", "sep": "<eos>", "unk": "<unk>", "mask": "<mask>"}
-FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")
 """The files that a folder's tokenizer is read from, in order of preference."""
 CLASSES = {
     ".txt": ("Bert", "ConvBert", "DistilBert", "Electra", "Esm", "MobileBert", "SqueezeBert"),
@@ -134,9 +134,9 @@ def read_backend(path: str | Path) -> tuple[Backend, dict[str, Any]]:
         raise EverybertError(f"no tokenizer at {path}: give a folder or a tokenizer file that exists")
     folder = path if path.is_dir() else path.parent
     settings = _settings(folder)
-    file = path if path.is_file() else next((path / name for name in FILES if (path / name).is_file()), None)
+    file = path if path.is_file() else next((path / name for name in TOKENIZER_FILES if (path / name).is_file()), None)
     if file is None:
-        raise EverybertError(f"no tokenizer in {path}: it needs one of {', '.join(FILES)}")
+        raise EverybertError(f"no tokenizer in {path}: it needs one of {', '.join(TOKENIZER_FILES)}")
     _check_class(file, settings)
     remedy = f"tokenizers {tokenizers.__version__} may lack a part of it; upgrade, or use another model"
     with one_line_errors(f"{file} is not a tokenizer file that can be read", remedy):

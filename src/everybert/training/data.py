@@ -140,9 +140,9 @@ def to_item(pack: dict[str, Any], stream: PackStream, fill: bool, phase: int = 0
 class Packs(IterableDataset):
     """The packs of one phase for one rank, from a place on; each worker makes every n-th of them."""
 
-    def __init__(self, setting: "Setting", step: int, total: int | None, place: Place) -> None:
-        self.recipe, self.world, self.fill = setting.recipe, setting.world, setting.compiled
-        self.stream, self.place, self.step, self.total = setting.stream(place.phase), place, step, total
+    def __init__(self, context: "RunContext", step: int, total: int | None, place: Place) -> None:
+        self.recipe, self.world, self.fill = context.recipe, context.world, context.compiled
+        self.stream, self.place, self.step, self.total = context.stream(place.phase), place, step, total
 
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
@@ -157,7 +157,7 @@ class Packs(IterableDataset):
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunContext:
     """The inputs of a run, and the steps that they make for one rank."""
 
     recipe: Recipe

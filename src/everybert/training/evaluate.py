@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from everybert.corpus.examples import ExampleConfig, Kind
+from everybert.corpus.examples import ExampleConfig, ExampleKind
 from everybert.corpus.packs import PackStream
 from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
@@ -42,7 +42,7 @@ log = logging.getLogger("everybert")
 def score_corpus(
     model: "Model",
     corpus: str | Path,
-    kind: Kind | None = None,
+    kind: ExampleKind | None = None,
     length: int | None = None,
     tokens: int = TOKENS,
     split: str = "heldout",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from everybert.corpus.examples import ExampleConfig, Kind
+from everybert.corpus.examples import ExampleConfig, ExampleKind
 from everybert.corpus.masking import MaskingConfig
 from everybert.errors import EverybertError
 from everybert.files import as_type
@@ -125,7 +125,7 @@ class Phase:
     """Tokens per step, at its start and at its end."""
     rate: Pair | None = None
     """Mask rate at its start and at its end; None follows [mask]."""
-    kind: Kind | None = None
+    kind: ExampleKind | None = None
     """Kind of examples; None follows [examples]."""
 
 

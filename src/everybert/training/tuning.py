@@ -420,17 +420,17 @@ def tune(
     compute = Compute(network, _loss(task), device, dtype, graphs=graphs)
     config = OptimizerConfig(eps=1e-8, weight_decay=settings.weight_decay, clip=settings.clip)
     optimizer = Optimizer(compute.master, config, mode.rates(network.config))
-    each = math.ceil(len(data.train) / settings.batch_size)
-    progress = Progress(total=each * settings.rounds)
-    best = BestWeights(data, compute, each, settings.patience)
+    steps_per_epoch = math.ceil(len(data.train) / settings.batch_size)
+    progress = Progress(total=steps_per_epoch * settings.rounds)
+    best = BestWeights(data, compute, steps_per_epoch, settings.patience)
     job = TrainingJob(
         compute=compute,
         optimizer=optimizer,
         steps=lambda at: steps(data, settings, seed, device, network.config),
-        lr=lambda at: peak * linear(at.step, settings.warmup, each * settings.rounds),
+        lr=lambda at: peak * linear(at.step, settings.warmup, steps_per_epoch * settings.rounds),
         names=("loss",),
         run=RunSettings(
-            evaluate_every=math.ceil(each / settings.evaluations),
+            evaluate_every=math.ceil(steps_per_epoch / settings.evaluations),
             log_every=settings.log_every,
             spike=0.0,
             tensorboard=False,
@@ -502,8 +502,8 @@ def linear(step: int, warmup: float, total: int) -> float:
 class BestWeights:
     """Scores the dev set every epoch, or more often, and keeps the best weights: of equal scores, the lower loss."""
 
-    def __init__(self, data: Data, compute: Compute, each: int, patience: int | None) -> None:
-        self.data, self.compute, self.each, self.patience = data, compute, each, patience
+    def __init__(self, data: Data, compute: Compute, steps_per_epoch: int, patience: int | None) -> None:
+        self.data, self.compute, self.steps_per_epoch, self.patience = data, compute, steps_per_epoch, patience
         self.best = (-math.inf, -math.inf)
         self.epoch = self.step = 0
         self.weights: dict[str, Tensor] = {}
@@ -515,12 +515,12 @@ class BestWeights:
         score = scores[data.task.metric]
         rose = score > self.best[0]
         if score >= self.best[0] and (found := (score, -self.loss())) > self.best:
-            self.best, self.epoch = found, math.ceil(progress.step / self.each)
+            self.best, self.epoch = found, math.ceil(progress.step / self.steps_per_epoch)
             trained = self.compute.master.named_parameters()
             self.weights = {name: p.detach().clone() for name, p in trained if p.requires_grad}
         if rose:
             self.step = progress.step
-        elif self.patience is not None and progress.step - self.step >= self.patience * self.each:
+        elif self.patience is not None and progress.step - self.step >= self.patience * self.steps_per_epoch:
             progress.total = progress.step
         return scores
 
