@@ -9,11 +9,11 @@ import torch
 from refusals import refuses
 
 import everybert
-from everybert.inference.model import Model, has_tokenizer, load
+from everybert.inference.model import Model, load
 from everybert.inside.masked import pieces_of
 from everybert.model import fp8
 from everybert.model.ragged import Ragged
-from everybert.text.formats import TOKENIZER_FILES
+from everybert.text.formats import TOKENIZER_FILES, has_tokenizer
 
 TEXT = "The dog [MASK] in the garden, and [MASK] minds."
 

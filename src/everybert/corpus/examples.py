@@ -8,7 +8,7 @@ Legend: D documents in the block, S sentences, U sentences or pieces of long one
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from everybert.corpus.shards import Corpus, offsets, ranges
 from everybert.errors import EverybertError
 
 ExampleKind = Literal["pairs", "order", "full", "document"]
-KINDS: tuple[ExampleKind, ...] = ("pairs", "order", "full", "document")
+KINDS: tuple[ExampleKind, ...] = get_args(ExampleKind)
 UNLABELLED = -100
 LANE = 1 << 14  # documents with more tokens than this are planned as several, to keep planning fast
 

@@ -10,7 +10,7 @@ Legend: T tokens in the pack, B sequences, P parts of sequences, U units, M mask
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -66,7 +66,7 @@ def permutation(key: ArrayLike, n: int) -> np.ndarray:
 # ── masks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 Strategy = Literal["token", "word", "span", "pmi"]
-STRATEGIES: tuple[Strategy, ...] = ("token", "word", "span", "pmi")
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 
 @dataclass(frozen=True)

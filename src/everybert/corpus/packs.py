@@ -143,7 +143,7 @@ class PackStream:
         self._plan: tuple[tuple[int, int], Plan] | None = None
 
     def content_epoch(self, epoch: int) -> int:
-        """The epoch of which this one repeats the examples and masks: itself, or one of the static duplicates."""
+        """The epoch whose examples and masks this one has: its own, or those of a static duplicate."""
         return epoch % self.masking.static_duplicates if self.masking.static_duplicates else epoch
 
     def plan(self, epoch: int, block: int) -> Plan:

@@ -131,7 +131,7 @@ def plain(text: str) -> str:
 
 
 def finding(severity: Severity, kind: str, message: str, remedy: str, examples: Sequence[str]) -> list[Finding]:
-    """A finding about as many rows as there are examples, the first of which are shown; none without examples."""
+    """A finding about the rows `examples`, of which the first few are shown; an empty list if there are none."""
     lines = [" ".join(str(e).split()) for e in examples[:SHOWN]]
     shown = tuple(line if len(line) <= 160 else line[:159] + "…" for line in lines)
     return [Finding(severity, kind, message, remedy, len(examples), shown)] if examples else []

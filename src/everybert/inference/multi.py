@@ -15,6 +15,7 @@ from everybert.errors import EverybertError
 from everybert.inference.embedding import specials
 from everybert.model.engine import Inputs, Read, device_of, encode, run_batches
 from everybert.model.heads import Network
+from everybert.model.padded import Padded
 from everybert.model.ragged import Ragged
 from everybert.store.sentence_transformers import Pooling
 from everybert.text.tokenizer import Tokenizer
@@ -23,7 +24,6 @@ from everybert.text.windows import cover
 
 def encode_filled(network: Network, ids: Sequence[Sequence[int]], real: Sequence[int], read: Read) -> None:
     """As the engine's `encode`, but of each sequence only the first `real` tokens are attended to."""
-    from everybert.inference.export import Padded  # which imports the model that imports this
 
     def work(which: list[int], batch: Ragged) -> None:
         batch = batch.to(device_of(network.encoder))

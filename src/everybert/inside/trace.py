@@ -157,7 +157,7 @@ def needed(layer: int) -> Callable[[str], bool]:
     return lambda name: not name.startswith("layers.") or name.startswith(own)
 
 
-def story(trace: Trace, layer: int = 0, head: int = 0) -> list[ExplainedStep]:
+def explain_steps(trace: Trace, layer: int = 0, head: int = 0) -> list[ExplainedStep]:
     """The steps of a trace: the embeddings, one layer with one head in detail, and the heads that predict."""
     config = trace.config
     layers = len(config.layer_order)

@@ -2,17 +2,17 @@
 
 Attention(Q, K, V) = softmax(Q Kᵀ / √D) V, per head and within each sequence (Vaswani et al. 2017, eq. 1).
 
-| case                                    | computation                                                    |
-|-----------------------------------------|----------------------------------------------------------------|
-| CUDA, bf16 or fp16                      | one kernel for the whole batch: the one in kernels.py if it    |
-|                                         | applies, else varlen flash attention                           |
-| CPU, or fp32                            | sequences of equal length share one rectangular SDPA call      |
-| sliding window (long sequences)         | blocks of queries, each with the keys in its window: O(n·w)    |
-| global tokens (Longformer)              | as above, with the global keys, and full rows for global queries |
-| `watch` is given                        | the formula written out, one sequence at a time                |
-| scores with a bias (MPNet, jina, DeBERTa) | on CUDA in bf16 or fp16 one rectangle, if it has little      |
-|                                         | padding or is recorded; else as on the CPU; SDPA adds the bias |
-| ONNX export (inference/export.py)        | one rectangle with a mask: all pairs, whatever the pattern     |
+| case                                      | computation                                                           |
+|-------------------------------------------|-----------------------------------------------------------------------|
+| CUDA, bf16 or fp16                        | one kernel for the whole batch: the one in kernels.py if it applies,  |
+|                                           | else varlen flash attention                                           |
+| CPU, or fp32                              | sequences of equal length share one rectangular SDPA call             |
+| sliding window (long sequences)           | blocks of queries, each with the keys in its window: O(n·w)           |
+| global tokens (Longformer)                | as above, with the global keys, and full rows for global queries      |
+| `watch` is given                          | the formula written out, one sequence at a time                       |
+| scores with a bias (MPNet, jina, DeBERTa) | on CUDA in bf16 or fp16 one rectangle, if it has little padding or is |
+|                                           | recorded; else as on the CPU; SDPA adds the bias                      |
+| padded batches (model/padded.py)          | one rectangle with a mask: all pairs, whatever the pattern            |
 
 Legend: T tokens in the batch, B sequences, N the longest length, n tokens of one sequence, H hidden, A heads, D head
 size, R relative positions, w one-sided window.

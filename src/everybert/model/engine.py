@@ -215,8 +215,8 @@ def run_batches(
 def plan(lengths: Sequence[int], budget: int, padded: bool = False) -> list[list[int]]:
     """Sequences sorted by length, longest first; a batch is full once it has `budget` tokens.
 
-    `padded` is for attention that pads to the longest sequence of a batch and holds the scores of all pairs: each
-    sequence counts as the longest one, and so many times more as that has multiples of 256 tokens.
+    `padded` is for attention that pads to the longest sequence of a batch and holds the scores of all pairs: a
+    sequence counts as n · ⌈n / 256⌉ tokens, where n is the length of the longest one.
     """
     groups: list[list[int]] = []
     total = budget
@@ -247,7 +247,7 @@ def in_order(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def shared_out(tokens: int, cores: int) -> int:
-    """The budget of CPU batches: about BUDGET_CPU, and such that all cores get the same number of batches."""
+    """The budget of CPU batches: about BUDGET_CPU, chosen so that every core gets the same number of batches."""
     rounds = max(1, math.ceil(tokens / (cores * BUDGET_CPU)))
     return max(BUDGET_CPU // 4, math.ceil(tokens / (cores * rounds)))
 

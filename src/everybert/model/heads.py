@@ -2,7 +2,7 @@
 
 Their forms are those of `transformers`, family by family, so that checkpoints and scores carry over:
 
-| head      | reads             | BERT, ALBERT, pre-norm BERT | RoBERTa & kin      | DistilBERT     | ModernBERT       |
+| head      | reads             | BERT, ALBERT, pre-norm BERT | RoBERTa's family   | DistilBERT     | ModernBERT       |
 |-----------|-------------------|-----------------------------|--------------------|----------------|------------------|
 | mlm       | masked positions  | dense, act, LN, tied decoder, in all of them                                         |
 | nsp       | pooled [CLS]      | linear (ALBERT's sentence order too), in all of them                                |
@@ -144,16 +144,15 @@ class Network(nn.Module):
 
     def add_head(self, name: str, labels: int | None = None) -> None:
         """Add a freshly initialised head, and the pooler if the head needs one."""
-        like = self.encoder.embeddings.token.weight
-        self.heads[name] = make_head(self.config, name, labels).to(device=like.device, dtype=like.dtype)
+        self.heads[name] = make_head(self.config, name, labels).to(self.encoder.embeddings.token.weight)
         self.add_pooler()
 
     def add_pooler(self) -> None:
         """Add a freshly initialised pooler, if a head reads one and there is none."""
         if self.pooler is None and any(map(self.reads_pooler, self.heads)):
-            pooler, like = Pooler(self.config), self.encoder.embeddings.token.weight
-            initialise(pooler, self.config)
-            self.pooler = pooler.to(device=like.device, dtype=like.dtype)
+            self.pooler = Pooler(self.config)
+            initialise(self.pooler, self.config)
+            self.pooler.to(self.encoder.embeddings.token.weight)
 
     def reads_pooler(self, name: str) -> bool:
         """Whether the head of that name reads the pooler's output in this family."""
@@ -260,9 +259,8 @@ class FeatureHead(TaskHead):
 
 def add_feature_head(network: Network, name: str, labels: int, features: FeatureConfig) -> FeatureHead:
     """Add a feature-based head in place of the family's own."""
-    head = FeatureHead(network.config, labels, features, name)
-    like = network.encoder.embeddings.token.weight
-    network.heads[name] = head.to(like.device, like.dtype)
+    head = FeatureHead(network.config, labels, features, name).to(network.encoder.embeddings.token.weight)
+    network.heads[name] = head
     return head
 
 

@@ -55,7 +55,7 @@ class LoraConfig:
 
 
 class Lora(nn.Module):
-    """The low-rank addition to a matrix: to those `parts` of it that are adapted, of all parts with so many `rows`."""
+    """The low-rank addition to a matrix whose parts have `rows[i]` rows; the `parts` listed are adapted."""
 
     def __init__(self, base: "AdaptedLinear", parts: tuple[int, ...], rows: tuple[int, ...], config: LoraConfig):
         super().__init__()
@@ -213,7 +213,7 @@ class AdapterSet:
             tensor.copy_(state[key])
 
     def load_magnitudes(self, name: str, magnitudes: Mapping[str, Tensor]) -> None:
-        """Make an adapter that is loaded a DoRA: the m of each adapted matrix, named as in `state` but for the end."""
+        """Turn a loaded adapter into a DoRA by the m of each matrix, named as in `state` without .A and .B."""
         for at, lora in self._adapted(name):
             layer: Any = self.network.get_submodule(at)
             weight_OI = layer.weight if layer.rounded is None else layer.rounded.weight
@@ -235,7 +235,7 @@ class AdapterSet:
 def adapted_matrices(
     config: EncoderConfig, targets: tuple[str, ...]
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    """For each adapted matrix: the module, its adapted parts, and the rows of all its parts (none: it is one)."""
+    """For each adapted matrix: the module, its adapted parts, and the rows of all its parts (empty: it has one)."""
     chosen = tuple(i for i, name in enumerate(QKV) if name in targets)
     for i in range(config.distinct_layers):
         at = f"encoder.layers.{i}."

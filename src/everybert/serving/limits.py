@@ -38,7 +38,7 @@ log = logging.getLogger("everybert.serving")
 HEAD = 16384
 """Bytes of a request's head, and of the trailers of a chunked body."""
 TINY_PARTS = 4096
-"""Parts of a body that may be smaller than sixteen bytes, and one more for each sixteen bytes."""
+"""Parts of a body that may be smaller than sixteen bytes; each sixteen bytes of body allow one more."""
 PIPELINED = 4
 """Requests per connection that wait for an earlier one."""
 CHUNK = 65536
@@ -366,9 +366,9 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.context: RequestContext | None = None  # of the request in progress
         self._unparsed = 0  # bytes since the parser last finished a head, a part of a body, or a request
-        self._parts = TINY_PARTS  # tiny ones that this body may still have
-        self._arriving = True  # a request, or its first byte is waited for
-        self._read_at = self._written_at = time.monotonic()  # when last nothing was due from the client
+        self._parts = TINY_PARTS  # how many more this body may have
+        self._arriving = True  # a request is arriving, or expected
+        self._read_at = self._written_at = time.monotonic()  # the last time at which nothing was expected of the client
         self._check_time()
         address, most = (self.client or ("",))[0], self.app_state["connections"]
         same = sum((getattr(other, "client", None) or ("",))[0] == address for other in self.connections)

@@ -24,7 +24,7 @@ from everybert.corpus.masking import Strategy
 from everybert.corpus.show import text_examples
 from everybert.inside.attention import quantised, without_heads
 from everybert.inside.masked import best, fill_sides
-from everybert.inside.trace import Part, Trace, needed, part_value, story
+from everybert.inside.trace import Part, Trace, explain_steps, needed, part_value
 from everybert.serving.batcher import Job, once
 from everybert.serving.limits import HttpError, RequestContext, check_limit
 from everybert.serving.models import Served
@@ -237,7 +237,7 @@ class Playground:
     ) -> Json:
         """One step of the forward pass with its arrays, and the titles of all steps."""
         found = self.traces(served, text, pair, layer)
-        steps = story(found, layer, head)
+        steps = explain_steps(found, layer, head)
         chosen = steps[min(step, len(steps) - 1)]
         return {
             "tokens": found.tokens,

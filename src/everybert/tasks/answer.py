@@ -4,8 +4,8 @@ Every window over the context contains the question. Windows overlap, and a span
 its first token, which has the most context around it. No answer (SQuAD 2.0) is the span at [CLS]: it is predicted if
 its score exceeds that of the best span by more than a threshold that is tuned on the held-out data.
 
-Legend: S sequences (windows), in a batch B; n tokens of one window, m tokens of a context, k spans, K points of an
-attribution.
+Legend: S sequences (windows), in a batch B with T tokens; n tokens of one window, m tokens of a context, k spans,
+K points of an attribution.
 """
 
 import re
@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.model.losses import span_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples
@@ -223,6 +223,30 @@ class AnswerQuestions(Task):
         found = [best_spans(passage, outputs, self.longest, BEST) for passage in features.back]
         texts = [text[slice(*c.spans[0])] if len(c.spans) else "" for c, (_, text) in zip(found, examples.inputs)]
         return [(c.gap, text, [g.text for g in gold]) for c, text, gold in zip(found, texts, examples.targets)]
+
+
+def log_partition(logits_T: Tensor, batch: Ragged) -> Tensor:
+    """(B): log Σ exp over each sequence's tokens, in the shifted form, which does not overflow."""
+    at_T = batch.sequence_T
+    low = torch.full((len(batch),), float("-inf"), dtype=logits_T.dtype, device=logits_T.device)
+    peak_B = low.scatter_reduce(0, at_T, logits_T, "amax").detach()
+    sum_B = torch.zeros_like(peak_B).index_add(0, at_T, (logits_T - peak_B[at_T]).exp())
+    return peak_B + sum_B.log()
+
+
+def span_loss(logits_T2: Tensor, batch: Ragged, start_B: Tensor, end_B: Tensor) -> Tensor:
+    """The loss of answer: the mean of −log p(start) and −log p(end), each a softmax over the sequence's tokens.
+
+    `start_B` and `end_B` count from the sequence's first token; positions outside the sequence do not count.
+    """
+    lengths_B = batch.offsets_B1.diff()
+    losses = []
+    for logits_T, at_B in zip(logits_T2.float().unbind(-1), (start_B, end_B)):
+        inside_B = (at_B >= 0) & (at_B < lengths_B)
+        index_B = batch.first_B + torch.where(inside_B, at_B, 0)
+        each_B = log_partition(logits_T, batch) - logits_T[index_B]
+        losses.append((each_B * inside_B).sum() / inside_B.sum().clamp(min=1))
+    return (losses[0] + losses[1]) / 2
 
 
 def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, best: int) -> Candidates:

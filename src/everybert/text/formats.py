@@ -127,6 +127,11 @@ def _add_family(backend: Backend, settings: dict[str, Any], names: dict[str, str
 # ── files ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a tokenizer of any kind."""
+    return any((folder / file).is_file() for file in TOKENIZER_FILES)
+
+
 def read_backend(path: str | Path) -> tuple[Backend, dict[str, Any]]:
     """The backend of a folder or file, and the settings of tokenizer_config.json and special_tokens_map.json."""
     path = Path(path)

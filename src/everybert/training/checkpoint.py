@@ -53,7 +53,7 @@ class Progress:
     plans: int = 0
     """How often the number of steps was planned."""
     place: Place = field(default_factory=Place)
-    """Where the data stands."""
+    """The position in the data."""
     tokens: int = 0
     """Tokens seen, over all ranks."""
     seconds: float = 0.0

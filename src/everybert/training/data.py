@@ -35,7 +35,7 @@ AHEAD = 3
 
 
 class Place(NamedTuple):
-    """Where the data stands: the phase, its next pack by number, and that pack's (epoch, block, pack)."""
+    """A position in the data: the phase, the number of its next pack, and that pack's (epoch, block, pack)."""
 
     phase: int = 0
     number: int = 0
@@ -60,7 +60,7 @@ class Step:
 
     items: list[Item]
     place: Place
-    """Where the data stands after the step."""
+    """The position in the data after the step."""
     wait: float = 0.0
     """Seconds that the loop waited for it."""
 

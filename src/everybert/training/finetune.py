@@ -230,7 +230,7 @@ def prepare_data(
     if dev is None:
         if "labels" in kind.saved:  # those of all rows: some labels may be held out only
             making["labels"] = kind.from_examples(examples, config, **making).labels
-        examples, held = split(examples, seed, kind.grouped)
+        examples, held = hold_out(examples, seed, kind.grouped)
         notes.append(f"no dev set was given: {len(held)} of the training examples are held out to score on")
     task = kind.from_examples(examples, config, **making)
     if dev is not None:
@@ -259,7 +259,7 @@ def split_options(kind: type[Task], options: Mapping[str, Any]) -> tuple[dict[st
     return tuple({k: v for k, v in options.items() if k in names} for names in (reading, making))  # type: ignore[return-value]
 
 
-def split(examples: Examples, seed: int, grouped: bool = False) -> tuple[Examples, Examples]:
+def hold_out(examples: Examples, seed: int, grouped: bool = False) -> tuple[Examples, Examples]:
     """Hold out a tenth of the examples (`grouped`: of their first texts), at least one, drawn by the seed."""
     groups: dict[Any, list[int]] = {}
     for i, given in enumerate(examples.inputs):

@@ -40,7 +40,7 @@ FILE_KEYS = {
 }
 """Fields of a recipe that the file spells differently."""
 REMOVED = {"model.window": 512, "optimizer.adam_scale": 1.0, "examples.other_document": True}
-"""Fields of older recipes, with the values that today's recipes have always."""
+"""Fields of older recipes, with the values that every recipe has today."""
 
 
 class KeyProblem(EverybertError):

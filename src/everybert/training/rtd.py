@@ -22,6 +22,7 @@ from torch.nn.utils import parametrize
 from everybert.corpus.packs import DRAWS
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
+from everybert.model.engine import device_of
 from everybert.model.heads import Network
 from everybert.model.losses import IGNORE, cross_entropy, targets_of
 from everybert.model.ragged import Ragged
@@ -128,7 +129,7 @@ def rtd_loss(settings: RtdSettings, network: Network, batch: Ragged) -> tuple[Te
 @torch.no_grad()
 def score_detection(network: Network, packs: Iterable[Ragged]) -> dict[str, float]:
     """Accuracy, precision and recall with which the model finds the tokens that its generator replaced."""
-    counts = torch.zeros(5, device=network.encoder.embeddings.token.weight.device, dtype=torch.float64)
+    counts = torch.zeros(5, device=device_of(network.encoder), dtype=torch.float64)
     for pack in packs:
         _, logits_T, replaced_T = detect(network, pack.to(counts.device))
         found_T = logits_T > 0

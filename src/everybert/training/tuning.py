@@ -54,11 +54,11 @@ USUAL_SIZE = 0.07
 HEAD_ALONE = ("frozen", "fewshot")
 """Modes whose examples train the head alone."""
 PAIRS = 20
-"""fewshot: pairs of each text, of either kind."""
+"""fewshot: partners of each text that have its label, and as many that have another."""
 FILL = 256
 """On CUDA the tokens of a batch are rounded up to a multiple of this, so that recordings see few shapes."""
 FILL_PADDED = 128
-"""The same, and for its longest length, where attention has a bias and pads to that."""
+"""The same where attention has a bias; there the longest length is rounded up to it as well."""
 DTYPES = {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16, "float32": torch.float32, "fp32": torch.float32}
 
 
