@@ -122,5 +122,5 @@ def test_mistakes_are_one_line(words, monkeypatch):
     refuses("there is no layer 2: the model's layers are 0 to 1", explain_steps, found, 2)
     refuses("there is no head 9", explain_steps, found, 0, 9)
     refuses("102 tokens, the model reads 64", words.trace, "cat " * 100)
-    monkeypatch.setattr(module, "LIMIT", 10_000)
+    monkeypatch.setattr(module, "MOST_BYTES", 10_000)
     refuses("GiB of intermediates; give a shorter text", words.trace, "the cat")

@@ -95,7 +95,7 @@ def doctor(
 ) -> Diagnosis:
     """Check labelled data. With a `model`, lengths and pieces are those of its tokenizer."""
     kind = task_class(task)
-    view = VIEWS[task]
+    view = VIEWS.get(task, View())
     sources = {"train": data} if dev is None else {"train": data, "dev": dev}
     sets = {name: kind.read(source, columns, skip_bad=True) for name, source in sources.items()}
     counts = {name: Counter(x for t in e.targets for x in view.labels(t)) for name, e in sets.items()}
@@ -224,8 +224,6 @@ def check_tokens(
 
 VIEWS = {
     "classify": View(labels=lambda t: t if isinstance(t, tuple) else [t]),
-    "regress": View(),
-    "rank": View(),
     "tag": View(
         sequences=lambda words: [" ".join(words)],
         labels=lambda tags: (t[2:] if t[1:2] == "-" else t for t in tags if t != "O" and t[:2] not in ("I-", "E-")),

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from everybert.errors import EverybertError
+from everybert.model.attention import Watch
 from everybert.model.config import FAMILY_TABLES, EncoderConfig
 from everybert.model.encoder import Encoder, activate, initialise
 from everybert.model.linear import Linear, linear
@@ -67,14 +68,21 @@ class MaskedLM(nn.Module):
             self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.decoder = None if config.tied else Linear(width, config.vocab_size, bias=False)
 
-    def forward(self, x_MH: Tensor, token_VE: Tensor) -> Tensor:
+    def forward(self, x_MH: Tensor, token_VE: Tensor, watch: Watch | None = None) -> Tensor:
         """(M, H) → (M, V). Pass only the masked positions: the decoder is the largest product of the model."""
         ready_ME = x_MH
         if self.dense is not None and self.norm is not None:
-            ready_ME = self.norm(activate(self.dense(x_MH), self.activation))
+            dense_ME = self.dense(x_MH)
+            active_ME = activate(dense_ME, self.activation)
+            ready_ME = self.norm(active_ME)
+            if watch is not None:
+                for name, value in (("dense", dense_ME), ("active", active_ME), ("norm", ready_ME)):
+                    watch(f"mlm.{name}", value)
         return linear(ready_ME, token_VE if self.decoder is None else self.decoder.weight, self.bias)
 
 
+FORMS: dict[str, str] = FAMILY_TABLES["classifiers"]
+"""The form of each family's sequence classifier."""
 DENSE: dict[str, tuple[str, bool]] = FAMILY_TABLES["dense"]
 """Forms with a dense layer: its activation ("" is that of the encoder), and whether dropout comes before it."""
 
@@ -165,23 +173,20 @@ class Network(nn.Module):
         """(T) ids → (T, H): the encoder's output."""
         return self.encoder(batch)
 
-    def summary(self, x_TH: Tensor, batch: Ragged, name: str) -> Tensor:
-        """(B, H): the input of the sequence-level head of that name."""
-        if self.config.classifier_pooling == "mean":
-            return pool(x_TH, batch, "mean")
-        first_BH = x_TH[batch.first_B]
-        return self.pooler(first_BH) if self.pooler is not None and self.reads_pooler(name) else first_BH
-
-    def mlm_logits(self, x_TH: Tensor, index_M: Tensor | None = None) -> Tensor:
+    def mlm_logits(self, x_TH: Tensor, index_M: Tensor | None = None, watch: Watch | None = None) -> Tensor:
         """(M, V): MLM logits at the given token indices; by default at all tokens."""
         x_MH = x_TH if index_M is None else x_TH[index_M]
-        return self.head("mlm")(x_MH, self.encoder.embeddings.token.weight)
+        return self.head("mlm")(x_MH, self.encoder.embeddings.token.weight, watch)
 
     def sequence_logits(self, x_TH: Tensor, batch: Ragged, name: str) -> Tensor:
         """(B, C): logits of nsp or classify; (B, 1) of choose, with one sequence per choice."""
-        if self.config.classifier_pooling == "late" and name == "classify":
-            return pool(self.head(name)(x_TH), batch, "mean")
-        return self.head(name)(self.summary(x_TH, batch, name))
+        head, pooling = self.head(name), self.config.classifier_pooling
+        if pooling == "late" and name == "classify":
+            return pool(head(x_TH), batch, "mean")
+        if pooling == "mean":
+            return head(pool(x_TH, batch, "mean"))
+        first_BH = x_TH[batch.first_B]
+        return head(self.pooler(first_BH) if self.pooler is not None and self.reads_pooler(name) else first_BH)
 
     def token_logits(self, x_TH: Tensor, name: str) -> Tensor:
         """(T, C): logits of tag; (T, 2) start and end logits of answer; (T, 1) of rtd."""
@@ -193,10 +198,6 @@ class Network(nn.Module):
             has = ", ".join(self.heads) or "none"
             raise EverybertError(f"this model has no {name} head (it has: {has}); load or fine-tune one that has")
         return self.heads[name]
-
-
-FORMS: dict[str, str] = FAMILY_TABLES["classifiers"]
-"""The form of the sequence classifier."""
 
 
 def _family(config: EncoderConfig) -> str:

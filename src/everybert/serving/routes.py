@@ -372,8 +372,7 @@ def fill(request: RequestContext, text: s.Texts, top: s.Top = 5) -> Job:
     """Predict the tokens behind [MASK], each with its probability."""
     texts = as_list(text)
     numbers = ITEM * top * count_masks(request.served.model, texts)
-    run = lambda model, x: model.fill_batch(x, top)  # noqa: E731
-    return Job(request, "fill", texts, run, results(request), top, numbers=lambda: numbers)
+    return Job(request, "fill", texts, partial(Model.fill_batch, top=top), results(request), top, lambda: numbers)
 
 
 def classify(request: RequestContext, text: str | list[str | s.Pair]) -> Job:
@@ -408,8 +407,8 @@ def answer(request: RequestContext, question: s.Texts, context: s.Texts, top: s.
 
 def next_sentence(request: RequestContext, first: str, second: str) -> Job:
     """The probability that the second text follows the first."""
-    compute = lambda model: reply(request, probability=model.next_sentence(first, second))  # noqa: E731
-    return once(request, "next", (first, second), compute)
+    texts = (first, second)
+    return once(request, "next", texts, lambda model: reply(request, probability=model.next_sentence(*texts)))
 
 
 def choose(request: RequestContext, prompt: str, endings: s.SomeTexts) -> Job:
@@ -498,10 +497,12 @@ def rerank(
         order = np.argsort(-scores, kind="stable").tolist()
         return [{"index": i, "score": float(scores[i]), **({"text": texts[i]} if return_text else {})} for i in order]
 
+    def by_tokens(model: Model) -> list[Json]:
+        scores = {one.index: one.score for one in model.rank(query, texts)}
+        return ranked(np.array([scores[i] for i in range(len(texts))]))
+
     if request.served.model.pooling.multi:
-        order = lambda model: sorted(model.rank(query, texts), key=lambda one: one.index)  # noqa: E731
-        compute = lambda model: ranked(np.array([one.score for one in order(model)]))  # noqa: E731
-        return once(request, "rank", (query, *texts), compute)
+        return once(request, "rank", (query, *texts), by_tokens)
     if request.served.outputs != 1:
         return embed_work(request, [query, *texts], lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)
     pairs: list[Any] = [(query, text) for text in texts]

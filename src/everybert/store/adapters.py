@@ -67,10 +67,9 @@ def _matrices(config: EncoderConfig, targets: tuple[str, ...]) -> dict[str, str]
 
 
 def save_adapter(
-    adapters: AdapterSet, name: str, folder: str | Path, *, base: str, extras: dict[str, Any] | None = None
+    adapters: AdapterSet, name: str, folder: Path, *, base: str, extras: dict[str, Any] | None = None
 ) -> None:
     """Write an adapter into `folder` (from `atomic_folder`). `base` is the name or path of its base model."""
-    folder = Path(folder)
     entry, network = adapters.entries[name], adapters.network
     config, layout = network.config, layouts.LAYOUTS[network.config.family]
     suffix = layouts.class_for(config, entry.heads)

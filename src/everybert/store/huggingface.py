@@ -327,7 +327,7 @@ def _labels(raw: dict[str, Any], rows: int, folder: Path) -> list[str] | None:
 
 def save_network(
     network: Network,
-    folder: str | Path,
+    folder: Path,
     *,
     tokenizer: Tokenizer | None = None,
     labels: list[str] | None = None,
@@ -342,7 +342,6 @@ def save_network(
     `transformers` ignores (`own_tensors` in everybert.json). `raw_config` is the config.json that the model was loaded
     from, if any. `int8` stores one byte per parameter, which only everybert reads.
     """
-    folder = Path(folder)
     config = network.config
     suffix = layouts.class_for(config, network.heads)
     raw, ours_alone = config_json.write(config, raw_config)

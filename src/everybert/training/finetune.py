@@ -21,7 +21,7 @@ from everybert.files import atomic_folder, check_folder, write_json
 from everybert.store.adapters import is_adapter
 from everybert.store.card import write_card
 from everybert.store.hub import resolve
-from everybert.store.huggingface import Loaded, load_network, read_config, read_extras
+from everybert.store.huggingface import load_network, read_config, read_extras
 from everybert.store.sentence_transformers import Pooling, encoder_folder, read_pooling
 from everybert.tasks import task_class
 from everybert.tasks.dataset import Examples, Source, split_sets
@@ -275,20 +275,14 @@ def hold_out(examples: Examples, seed: int, grouped: bool = False) -> tuple[Exam
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def load_base(data: Data, seed: int) -> Loaded:
-    """The base model with the task's head; a new head is drawn by the seed. A head for the same labels is kept."""
+def run_once(data: Data, settings: FinetuneSettings, seed: int, quiet: bool = False) -> Run:
+    """One run from the base model, whose head for the same labels is kept; a new head is drawn by the seed."""
     torch.manual_seed(seed)
     task = data.task
     heads = {task.head: task.outputs} if task.head else {}
     loaded = load_network(data.folder, heads=heads, dtype=torch.float32, verify=False, allow_pickle=data.allow_pickle)
     if task.labels and task.head and loaded.labels is not None and list(task.labels) != loaded.labels:
         loaded.network.add_head(task.head, task.outputs)  # the same number of labels, but different ones
-    return loaded
-
-
-def run_once(data: Data, settings: FinetuneSettings, seed: int, quiet: bool = False) -> Run:
-    """One run from the base model."""
-    loaded = load_base(data, seed)
     torch.manual_seed(seed)
     return tune(data, loaded.network, settings, seed, "pooler" in loaded.report.missing, quiet)
 
