@@ -131,8 +131,7 @@ class PackStream:
                 f"examples = {self.examples.kind!r} needs documents of two sentences or more: put a document's "
                 "sentences into one document, or choose examples = 'full'"
             )
-        pairs = self.examples.kind == "pairs"
-        self.random_segments = RandomSegments(corpus) if pairs else None
+        self.random_segments = RandomSegments(corpus) if self.examples.kind == "pairs" else None
         unigram = corpus.unigram() if self.masking.replacement == "unigram" else None
         if phrases is None and self.masking.strategy == "pmi" and (mined := corpus.collocations()) is not None:
             phrases = Phrases(mined)

@@ -1,7 +1,6 @@
 """The Model that users hold: a network, its tokenizer, and everything that the two can do together.
 
-Legend: N texts, T tokens in the batch, n tokens of one sequence, H hidden, L layers, A heads, D width of the vectors of
-a multi-vector model.
+Legend: N texts, T tokens in the batch, n tokens of one sequence, H hidden, L layers, A heads.
 """
 
 import warnings

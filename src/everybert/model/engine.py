@@ -1,8 +1,7 @@
 """The engine: sequences of ids through the encoder and its heads, in batches of a token budget, on every device.
 
 `encode` runs the encoder and hands each batch's hidden states to a function; `run_head` returns the outputs of a head,
-`masked_logits` and `token_log_probs` those of the masked language model. Every prediction uses them, and every score
-of a task.
+`masked_logits` and `token_log_probs` those of the masked language model. Predictions and scores of tasks use them.
 
 On the CPU, batches of about equal lengths run side by side, one per core. On an accelerator, batches are full and in
 order (of about equal lengths where attention has a bias), the encoder's kernel launches are recorded as CUDA graphs
@@ -73,8 +72,7 @@ def encode(network: Network, inputs: Inputs, read: Read, layer: int | None = Non
     device = device_of(network.encoder)
 
     def work(which: list[int], batch: Ragged) -> None:
-        x_TH = forward(network.encoder, batch)
-        read(which, batch.to(device), x_TH)
+        read(which, batch.to(device), forward(network.encoder, batch))
 
     run_batches(network, inputs, work, budget)
 

@@ -96,7 +96,6 @@ class TaskHead(nn.Module):
         super().__init__()
         width = width or config.hidden_size
         rate = config.classifier_dropout if config.classifier_dropout is not None else config.dropout
-        self.form = form
         self.activation, self.drops_first = DENSE.get(form, ("", False))
         self.activation = self.activation or config.activation
         self.dense = Linear(width, width, bias=config.head_bias) if form in DENSE else None

@@ -149,7 +149,7 @@ class AdapterSet:
             raise EverybertError(f"an adapter's name may not be empty or hold a dot: {name!r}")
         if name in self.entries:
             raise EverybertError(f"there is an adapter {name!r} already; choose another name")
-        for at, parts, rows in adapted_matrices(self.network.config, config.targets):
+        for at, parts, rows in adapted(self.network.config, config.targets):
             parent, _, last = at.rpartition(".")
             owner = self.network.get_submodule(parent)
             linear = getattr(owner, last)
@@ -232,9 +232,7 @@ class AdapterSet:
                 yield at, lora
 
 
-def adapted_matrices(
-    config: EncoderConfig, targets: tuple[str, ...]
-) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+def adapted(config: EncoderConfig, targets: tuple[str, ...]) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
     """For each adapted matrix: the module, its adapted parts, and the rows of all its parts (empty: it has one)."""
     chosen = tuple(i for i, name in enumerate(QKV) if name in targets)
     for i in range(config.distinct_layers):

@@ -21,7 +21,7 @@ from everybert.errors import EverybertError
 from everybert.files import inside, read_json, verify_folder, write_json
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import HEADS, FeatureConfig, FeatureHead, Network, Pooler, add_feature_head, make_head
-from everybert.model.lora import PART_NAMES, PROJECTION, TARGETS, AdapterSet, LoraConfig, adapted_matrices
+from everybert.model.lora import PART_NAMES, PROJECTION, TARGETS, AdapterSet, LoraConfig, adapted
 from everybert.store import layouts
 from everybert.store.hub import resolve
 from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, read_extras
@@ -57,7 +57,7 @@ def encoder_digest(network: Network) -> str:
 def _matrices(config: EncoderConfig, targets: tuple[str, ...]) -> dict[str, str]:
     """The adapted matrices: our name ("encoder.layers.0.attention.qkv.query") → module in the file, without prefix."""
     found: dict[str, str] = {}
-    for at, parts, _ in adapted_matrices(config, targets):
+    for at, parts, _ in adapted(config, targets):
         names = layouts.transformers_names(config, f"{at}.weight", ())
         found |= {at + PART_NAMES[len(names)][part]: names[part].removesuffix(".weight") for part in parts}
     return found

@@ -287,8 +287,7 @@ def _from_merges(folder: Path, settings: dict[str, Any]) -> Backend:
     for name in ("vocab.json", "merges.txt"):
         if not (folder / name).is_file():
             raise EverybertError(f"{folder} has no {name}: a byte-level BPE is vocab.json and merges.txt together")
-    model = BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    backend = Backend(model)
+    backend = Backend(BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
     if backend.token_to_id("<s>") is None or backend.token_to_id("</s>") is None:
         raise EverybertError(f"{folder / 'vocab.json'} lacks <s> and </s>: give RoBERTa's, or a tokenizer.json")
     _add_family(backend, settings, ROBERTA_NAMES)

@@ -159,8 +159,7 @@ def distil_loss(teacher: Network, settings: DistilSettings, network: Network, ba
     x_TH = network.encoder(batch, states=x_states)
     with torch.no_grad():
         y_TH = teacher.encoder(batch, states=y_states)
-    zero = x_TH.new_zeros((), dtype=torch.float32)
-    ce = mlm = pair = cosine = hidden = relation = zero
+    ce = mlm = pair = cosine = hidden = relation = x_TH.new_zeros((), dtype=torch.float32)
     if s.ce or s.mlm:
         logits_MV = network.mlm_logits(x_TH, targets.mask_index_M).float()
         if s.mlm:
