@@ -121,7 +121,7 @@ class SelfAttention(nn.Module):
                 q_TAD, k_TAD = (rotate(x, *rotary, self.rotary_pairs) for x in (q_TAD, k_TAD))
                 v_TAD = rotate(v_TAD, *rotary, self.rotary_pairs) if self.rotary_value else v_TAD
             if table is not None:
-                q_TAD = q_TAD * SCORE_TERMS**-0.5
+                q_TAD = q_TAD * SCORE_TERMS**-0.5  # scores are divided by √(3·D); the backends divide by √D
                 places_R3AD = self.split(self.qkv(self.table_dropout(table[0])))
                 bias = disentangled(places_R3AD[:, 0], places_R3AD[:, 1], table[1])
             qkv = q_TAD, k_TAD, v_TAD

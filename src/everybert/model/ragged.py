@@ -219,8 +219,7 @@ class Ragged:
     def map(self, fn: Callable[[Tensor], Tensor]) -> "Ragged":
         """The same batch with `fn` applied to each tensor, targets included."""
         own: dict[str, Any] = {name: fn(x) for name in TENSORS if (x := getattr(self, name)) is not None}
-        targets = None if self.targets is None else self.targets.map(fn)
-        return replace(self, **own, targets=targets)
+        return replace(self, **own, targets=self.targets and self.targets.map(fn))
 
     def to(self, device: torch.device | str | None) -> "Ragged":
         """The same batch on another device. To a CUDA device the copies run while the host goes on."""

@@ -95,8 +95,7 @@ def add_playground(app: FastAPI, service: "Service") -> None:
         @wraps(compute)  # the parameters of `compute` are the fields of the body
         def handler(request: RequestContext, **body: Any) -> Job:
             request.hold(int(memory * service.limits.queue_bytes))
-            run = lambda model: compute(request.served, **body)  # noqa: E731
-            job = once(request, body.get("task") or task, texts_of(body), run)
+            job = once(request, body.get("task") or task, texts_of(body), lambda _: compute(request.served, **body))
             job.long = True
             return job
 
@@ -286,5 +285,4 @@ def _part(model: Any, trace: Trace, part: Part) -> Json:
     shown = {"label": part.label, "kind": part.kind, "shape": list(value.shape), "name": part.name}
     if part.kind == "vocabulary":
         return shown | {"top": [[[t, round(p, 6)] for t, p in row] for row in trace.vocabulary(model.tokenizer, 6)]}
-    finite = np.where(np.isfinite(value), value, -1e9)
-    return shown | {"data": packed(finite.astype("<f4"))}
+    return shown | {"data": packed(np.where(np.isfinite(value), value, -1e9).astype("<f4"))}

@@ -142,6 +142,10 @@ class FullMode:
     """Train all weights, or (top:K) the last K layers, the pooler and the head."""
 
     settings: FinetuneSettings
+    seed: int = 0
+    quiet: bool = False
+    fresh_pooler: bool = False
+    """Whether the pooler is new."""
 
     def peak(self, network: Network) -> float:
         """The default learning rate: smaller encoders take larger steps.
@@ -171,8 +175,8 @@ class FullMode:
 
         return rate
 
-    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
-        """Freeze and add parts of the network. `fresh_pooler` says that the pooler is new."""
+    def prepare(self, network: Network, data: "Data") -> None:
+        """Freeze and add parts of the network."""
         rate = self.rates(network.config)
         for name, parameter in network.named_parameters():
             if rate(name) == 0.0:  # before the half-precision copy is made, so that it computes no gradient either
@@ -207,7 +211,7 @@ class FrozenMode(FullMode):
         """The default learning rate."""
         return 2e-3
 
-    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
+    def prepare(self, network: Network, data: "Data") -> None:
         """Freeze the network and put a feature-based head on it."""
         task = data.task
         if task.head is None or task.outputs is None:
@@ -245,7 +249,7 @@ class FrozenMode(FullMode):
 class FewShotMode(FrozenMode):
     """Train the encoder on pairs of texts, alike if their labels are, then the head (Tunstall et al. 2022, SetFit)."""
 
-    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
+    def prepare(self, network: Network, data: "Data") -> None:
         """Fine-tune the encoder in full, one epoch, then freeze it."""
         given, task = data.train_examples, data.task
         one = all(isinstance(x, str) and isinstance(y, str) for x, y in zip(given.inputs, given.targets))
@@ -253,15 +257,15 @@ class FewShotMode(FrozenMode):
             raise EverybertError(
                 "fewshot is for single texts with one label each, and reads the last layer: use mode full"
             )
-        pairs = label_pairs(given, seed)
+        pairs = label_pairs(given, self.seed)
         embed = Embed.from_examples(pairs, network.config, pooling=self.settings.pool, window=task.window)
         dev = pairs.take(range(min(len(pairs), 256)))
         made, seen = (embed.features(data.tokenizer, network.config, part) for part in (pairs, dev))
         first = replace(data, task=embed, train=made, dev=seen, train_examples=pairs, dev_examples=dev, cache={})
-        run = tune(first, network, replace(self.settings, mode="full", epochs=1, lr=None), seed, quiet=quiet)
+        run = tune(first, network, replace(self.settings, mode="full", epochs=1, lr=None), self.seed, quiet=self.quiet)
         if not run.finished:
             raise KeyboardInterrupt
-        super().prepare(network, data, seed, fresh_pooler, quiet)
+        super().prepare(network, data)
 
 
 def label_pairs(examples: Examples, seed: int) -> Examples:
@@ -285,7 +289,7 @@ class LoraMode(FullMode):
         """The default learning rate; B·A begins at 0 on weights of any size."""
         return 1e-3 if network.config.hidden_size <= 512 else 5e-4
 
-    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
+    def prepare(self, network: Network, data: "Data") -> None:
         """Freeze the network and put an adapter on it."""
         task = data.task
         network.requires_grad_(False)
@@ -294,7 +298,7 @@ class LoraMode(FullMode):
         if self.settings.start is not None:
             self._continue(task, heads, self.settings.start)
         else:
-            own = fresh_pooler or (self.settings.new_pooler and reads_pooler(network, task))
+            own = self.fresh_pooler or (self.settings.new_pooler and reads_pooler(network, task))
             self.adapters.add(ADAPTER, self.settings.lora, heads, network.pooler if own else None)
         self.adapters.use(ADAPTER)
         entry = self.adapters.entries[ADAPTER]
@@ -405,11 +409,12 @@ def tune(
 ) -> Run:
     """Train one network, which has the task's head."""
     task, device = data.task, World().device(settings.device)
-    dtype, mode = settings.torch_dtype(device), MODES[settings.mode.partition(":")[0]](settings)
+    dtype, kind = settings.torch_dtype(device), MODES[settings.mode.partition(":")[0]]
+    mode = kind(settings, seed, quiet, fresh_pooler)
     network.to(device)
     peak = settings.lr if settings.lr is not None else mode.peak(network)
     renew(network, task, settings)
-    mode.prepare(network, data, seed, fresh_pooler, quiet)
+    mode.prepare(network, data)
     key = (settings.mode, settings.features, settings.pool)
     if key not in data.cache or settings.reinit or settings.mode == "fewshot":  # encoders differ from seed to seed
         sets = {"train": data.train, "dev": data.dev}
