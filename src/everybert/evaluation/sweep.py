@@ -140,8 +140,7 @@ def read_then(text: str) -> list[LabelledSet]:
     """NAME=TRAIN,DEV or NAME:TASK=TRAIN,DEV; or a folder of one or more GLUE tasks."""
     name, given, files = text.partition("=")
     if not given:
-        found = find_tasks(text)
-        return [LabelledSet(name, TASKS[name].task, *task_data(name, path)) for name, path in found.items()]
+        return [LabelledSet(n, TASKS[n].task, *task_data(n, path)) for n, path in find_tasks(text).items()]
     name, _, task = name.partition(":")
     train, _, dev = (Path(file) for file in files.partition(","))
     task_class(task or "classify")

@@ -74,8 +74,7 @@ def token_vectors(
             x_TH = module(x_TH.float())
         for k, x_nD in zip(which, batch.split(x_TH)):
             own = flat[k][1].own if task == "document" else slice(None)
-            kept = ~np.isin(rows[k][own], skipped)
-            found[k] = x_nD[own].cpu().numpy()[kept]
+            found[k] = x_nD[own].cpu().numpy()[~np.isin(rows[k][own], skipped)]
 
     if expansion is None or expansion.get("attend"):
         encode(network, Inputs(rows), read)

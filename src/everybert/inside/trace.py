@@ -11,7 +11,7 @@ A step has its equation, an explanation, and the arrays that it reads and makes.
 and the playground draws them. The texts are in steps.toml.
 
 Legend: n tokens of the text, B sequences (one), A heads, D head size, H hidden, I intermediate width, V vocabulary,
-L layers.
+E embedding width, L layers.
 """
 
 import tomllib
@@ -27,6 +27,7 @@ from torch import Tensor
 from everybert.errors import EverybertError
 from everybert.inside.attention import MOST_BYTES, batch_of
 from everybert.model.config import EncoderConfig
+from everybert.model.encoder import activate
 from everybert.model.heads import MaskedLM, Network, head_logits
 from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Encoding, Tokenizer
@@ -101,7 +102,13 @@ def _heads(network: Network, x_nH: Tensor, batch: Ragged, watch: Callable[[str, 
         if not isinstance(head, MaskedLM):
             watch(f"{name}.logits", head_logits(network, batch, name, lambda _: x_nH))
             continue
-        logits_nV = network.mlm_logits(x_nH, watch=watch)
+        if head.dense is not None and head.norm is not None:
+            dense_nE = head.dense(x_nH)
+            active_nE = activate(dense_nE, head.activation)
+            watch("mlm.dense", dense_nE)
+            watch("mlm.active", active_nE)
+            watch("mlm.norm", head.norm(active_nE))
+        logits_nV = network.mlm_logits(x_nH)
         watch("mlm.logits", logits_nV)
         watch("mlm.probabilities", logits_nV.float().softmax(-1))
 

@@ -112,7 +112,7 @@ class Layer(nn.Module):
 
     def _add(self, x_TH: Tensor, name: str, f: Block, norm: Norm | None, watch: Watch | None, end: str = "") -> Tensor:
         """LN(x + f(x)) or, in pre-norm, x + f(LN(x)). The result is watched as `end`."""
-        see = watch or (lambda name, value: None)
+        see = watch if watch is not None else _nothing
         ready_TH = x_TH
         if self.pre:
             ready_TH = x_TH if norm is None else norm(x_TH)
@@ -314,3 +314,7 @@ def _norm(config: EncoderConfig) -> Norm:
 
 def _prefixed(watch: Watch, prefix: str) -> Watch:
     return lambda name, value: watch(prefix + name, value)
+
+
+def _nothing(name: str, value: Tensor) -> None:
+    """Used if no `watch` is given."""

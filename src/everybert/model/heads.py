@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from everybert.errors import EverybertError
-from everybert.model.attention import Watch
 from everybert.model.config import FAMILY_TABLES, EncoderConfig
 from everybert.model.encoder import Encoder, activate, initialise
 from everybert.model.linear import Linear, linear
@@ -68,16 +67,11 @@ class MaskedLM(nn.Module):
             self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.decoder = None if config.tied else Linear(width, config.vocab_size, bias=False)
 
-    def forward(self, x_MH: Tensor, token_VE: Tensor, watch: Watch | None = None) -> Tensor:
+    def forward(self, x_MH: Tensor, token_VE: Tensor) -> Tensor:
         """(M, H) → (M, V). Pass only the masked positions: the decoder is the largest product of the model."""
         ready_ME = x_MH
         if self.dense is not None and self.norm is not None:
-            dense_ME = self.dense(x_MH)
-            active_ME = activate(dense_ME, self.activation)
-            ready_ME = self.norm(active_ME)
-            if watch is not None:
-                for name, value in (("dense", dense_ME), ("active", active_ME), ("norm", ready_ME)):
-                    watch(f"mlm.{name}", value)
+            ready_ME = self.norm(activate(self.dense(x_MH), self.activation))
         return linear(ready_ME, token_VE if self.decoder is None else self.decoder.weight, self.bias)
 
 
@@ -172,10 +166,10 @@ class Network(nn.Module):
         """(T) ids → (T, H): the encoder's output."""
         return self.encoder(batch)
 
-    def mlm_logits(self, x_TH: Tensor, index_M: Tensor | None = None, watch: Watch | None = None) -> Tensor:
+    def mlm_logits(self, x_TH: Tensor, index_M: Tensor | None = None) -> Tensor:
         """(M, V): MLM logits at the given token indices; by default at all tokens."""
         x_MH = x_TH if index_M is None else x_TH[index_M]
-        return self.head("mlm")(x_MH, self.encoder.embeddings.token.weight, watch)
+        return self.head("mlm")(x_MH, self.encoder.embeddings.token.weight)
 
     def sequence_logits(self, x_TH: Tensor, batch: Ragged, name: str) -> Tensor:
         """(B, C): logits of nsp or classify; (B, 1) of choose, with one sequence per choice."""

@@ -135,9 +135,6 @@ def boundary_loss(network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
     return loss + boundary, torch.cat((figures, boundary.detach()[None]))
 
 
-# ── labels ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def label_loss(logits_BC: Tensor, labels: Tensor, weight_C: Tensor | None = None) -> Tensor:
     """Cross-entropy of class numbers (B), binary cross-entropy of shares (B, C), squared error of numbers (B)."""
     logits_BC = logits_BC.float()

@@ -493,16 +493,14 @@ def rerank(
     if not query.strip() or not texts:
         raise HttpError(422, "there is nothing to rank: give a query and one text or more")
 
-    def ranked(scores: np.ndarray) -> list[Json]:
-        order = np.argsort(-scores, kind="stable").tolist()
-        return [{"index": i, "score": float(scores[i]), **({"text": texts[i]} if return_text else {})} for i in order]
+    def row(i: int, score: float) -> Json:
+        return {"index": i, "score": score} | ({"text": texts[i]} if return_text else {})
 
-    def by_tokens(model: Model) -> list[Json]:
-        scores = {one.index: one.score for one in model.rank(query, texts)}
-        return ranked(np.array([scores[i] for i in range(len(texts))]))
+    def ranked(scores: np.ndarray) -> list[Json]:
+        return [row(i, float(scores[i])) for i in np.argsort(-scores, kind="stable").tolist()]
 
     if request.served.model.pooling.multi:
-        return once(request, "rank", (query, *texts), by_tokens)
+        return once(request, "rank", (query, *texts), lambda m: [row(r.index, r.score) for r in m.rank(query, texts)])
     if request.served.outputs != 1:
         return embed_work(request, [query, *texts], lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)
     pairs: list[Any] = [(query, text) for text in texts]
