@@ -268,7 +268,9 @@ def _walk(block: Block, config: ExampleConfig, room: int, key: np.ndarray) -> Ch
     return Chunks(*(np.concatenate(column) for column in zip(*rows)))
 
 
-def _next_chunks(block, config: ExampleConfig, room: int, key, cursor, stop, d) -> Chunks:
+def _next_chunks(
+    block: Block, config: ExampleConfig, room: int, key: np.ndarray, cursor: np.ndarray, stop: np.ndarray, d: np.ndarray
+) -> Chunks:
     """One chunk per cursor: sentences up to a target length, split at a random sentence boundary.
 
     The target is `room` or, with `short_probability`, uniform in 2 … room (Devlin et al. 2019, appendix A.2).

@@ -94,8 +94,7 @@ def embed(
         return [replace(p, at=max(p.at, skip)) for p in pieces if p.end > skip] if skip else pieces
 
     runs = ahead(tokenize, _runs(texts, CHARACTERS[on_cpu(network)]))
-    pooled = pooled_runs(network, (list(map(split, ids)) for ids in runs), pooling)
-    found = np.concatenate([*pooled])
+    found = np.concatenate([*pooled_runs(network, (list(map(split, ids)) for ids in runs), pooling)])
     found[np.array(read) == 0] = 0
     return Embedded(pooling.finish(torch.from_numpy(found)).numpy(), read, cut)
 

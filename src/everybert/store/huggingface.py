@@ -353,8 +353,7 @@ def save_network(
     raw |= _token_ids(config, raw, tokenizer)
     labelled = next((h for h in network.heads if h in LABELLED), None)
     if labelled:
-        rows = network.state_dict()[f"heads.{labelled}.output.weight"].shape[0]
-        raw |= _label_fields(rows, labels, raw)
+        raw |= _label_fields(network.state_dict()[f"heads.{labelled}.output.weight"].shape[0], labels, raw)
     if problem_type is not None:
         raw["problem_type"] = problem_type
     extras = (extras or {}) | save_weights(folder, tensors, int8)
