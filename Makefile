@@ -54,7 +54,7 @@ docs-outputs: $(STAMP)  ## run the documentation's code and write what it prints
 
 OLDEST := model/test_config.py model/test_ragged.py text/test_readers.py text/test_windows.py test_files.py store/test_hub.py \
   store/test_card.py corpus/test_shards.py corpus/test_packs.py training/test_recipe.py \
-  training/test_plan.py training/test_logs.py cli/test_cli_use.py cli/test_pretrain.py
+  training/test_plan.py training/test_logs.py cli/test_use.py cli/test_pretrain.py
 
 test-oldest:     ## what needs no transformers, with the oldest dependencies (constraints-oldest.txt), in build/oldest
 	test -x build/oldest/bin/python || $(PYTHON) -m venv build/oldest

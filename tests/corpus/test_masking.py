@@ -11,7 +11,7 @@ from everybert.corpus.masking import (
     STRATEGIES,
     Masker,
     MaskingConfig,
-    Text,
+    PackText,
     below,
     bits,
     make_key,
@@ -38,7 +38,7 @@ def sequences(lengths, seed=0, stray=0.0):
             text = rng.integers(SPECIALS, LAYOUT.vocab_size, n)
             tokens += np.where(rng.random(n) < stray, 1, text).tolist() + [3]
         ends.append(len(tokens))
-    return Text(*(np.array(x, dtype=np.int64) for x in (tokens, ends, starts, sizes, owners)))
+    return PackText(*(np.array(x, dtype=np.int64) for x in (tokens, ends, starts, sizes, owners)))
 
 
 def masker(strategy="token", where=LAYOUT, **kwargs):
@@ -87,7 +87,7 @@ def test_a_mask_does_not_depend_on_the_pack(text, strategy, seed):
     together = masker(strategy, rate=0.4)(text, key_B)
     for b, (start, stop) in enumerate(pairwise(text.sequence_offsets_B1)):
         mine = text.part_sequence_P == b
-        alone = Text(
+        alone = PackText(
             text.tokens_T[start:stop],
             np.array([0, stop - start]),
             text.part_start_P[mine] - start,

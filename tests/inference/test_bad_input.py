@@ -85,7 +85,7 @@ def test_a_megabyte_of_text(bert: Model):
 
 
 def test_attention_is_capped(bert: Model, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("everybert.inside.attention.LIMIT", 3 * 4 * 5 * 5 * 4)
+    monkeypatch.setattr("everybert.inside.attention.MOST_BYTES", 3 * 4 * 5 * 5 * 4)
     assert bert.attention("the dog plays").weights.shape == (3, 4, 5, 5)
     refuses("at most 5 tokens", bert.attention, "the dog plays in")
 

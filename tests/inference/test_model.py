@@ -9,11 +9,11 @@ import torch
 from refusals import refuses
 
 import everybert
-from everybert.inference.model import Model, has_tokenizer, load
+from everybert.inference.model import Model, load
 from everybert.inside.masked import pieces_of
 from everybert.model import fp8
 from everybert.model.ragged import Ragged
-from everybert.text.formats import FILES
+from everybert.text.formats import TOKENIZER_FILES, has_tokenizer
 
 TEXT = "The dog [MASK] in the garden, and [MASK] minds."
 
@@ -392,7 +392,7 @@ def test_an_adapter_without_its_base_says_how_to_load_it(adapters, tmp_path):
     refuses(r"add_adapter\(folder\)", everybert.load, tmp_path / "moved")
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", TOKENIZER_FILES)
 def test_a_tokenizer_is_found_in_every_file_that_is_read(name, tmp_path):
     assert not has_tokenizer(tmp_path)
     (tmp_path / name).touch()

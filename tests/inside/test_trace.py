@@ -7,7 +7,7 @@ from refusals import refuses
 from tiny_models import STEMS, make
 
 from everybert.inside import trace as module
-from everybert.inside.trace import needed, part_value, read_trace, story
+from everybert.inside.trace import explain_steps, needed, part_value, read_trace
 from everybert.model.config import PRESETS
 from everybert.model.heads import Network
 from everybert.store.huggingface import load_network
@@ -31,7 +31,7 @@ def test_equals_the_fast_path_in_every_family(tmp_path, kind):
     layers = len(network.config.layer_order)
     assert sum(name.endswith("attention.weights") for name in found.values) == layers
     for layer in (0, layers - 1):
-        for step in story(found, layer, network.config.heads - 1):
+        for step in explain_steps(found, layer, network.config.heads - 1):
             for part in step.parts:
                 value = part_value(found, part)
                 assert value.ndim == 2 and len(value) in (1, n) and np.isfinite(value[np.isfinite(value)]).all()
@@ -63,7 +63,7 @@ def test_pre_norm_adds_to_the_stream(pre):
     assert close(found["embeddings"] + found["layers.0.attention.output"], found["layers.0.attention.residual"])
     last = found["layers.0.attention.residual"] + found["layers.0.feed_forward.output"]
     assert close(last, found["layers.0.output"])
-    titles = [step.title for step in story(found)]
+    titles = [step.title for step in explain_steps(found)]
     assert titles.index("LayerNorm") < titles.index("Queries, keys, values"), "pre-norm: before attention"
 
 
@@ -84,7 +84,7 @@ def test_the_equations_are_those_of_the_family(words, name):
     network = Network(config, {"mlm": None}).eval()
     found = read_trace(network, words.tokenizer.encode("the cat"))
     for layer in range(2):
-        equations = " ; ".join(step.equation for step in story(found, layer) if step.group.startswith("Layer"))
+        equations = " ; ".join(step.equation for step in explain_steps(found, layer) if step.group.startswith("Layer"))
         normed = config.norm == "pre" and (layer > 0 or config.first_attention_norm)
         inner = "LN(x)" if normed else "x"
         assert f"x ← x + Attention({inner})" in equations
@@ -97,13 +97,15 @@ def test_story_names_what_it_keeps(words):
     whole = words.trace(TEXT)
     kept = read_trace(words.network, words.tokenizer.encode(TEXT), keep=needed(1))
     assert len(kept.values) < len(whole.values)
-    for step, again in zip(story(whole, 1, 1), story(kept, 1, 1), strict=True):
+    for step, again in zip(explain_steps(whole, 1, 1), explain_steps(kept, 1, 1), strict=True):
         assert step == again
         for part in step.parts:
             assert close(part_value(whole, part), part_value(kept, part))
-    groups = list(dict.fromkeys(step.group for step in story(whole, 1, 1)))
+    groups = list(dict.fromkeys(step.group for step in explain_steps(whole, 1, 1)))
     assert groups == ["Input", "Layer 2, head 2", "Layer 2", "Prediction"]
-    joined = part_value(whole, next(p for s in story(whole) for p in s.parts if p.label == "heads side by side"))
+    joined = part_value(
+        whole, next(p for s in explain_steps(whole) for p in s.parts if p.label == "heads side by side")
+    )
     assert close(joined[:, : words.config.head_size], whole["layers.0.attention.mixed"][0])
 
 
@@ -111,14 +113,14 @@ def test_other_heads_are_traced(labels, qa):
     assert labels.trace("good food")["classify.logits"].shape == (1, 3)
     assert labels.trace("good food")["pooler"].shape == (1, 32)
     assert qa.trace("who eats", "john eats")["answer.logits"].shape[1] == 2
-    assert story(qa.trace("who eats", "john eats"))[-1].title == "The answer head"
+    assert explain_steps(qa.trace("who eats", "john eats"))[-1].title == "The answer head"
 
 
 def test_mistakes_are_one_line(words, monkeypatch):
     found = words.trace("the cat")
     refuses("no 'attention.weights'; it has layers.0.attention.weights", lambda: found["attention.weights"])
-    refuses("there is no layer 2: the model's layers are 0 to 1", story, found, 2)
-    refuses("there is no head 9", story, found, 0, 9)
+    refuses("there is no layer 2: the model's layers are 0 to 1", explain_steps, found, 2)
+    refuses("there is no head 9", explain_steps, found, 0, 9)
     refuses("102 tokens, the model reads 64", words.trace, "cat " * 100)
-    monkeypatch.setattr(module, "LIMIT", 10_000)
+    monkeypatch.setattr(module, "MOST_BYTES", 10_000)
     refuses("GiB of intermediates; give a shorter text", words.trace, "the cat")

@@ -18,12 +18,13 @@ import everybert
 from everybert.corpus.packs import PackStream
 from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
-from everybert.inference.export import Padded, export_hf
+from everybert.inference.export import export_hf
 from everybert.inference.model import Model
 from everybert.model.attention import Pattern, attend, watched, windowed
 from everybert.model.config import EncoderConfig, preset
 from everybert.model.encoder import Encoder
 from everybert.model.heads import Network
+from everybert.model.padded import Padded
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network, save_network
 from everybert.store.layouts import LAYOUTS

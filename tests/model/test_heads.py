@@ -35,9 +35,10 @@ def test_shapes_and_forms_of_every_family(name):
     assert torch.allclose(model.mlm_logits(x_TH, torch.tensor([4, 1])), model.mlm_logits(x_TH)[[4, 1]], atol=1e-6)
     for head, form in zip(("classify", "choose", "tag"), FORMS[name]):
         module = model.heads[head]
-        assert module.form == ("linear" if form == "pooler" and head == "choose" and "roberta" in name else form)
         assert model.reads_pooler(head) == (form == "pooler")
         assert (module.dense is not None) == (form in ("tanh", "relu", "norm"))
+        assert (module.norm is not None) == (form == "norm")
+        assert module.dense is None or module.activation == {"norm": "gelu"}.get(form, form)
 
 
 @torch.no_grad()

@@ -11,9 +11,11 @@ from safetensors.torch import load_file
 from tiny_models import CLASSES, EVERY, STEMS, make
 from torch.nn import functional as F
 
-from everybert.model.losses import choice_loss, label_loss, span_loss
+from everybert.model.losses import label_loss
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network, save_network, to_transformers
+from everybert.tasks.answer import span_loss
+from everybert.tasks.choose import choice_loss
 
 FAMILIES = list(STEMS)
 LENGTHS = (1, 30, 3, 38, 17, 17)

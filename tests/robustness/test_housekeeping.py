@@ -157,6 +157,27 @@ def test_modules_have_no_mutable_state():
     assert not wrong, wrong
 
 
+# ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+NO_LEGEND = {"model/kernels.py", "corpus/shards.py"}  # letters of Triton's own kind; a table of files
+
+
+def test_legends_name_every_letter_of_a_files_tensors():
+    """`x_TH` is tokens × hidden: the legend in the docstring of a file says so for the names that it defines."""
+    wrong = []
+    for path, tree in TREES.items():
+        nodes = list(ast.walk(tree))
+        names = {node.arg for node in nodes if isinstance(node, ast.arg)}
+        names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        shapes = [m[1] for name in names if (m := re.fullmatch(r"[a-z][a-z0-9_]*_([A-Z0-9]*[A-Z][A-Z0-9n]*)", name))]
+        _, _, legend = (ast.get_docstring(tree) or "").partition("Legend: ")
+        used = {letter for shape in shapes for letter in re.findall("[A-Zn]", shape)}
+        unknown = used - set(re.findall(r"\w+", legend))
+        if unknown and place(path) not in NO_LEGEND:
+            wrong.append(f"{place(path)}: {', '.join(sorted(unknown))}")
+    assert not wrong, wrong
+
+
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 REPLACED = {

@@ -10,8 +10,9 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everybert.model.ragged import Ragged
 from everybert.tasks import AnswerQuestions, answer, load_task
-from everybert.tasks.answer import Passage, best_over, best_spans, normalise, thresholds
+from everybert.tasks.answer import Passage, best_over, best_spans, log_partition, normalise, thresholds
 from everybert.tasks.task import WindowConfig, batch
 from everybert.text.windows import windows
 
@@ -20,6 +21,15 @@ HEAD = ("ForQuestionAnswering",)
 
 def context_of(draw, size):
     return " ".join(draw.choice(tiny.WORDS[:40], size))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8))
+def test_the_softmax_of_each_sequence_does_not_overflow(lengths):
+    torch.manual_seed(1)
+    batch = Ragged.of([[0] * n for n in lengths])
+    logits = torch.randn(sum(lengths)) * 50  # far beyond what exp of fp32 holds without the shift
+    for mine, part in zip(log_partition(logits, batch), batch.split(logits)):
+        torch.testing.assert_close(mine, part.logsumexp(0))
 
 
 @settings(max_examples=40, deadline=None)

@@ -9,7 +9,7 @@ from refusals import refuses
 
 from everybert.store.huggingface import load_network
 from everybert.tasks import Classify, Regress, load_task
-from everybert.tasks.task import Encoded, WindowConfig, batch, lay
+from everybert.tasks.task import Encoded, WindowConfig, batch, make_features
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.windows import windows
 
@@ -46,7 +46,7 @@ def test_a_long_text_is_the_mean_of_its_windows(bert):
     logits, weights = [], []
     for w in windows(len(parts), task.window.size - 2, task.window.overlap):
         ids = tokenizer.build(parts[w.start : w.stop])[0]
-        one = lay([[Encoded(ids)]], loaded.config, task.window.size, [0])
+        one = make_features([[Encoded(ids)]], loaded.config, task.window.size, [0])
         logits.append(task.example_logits(loaded.network, one)[0])
         weights.append(w.own_stop - w.own_start)
     expected = task.probabilities(np.average(logits, axis=0, weights=weights)[None])[0]

@@ -18,7 +18,7 @@ import everybert
 from everybert.errors import EverybertError
 from everybert.tasks.metrics import ranking_scores
 from everybert.tasks.rank import Rank
-from everybert.training.finetune import split
+from everybert.training.finetune import hold_out
 
 QUERY, TEXTS = "the dog", ["a cat eats", "the food was bad", "who is john", "paris", "the dog eats food"]
 
@@ -161,7 +161,7 @@ def test_fine_tuning_learns_and_cross_encoder_reads_it(tmp_path, mode):
 
 
 def test_the_pairs_of_a_query_are_held_out_together():
-    kept, held = split(Rank.read(list(rows(0))), 0, Rank.grouped)
+    kept, held = hold_out(Rank.read(list(rows(0))), 0, Rank.grouped)
     queries = [{query for query, _ in part.inputs} for part in (kept, held)]
     assert [len(some) for some in queries] == [54, 6] and not queries[0] & queries[1]
 

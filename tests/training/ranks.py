@@ -98,7 +98,7 @@ def launch(size: int, work) -> list[int]:
 
 def watch(rank: int, stop: int | None, notes: dict) -> None:
     """Note which packs this rank sees, and the norms of its gradients; ask to stop in step `stop`."""
-    steps, step = data.Setting.steps, optim.Optimizer.step
+    steps, step = data.RunContext.steps, optim.Optimizer.step
 
     def watched_steps(self, start, total, place):
         for n, share in enumerate(steps(self, start, total, place), start):
@@ -112,7 +112,7 @@ def watch(rank: int, stop: int | None, notes: dict) -> None:
         notes["norms"].append(float(norm))
         return norm
 
-    data.Setting.steps, optim.Optimizer.step = watched_steps, watched_step
+    data.RunContext.steps, optim.Optimizer.step = watched_steps, watched_step
 
 
 def train(corpus: str, out: pathlib.Path, size: int, stop=None, before=None, **changes) -> dict:

@@ -9,7 +9,7 @@ from toy import tiny_recipe
 from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.data import Place, Setting
+from everybert.training.data import Place, RunContext
 from everybert.training.distributed import World
 
 
@@ -17,7 +17,7 @@ def setting(folder, recipe, rank=0, ranks=1):
     found = Corpus.open(folder)
     tokenizer = Tokenizer.load(found.tokenizer_path)
     layout = ExampleLayout.of(tokenizer)
-    return Setting(recipe, folder, found, tokenizer, layout, torch.device("cpu"), World(rank, ranks))
+    return RunContext(recipe, folder, found, tokenizer, layout, torch.device("cpu"), World(rank, ranks))
 
 
 def feed(folder, rank=0, ranks=1, **run):

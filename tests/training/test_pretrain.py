@@ -24,7 +24,7 @@ from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import checkpoint, loop, pretrain
-from everybert.training.data import Place, Setting
+from everybert.training.data import Place, RunContext
 from everybert.training.recipe import Recipe, names
 from everybert.training.step import Compute
 
@@ -257,7 +257,7 @@ def test_accumulation_is_the_large_batch(corpus):
     recipe = tiny_recipe(batch__tokens=1024, model__dropout=0.0, model__attention_dropout=0.0)
     opened = Corpus.open(corpus)
     tokenizer = Tokenizer.load(opened.tokenizer_path)
-    setting = Setting(
+    setting = RunContext(
         recipe, corpus, opened, tokenizer, ExampleLayout.of(tokenizer), torch.device("cpu"), pretrain.World()
     )
     step = next(setting.steps(0, 1, Place()))

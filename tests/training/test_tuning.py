@@ -159,7 +159,7 @@ def test_control_c_keeps_the_best_so_far(base, tmp_path, monkeypatch):
 
     def interrupt(self, progress):
         result = real(self, progress)
-        if progress.step >= 2 * self.each:
+        if progress.step >= 2 * self.steps_per_epoch:
             signal.raise_signal(signal.SIGINT)
         return result
 

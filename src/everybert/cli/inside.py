@@ -34,11 +34,11 @@ def explain(
     use: LectureOptions,
 ) -> Output:
     """Every step of the forward pass, from text to prediction. Layers and heads are printed counted from 1."""
-    from everybert.inside.trace import needed, part_value, story
+    from everybert.inside.trace import explain_steps, needed, part_value
 
     model = use.load()
     trace = model.trace(refuse_files([text])[0], pair, keep=needed(layer))
-    steps = story(trace, layer, head)
+    steps = explain_steps(trace, layer, head)
     shapes = [[{"name": p.name, "label": p.label, "shape": part_value(trace, p).shape} for p in s.parts] for s in steps]
     found = [{**asdict(step), "parts": parts} for step, parts in zip(steps, shapes)]
 

@@ -197,7 +197,7 @@ def _start(parent: int, encoder: DocumentEncoder) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=exit_with_parent, daemon=True).start()
-    vars(multiprocessing.current_process())["encoder"] = encoder
+    vars(multiprocessing.current_process())["encoder"] = encoder  # state of this worker; a module has none
 
 
 def _encode(documents: list[Document]) -> EncodedDocuments:

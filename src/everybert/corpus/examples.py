@@ -8,7 +8,7 @@ Legend: D documents in the block, S sentences, U sentences or pieces of long one
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from everybert.corpus.masking import below, bits, make_key, uniform
 from everybert.corpus.shards import Corpus, offsets, ranges
 from everybert.errors import EverybertError
 
-Kind = Literal["pairs", "order", "full", "document"]
-KINDS: tuple[Kind, ...] = ("pairs", "order", "full", "document")
+ExampleKind = Literal["pairs", "order", "full", "document"]
+KINDS: tuple[ExampleKind, ...] = get_args(ExampleKind)
 UNLABELLED = -100
 LANE = 1 << 14  # documents with more tokens than this are planned as several, to keep planning fast
 
@@ -26,7 +26,7 @@ LANE = 1 << 14  # documents with more tokens than this are planned as several, t
 class ExampleConfig:
     """How training examples are made."""
 
-    kind: Kind = "pairs"
+    kind: ExampleKind = "pairs"
     """pairs: BERT's next or random sentence; order: ALBERT's swapped halves; full and document: RoBERTa's
     full sentences, across documents or within one."""
     length: int = 128
@@ -268,7 +268,9 @@ def _walk(block: Block, config: ExampleConfig, room: int, key: np.ndarray) -> Ch
     return Chunks(*(np.concatenate(column) for column in zip(*rows)))
 
 
-def _next_chunks(block, config: ExampleConfig, room: int, key, cursor, stop, d) -> Chunks:
+def _next_chunks(
+    block: Block, config: ExampleConfig, room: int, key: np.ndarray, cursor: np.ndarray, stop: np.ndarray, d: np.ndarray
+) -> Chunks:
     """One chunk per cursor: sentences up to a target length, split at a random sentence boundary.
 
     The target is `room` or, with `short_probability`, uniform in 2 … room (Devlin et al. 2019, appendix A.2).

@@ -10,7 +10,7 @@ Legend: T tokens in the pack, B sequences, P parts of sequences, U units, M mask
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -66,7 +66,7 @@ def permutation(key: ArrayLike, n: int) -> np.ndarray:
 # ── masks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 Strategy = Literal["token", "word", "span", "pmi"]
-STRATEGIES: tuple[Strategy, ...] = ("token", "word", "span", "pmi")
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class MaskingConfig:
         return weight / weight.sum()
 
 
-class Text(NamedTuple):
+class PackText(NamedTuple):
     """The tokens of a pack and the positions of its text between the special tokens."""
 
     tokens_T: np.ndarray
@@ -178,7 +178,7 @@ class Masker:
         at_least = np.append(1.0, np.cumsum(lengths[::-1])[::-1])
         self.first_cdf = np.cumsum(at_least / at_least.sum())[:-1]
 
-    def __call__(self, text: Text, key_B: np.ndarray, rate: float | None = None) -> Masked:
+    def __call__(self, text: PackText, key_B: np.ndarray, rate: float | None = None) -> Masked:
         """Mask a pack; each sequence has its own key. `rate` replaces the configured one."""
         rate = self.config.rate if rate is None else rate
         self.config.check_rate(rate)
@@ -206,7 +206,7 @@ class Masker:
         draw = below(key, index, self.cumulative[-1])
         return self.ordinary[np.searchsorted(self.cumulative, draw, side="right")]
 
-    def units(self, text: Text, key_B: np.ndarray) -> tuple[Units, np.ndarray]:
+    def units(self, text: PackText, key_B: np.ndarray) -> tuple[Units, np.ndarray]:
         """The units of a pack, and the number of tokens in each sequence that may be masked."""
         place = ranges(text.part_start_P, text.part_length_P)
         token = text.tokens_T[place]
@@ -253,7 +253,7 @@ class Masker:
         )
 
 
-def neighbours(text: Text, reverse: bool) -> Masked:
+def neighbours(text: PackText, reverse: bool) -> Masked:
     """The targets of a causal model: nothing is masked, each token's target is the next one, or the previous one."""
     edge = text.sequence_offsets_B1[:-1] if reverse else text.sequence_offsets_B1[1:] - 1
     index = np.delete(np.arange(len(text.tokens_T)), edge)

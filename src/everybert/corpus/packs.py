@@ -25,7 +25,7 @@ from everybert.corpus.masking import (
     Masked,
     Masker,
     MaskingConfig,
-    Text,
+    PackText,
     below,
     make_key,
     neighbours,
@@ -131,8 +131,7 @@ class PackStream:
                 f"examples = {self.examples.kind!r} needs documents of two sentences or more: put a document's "
                 "sentences into one document, or choose examples = 'full'"
             )
-        pairs = self.examples.kind == "pairs"
-        self.random_segments = RandomSegments(corpus) if pairs else None
+        self.random_segments = RandomSegments(corpus) if self.examples.kind == "pairs" else None
         unigram = corpus.unigram() if self.masking.replacement == "unigram" else None
         if phrases is None and self.masking.strategy == "pmi" and (mined := corpus.collocations()) is not None:
             phrases = Phrases(mined)
@@ -143,7 +142,7 @@ class PackStream:
         self._plan: tuple[tuple[int, int], Plan] | None = None
 
     def content_epoch(self, epoch: int) -> int:
-        """The epoch of which this one repeats the examples and masks: itself, or one of the static duplicates."""
+        """The epoch whose examples and masks this one has: its own, or those of a static duplicate."""
         return epoch % self.masking.static_duplicates if self.masking.static_duplicates else epoch
 
     def plan(self, epoch: int, block: int) -> Plan:
@@ -204,7 +203,7 @@ class PackStream:
 
     def mask(
         self, examples: ExampleRanges, epoch: int, rate: float | None = None
-    ) -> tuple[Text, np.ndarray, np.ndarray, Masked]:
+    ) -> tuple[PackText, np.ndarray, np.ndarray, Masked]:
         """(text, segments, keys, masked): examples with the masks of an epoch, or with a causal model's targets."""
         text, segments = self.assemble(examples)
         key_B = make_key(self.seed, 6, self.content_epoch(epoch), examples.id_E)
@@ -236,7 +235,7 @@ class PackStream:
             pack["span_place"] = masked.index_M - masked.unit_start_M + 1
         return pack
 
-    def assemble(self, examples: ExampleRanges) -> tuple[Text, np.ndarray]:
+    def assemble(self, examples: ExampleRanges) -> tuple[PackText, np.ndarray]:
         """(tokens, segments): the class token, the parts, and separators between and after them."""
         length_P, parts_E = examples.part_length_P, examples.parts_E
         number_P = ranges(np.zeros_like(parts_E), parts_E)
@@ -250,4 +249,5 @@ class PackStream:
         source = examples.part_start_P
         tokens[ranges(start_P, length_P)] = self.corpus.gather(source, source + length_P)
         segments = np.repeat(number_P if self.examples.paired else np.zeros_like(number_P), size_P)
-        return Text(tokens, sequence_offsets, start_P, length_P, np.repeat(np.arange(len(examples)), parts_E)), segments
+        sequence_P = np.repeat(np.arange(len(examples)), parts_E)
+        return PackText(tokens, sequence_offsets, start_P, length_P, sequence_P), segments

@@ -5,6 +5,8 @@ log p(w1 … wn) − Σ log p(part). So "New York" scores high and "the New York
 
 Words are runs of tokens. N-grams are counted for one n after the other, and only where both (n−1)-grams in them are
 frequent: the numbers of these two identify the n-gram.
+
+Legend: V vocabulary, N frequent n-grams of one length.
 """
 
 from collections.abc import Callable, Iterable

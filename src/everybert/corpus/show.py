@@ -1,6 +1,6 @@
 """Training examples as slides print them: tokens, segments, labels, and the masks that several epochs draw.
 
-Legend: T tokens of an example, M its predicted tokens.
+Legend: E examples, T tokens of an example, M its predicted tokens.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from everybert.corpus.build import build_corpus
-from everybert.corpus.examples import ExampleConfig, Kind
+from everybert.corpus.examples import ExampleConfig, ExampleKind
 from everybert.corpus.masking import MaskingConfig, Strategy
 from everybert.corpus.packs import PackStream
 from everybert.corpus.pmi import Phrases
@@ -68,7 +68,7 @@ def as_lines(one: dict[str, Any]) -> Iterator[str]:
 def text_examples(
     text: str,
     tokenizer: Tokenizer,
-    kind: Kind = "pairs",
+    kind: ExampleKind = "pairs",
     strategy: Strategy = "token",
     rate: float = 0.15,
     static: bool = False,

@@ -1,1 +1,1 @@
-"""Scores: GLUE, SQuAD, BLiMP, and checks of data and speed."""
+"""Scores: GLUE, SQuAD, BLiMP and sweeps; and a check of labelled data."""

@@ -95,7 +95,7 @@ def doctor(
 ) -> Diagnosis:
     """Check labelled data. With a `model`, lengths and pieces are those of its tokenizer."""
     kind = task_class(task)
-    view = VIEWS[task]
+    view = VIEWS.get(task, View())
     sources = {"train": data} if dev is None else {"train": data, "dev": dev}
     sets = {name: kind.read(source, columns, skip_bad=True) for name, source in sources.items()}
     counts = {name: Counter(x for t in e.targets for x in view.labels(t)) for name, e in sets.items()}
@@ -131,7 +131,7 @@ def plain(text: str) -> str:
 
 
 def finding(severity: Severity, kind: str, message: str, remedy: str, examples: Sequence[str]) -> list[Finding]:
-    """A finding about as many rows as there are examples, the first of which are shown; none without examples."""
+    """A finding about the rows `examples`, of which the first few are shown; an empty list if there are none."""
     lines = [" ".join(str(e).split()) for e in examples[:SHOWN]]
     shown = tuple(line if len(line) <= 160 else line[:159] + "…" for line in lines)
     return [Finding(severity, kind, message, remedy, len(examples), shown)] if examples else []
@@ -224,8 +224,6 @@ def check_tokens(
 
 VIEWS = {
     "classify": View(labels=lambda t: t if isinstance(t, tuple) else [t]),
-    "regress": View(),
-    "rank": View(),
     "tag": View(
         sequences=lambda words: [" ".join(words)],
         labels=lambda tags: (t[2:] if t[1:2] == "-" else t for t in tags if t != "O" and t[:2] not in ("I-", "E-")),

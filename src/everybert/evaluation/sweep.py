@@ -33,7 +33,7 @@ from everybert.training.recipe import Recipe, read_value
 RECORD = "scores.json"
 
 
-class Then(NamedTuple):
+class LabelledSet(NamedTuple):
     """A labelled set on which every run is fine-tuned."""
 
     name: str
@@ -136,22 +136,22 @@ def read_values(key: str, text: str) -> list[Any]:
     return [tuple(read_value(value) for value in part.split("/")) for part in parts]
 
 
-def read_then(text: str) -> list[Then]:
+def read_then(text: str) -> list[LabelledSet]:
     """NAME=TRAIN,DEV or NAME:TASK=TRAIN,DEV; or a folder of one or more GLUE tasks."""
     name, given, files = text.partition("=")
     if not given:
-        return [Then(found, TASKS[found].task, *task_data(found, path)) for found, path in find_tasks(text).items()]
+        return [LabelledSet(n, TASKS[n].task, *task_data(n, path)) for n, path in find_tasks(text).items()]
     name, _, task = name.partition(":")
     train, _, dev = (Path(file) for file in files.partition(","))
     task_class(task or "classify")
     for file in (train, dev):
         if not file.is_file():
             raise EverybertError(f"then {text}: {file} is not a file; write NAME=TRAIN,DEV, or a GLUE task's folder")
-    return [Then(name, task or "classify", train, dev, {})]
+    return [LabelledSet(name, task or "classify", train, dev, {})]
 
 
 def run_one(
-    cell: Cell, number: int, corpus: str | Path, out: Path, sets: list[Then], settings: dict[str, Any], how: Any
+    cell: Cell, number: int, corpus: str | Path, out: Path, sets: list[LabelledSet], settings: dict[str, Any], how: Any
 ) -> bool:
     """Run what is missing of one seed of a cell, and add its scores; False if it was interrupted."""
     recipe = cell.recipes[number]

@@ -1,1 +1,1 @@
-"""The Model users hold, and the engine behind it."""
+"""The `Model` that users hold, and what is done with it: vectors, files of predictions, exports."""

@@ -12,12 +12,17 @@ import torch
 from everybert.model.config import PRESETS, EncoderConfig
 from everybert.model.heads import HEADS, Network
 from everybert.model.lora import AdapterSet, LoraConfig
+from everybert.store import config_json, layouts
+from everybert.store.adapters import read_bundle
 from everybert.store.hub import resolve
 from everybert.store.huggingface import SkipInit, read_config, read_extras
 from everybert.store.sentence_transformers import encoder_folder, read_pooling
+from everybert.store.weights import INT8, open_weights
 from everybert.tasks import TASKS, task_class
+from everybert.text.formats import has_tokenizer
+from everybert.text.tokenizer import Tokenizer
 
-PUBLISHED = ("data", "tokens", "hardware", "chip_days", "glue", "squad", "source", "memory")
+PUBLISHED_COLUMNS = ("data", "tokens", "hardware", "chip_days", "glue", "squad", "source", "memory")
 TABLES: dict[str, Any] = tomllib.loads((files("everybert.inference") / "describe.toml").read_text("utf-8"))
 
 
@@ -52,12 +57,6 @@ def describe_preset(name: str, config: EncoderConfig) -> dict[str, Any]:
 
 def describe_folder(folder: Path, allow_pickle: bool = False) -> dict[str, Any]:
     """A folder as plain data, from its config.json and the headers of its weights."""
-    from everybert.inference.model import has_tokenizer
-    from everybert.store import config_json, layouts
-    from everybert.store.adapters import read_bundle
-    from everybert.store.weights import INT8, open_weights
-    from everybert.text.tokenizer import Tokenizer
-
     inner = encoder_folder(folder)
     config, raw = read_config(inner)
     shapes = open_weights(inner, allow_pickle).shapes
@@ -101,7 +100,7 @@ def _shape(config: EncoderConfig) -> dict[str, Any]:
 
 
 def _about(name: str, config: EncoderConfig, counts: dict[str, int], heads: Container[str] = ()) -> dict[str, Any]:
-    """The shape of a model, its parameters by part, and those that heads which it has not would add."""
+    """The shape of a model, its parameters by part, and those that further heads would add."""
     more = {head: count for head, count in head_parameters(config).items() if head not in heads}
     sizes = {"parameters": counts, "total": sum(counts.values()), "heads_would_add": more}
     return {"name": name, **_shape(config), **sizes}
@@ -116,7 +115,7 @@ def compare() -> list[dict[str, Any]]:
         share = total / rows[0]["total"] if rows else 1.0  # of BERT-base, the first
         row = {"name": name, "total": total, "share": share, **_shape(config)}
         row["objective"] = TABLES["objectives"][config.family]
-        rows.append(row | dict.fromkeys(PUBLISHED) | TABLES["published"].get(name, {}))
+        rows.append(row | dict.fromkeys(PUBLISHED_COLUMNS) | TABLES["published"].get(name, {}))
     return rows
 
 

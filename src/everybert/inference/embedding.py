@@ -2,7 +2,8 @@
 
 Of many texts, some are tokenized while those before them are computed; see `pooled_runs` for what an accelerator needs.
 
-Legend: N texts, P pieces (sequences, several for a long text), M pooling modes, T tokens in the batch, H hidden.
+Legend: N texts, P pieces (sequences, several for a long text), M pooling modes, T tokens in the batch, n tokens of a
+piece, H hidden.
 """
 
 from collections import deque
@@ -93,8 +94,7 @@ def embed(
         return [replace(p, at=max(p.at, skip)) for p in pieces if p.end > skip] if skip else pieces
 
     runs = ahead(tokenize, _runs(texts, CHARACTERS[on_cpu(network)]))
-    pooled = pooled_runs(network, (list(map(split, ids)) for ids in runs), pooling)
-    found = np.concatenate([*pooled])
+    found = np.concatenate([*pooled_runs(network, (list(map(split, ids)) for ids in runs), pooling)])
     found[np.array(read) == 0] = 0
     return Embedded(pooling.finish(torch.from_numpy(found)).numpy(), read, cut)
 
@@ -184,14 +184,14 @@ def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Call
 
     inputs = Inputs([piece.ids for piece in pieces])
     if pooling.layers:
-        encode_layers(network, inputs, lambda w, batch, x: read(w, batch, token_vectors(x[-1], x, pooling)))
+        encode_layers(network, inputs, lambda w, batch, x: read(w, batch, pooled_states(x[-1], x, pooling)))
     else:
         encode(network, inputs, read, budget=max(1, TERMS // width) if pooling.splade else None)
     pooled = fetched(out_PMH)
     return lambda: _combined(pooled(), pieces, owners, pooling.modes, len(texts))
 
 
-def token_vectors(x_TH: Tensor, states: list[Tensor], pooling: Pooling) -> Tensor:
+def pooled_states(x_TH: Tensor, states: list[Tensor], pooling: Pooling) -> Tensor:
     """The vectors that are pooled: those of the last layer, or the weighted mean of the L + 1 hidden states."""
     if not pooling.layers:
         return x_TH

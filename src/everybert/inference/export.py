@@ -3,17 +3,15 @@
 The ONNX graph is traced from the network's own modules over a padded batch. The names of its inputs and outputs are
 those of the ecosystem's ONNX folders.
 
-Legend: T tokens in the batch, B sequences, N tokens of a padded sequence, H hidden, A heads, D head size, C labels,
-S texts.
+Legend: T tokens in the batch, B sequences, N tokens of a padded sequence, H hidden, S texts.
 """
 
 import logging
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +19,11 @@ from torch.nn import functional as F
 
 from everybert.errors import EverybertError
 from everybert.files import atomic_folder, read_json, write_json
-from everybert.inference.embedding import token_vectors
+from everybert.inference.embedding import pooled_states
 from everybert.inference.model import Model, load, pick_dtype
-from everybert.model.attention import Bias, Heads, Pattern
 from everybert.model.heads import SEQUENCE_HEADS, FeatureHead, Network, head_logits
 from everybert.model.int8 import supported
+from everybert.model.padded import Padded
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.store.adapters import is_adapter
@@ -43,8 +41,8 @@ TOLERANCE = 1e-4
 """Largest difference from torch, relative to the largest value if that is above 1."""
 ONE_FILE = 1_900_000_000
 """Bytes of weights that fit into the graph's file (protobuf is limited to 2 GiB). Larger models have a second file."""
-HEADS: dict[str, str | None] = {"hidden": None, "embed": None, "fill": "mlm", "next": "nsp"}
-HEADS |= {name: TASKS[name].head for name in ("classify", "regress", "rank", "tag", "answer")}
+HEAD_OF: dict[str, str | None] = {"hidden": None, "embed": None, "fill": "mlm", "next": "nsp"}
+HEAD_OF |= {name: TASKS[name].head for name in ("classify", "regress", "rank", "tag", "answer")}
 """The head that each task of a graph needs."""
 
 
@@ -71,10 +69,10 @@ def natural_task(model: Model) -> str:
     """The task of a model: the one it was trained for, embed, that of a task head, fill, next, else hidden."""
     trained, heads = str((model.extras.get("task") or {}).get("task")), model.network.heads
     embeds = (model.pooling.published and model.pooling.vectors == "embed") or trained == "embed"
-    if embeds and str(HEADS.get(trained)) not in heads:
+    if embeds and str(HEAD_OF.get(trained)) not in heads:
         return "embed"
     named = (str(model.main_task()), "fill", "next")
-    return next((task for task in named if str(HEADS.get(task)) in heads), "hidden")
+    return next((task for task in named if str(HEAD_OF.get(task)) in heads), "hidden")
 
 
 def _refuse_existing(out: str | Path) -> Path:
@@ -130,11 +128,11 @@ class Graph(nn.Module):
         self.network: Network = model.network
         self.task, self.config = task, model.config
         self.pooling = model.pooling
-        if task not in HEADS:
-            raise EverybertError(f"there is no task {task!r} to export; choose one of {', '.join(HEADS)}")
-        head, heads = HEADS[task], self.network.heads
+        if task not in HEAD_OF:
+            raise EverybertError(f"there is no task {task!r} to export; choose one of {', '.join(HEAD_OF)}")
+        head, heads = HEAD_OF[task], self.network.heads
         if head is not None and head not in heads:
-            has = ", ".join(t for t, h in HEADS.items() if h is None or h in heads)
+            has = ", ".join(t for t, h in HEAD_OF.items() if h is None or h in heads)
             raise EverybertError(f"this model has no {head} head, which {task} needs; it can be exported for: {has}")
         if task == "embed" and self.pooling.vectors != "embed":
             raise EverybertError("this model makes no single vectors; export fill (SPLADE) or hidden (ColBERT)")
@@ -149,13 +147,13 @@ class Graph(nn.Module):
 
     def outputs(self, batch: Ragged) -> dict[str, Tensor]:
         """The outputs by name, with a row per token or per sequence, for ragged and padded batches alike."""
-        head = HEADS[self.task]
+        head = HEAD_OF[self.task]
         if head is None:
             states: list[Tensor] = []
             x_TH = self.network.encoder(batch, states)
             found = {"last_hidden_state": x_TH}
             if self.task == "embed":
-                vectors_TH = token_vectors(x_TH, states, self.pooling)
+                vectors_TH = pooled_states(x_TH, states, self.pooling)
                 pooled = [pool(vectors_TH, batch, mode) for mode in self.pooling.modes]
                 found["sentence_embedding"] = self.pooling.finish(torch.cat(pooled, dim=-1))
             elif self.network.pooler is not None:
@@ -182,78 +180,8 @@ class Graph(nn.Module):
 
     def per_token(self, output: str) -> bool:
         """Whether an output has a row per token, rather than per sequence."""
-        head = HEADS[self.task]
+        head = HEAD_OF[self.task]
         return output == "last_hidden_state" if head is None else head not in SEQUENCE_HEADS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Padded(Ragged):
-    """B sequences padded to N tokens, concatenated: for ONNX graphs, and for tokens that none attends to.
-
-    Positions count from the left, so the padding must be on the right, as it is for every tokenizer here.
-    """
-
-    visible_BN: Tensor
-    """bool: False for padding."""
-
-    @classmethod
-    def of(  # type: ignore[override]
-        cls, ids_BN: Tensor, visible_BN: Tensor, segments_BN: Tensor | None = None, globals_BN: Tensor | None = None
-    ) -> "Padded":
-        """A batch from the inputs of an ONNX model. Their sizes may be symbols."""
-        count, size = ids_BN.shape
-        return cls(
-            tokens_T=ids_BN.flatten(),
-            offsets_B1=torch.arange(count + 1, device=ids_BN.device) * size,
-            lengths=(),
-            positions_T=torch.arange(size, device=ids_BN.device)[None].expand(count, size).flatten(),
-            segments_T=None if segments_BN is None else segments_BN.flatten(),
-            globals_T=None if globals_BN is None else globals_BN.flatten(),
-            visible_BN=visible_BN,
-        )
-
-    def square(self, x: Tensor) -> Tensor:
-        """A per-token tensor (B·N, …) as (B, N, …)."""
-        return x.unflatten(0, self.visible_BN.shape)
-
-    @property
-    def last_B(self) -> Tensor:
-        """Index of each sequence's last token before the padding."""
-        return self.first_B + self.visible_BN.sum(1) - 1
-
-    @property
-    def counts_B(self) -> Tensor:
-        """fp32: tokens per sequence, without padding."""
-        return self.visible_BN.sum(1).float()
-
-    def reduce(self, x_TH: Tensor, how: Literal["mean", "max"]) -> Tensor:
-        """(B·N, H) → (B, H): the mean or maximum over the tokens of each sequence, without padding."""
-        x_BNH, visible_BN1 = self.square(x_TH), self.visible_BN[..., None]
-        if how == "max":
-            return x_BNH.masked_fill(~visible_BN1, torch.finfo(x_TH.dtype).min).amax(1)
-        total_BH = (x_BNH.float() * visible_BN1).sum(1)
-        return (total_BH / visible_BN1.sum(1).clamp(min=1)).to(x_TH.dtype)
-
-    def attend(  # type: ignore[override]
-        self, qkv: Heads, pattern: Pattern, own: Heads | None, bias: Bias | None = None
-    ) -> Tensor:
-        """Attention over all pairs of each padded sequence, with a mask. No dropout."""
-        real = self.visible_BN[:, None, None]  # (B, 1, 1, N), over keys
-        at = torch.arange(self.visible_BN.shape[1], device=real.device)
-        if own is None or self.globals_T is None:
-            mixed = self._attend(qkv, pattern.visible(at, at) & real, bias)
-        else:
-            marked = self.square(self.globals_T)
-            mixed = self._attend(qkv, (pattern.visible(at, at) | marked[:, None, None]) & real)
-            mixed = torch.where(marked[:, None, :, None], self._attend(own, real), mixed)
-        return mixed.transpose(1, 2).flatten(0, 1)
-
-    def _attend(self, qkv: Heads, seen: Tensor, bias: Bias | None = None) -> Tensor:
-        """(B, A, N, D). Unseen scores get the least finite number: −∞ would make rows of padding NaN."""
-        q, k, v = (self.square(x).transpose(1, 2) for x in qkv)
-        least = torch.full((), torch.finfo(q.dtype).min, dtype=q.dtype, device=q.device)
-        added = torch.zeros_like(least) if bias is None else bias(q, k)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.where(seen, added, least))
 
 
 def _trace(graph: Graph, path: Path) -> None:

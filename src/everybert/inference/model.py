@@ -1,6 +1,6 @@
 """The Model that users hold: a network, its tokenizer, and everything that the two can do together.
 
-Legend: L layers, A heads, H hidden, n tokens of one sequence, M masked positions, V vocabulary.
+Legend: N texts, T tokens in the batch, n tokens of one sequence, H hidden, L layers, A heads.
 """
 
 import warnings
@@ -26,7 +26,7 @@ from everybert.inside.masked import Candidate, mask_id, pieces_of
 from everybert.inside.neighbours import Neighbours, find_neighbours
 from everybert.inside.trace import Trace, read_trace
 from everybert.model.config import EncoderConfig
-from everybert.model.engine import Inputs, encode, pick_device, run_head
+from everybert.model.engine import Inputs, device_of, encode, pick_device, run_head
 from everybert.model.fp8 import to_fp8
 from everybert.model.heads import FeatureHead, Network
 from everybert.model.int8 import to_int8
@@ -46,7 +46,7 @@ from everybert.tasks.dataset import as_texts
 from everybert.tasks.rank import Ranked, relevance
 from everybert.tasks.tag import Span, Words
 from everybert.tasks.task import Task
-from everybert.text.formats import FILES as TOKENIZER_FILES
+from everybert.text.formats import has_tokenizer
 from everybert.text.tokenizer import Encoding, Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -162,11 +162,6 @@ def pick_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return found
 
 
-def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has a tokenizer of any kind."""
-    return any((folder / file).is_file() for file in TOKENIZER_FILES)
-
-
 class Model:
     """An encoder with its heads and its tokenizer. Made by `everybert.load`, or from a network of your own.
 
@@ -222,7 +217,7 @@ class Model:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.network.encoder.embeddings.token.weight.device
+        return device_of(self.network.encoder)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -507,7 +502,7 @@ class Model:
 
     def predict(self, name: str, inputs: Sequence[Any], adapter: str | None = None, **options: Any) -> Iterator[Any]:
         """The predictions of a task for any number of inputs, in order, as they are computed."""
-        kinds = [isinstance(x, tuple | list) for x in inputs] if name == "classify" and adapter is None else [False]
+        kinds = [False] if adapter is not None else [isinstance(x, tuple | list) for x in inputs]
         kinds = [True] if options.get("labels") is not None else kinds  # each text is read as a pair with each label
         defaults = {kind: self.adapter_for(name, kind) for kind in set(kinds)}
         if len(set(defaults.values())) > 1:  # texts and pairs in one list, each with an adapter of its own

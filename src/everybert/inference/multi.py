@@ -15,6 +15,7 @@ from everybert.errors import EverybertError
 from everybert.inference.embedding import specials
 from everybert.model.engine import Inputs, Read, device_of, encode, run_batches
 from everybert.model.heads import Network
+from everybert.model.padded import Padded
 from everybert.model.ragged import Ragged
 from everybert.store.sentence_transformers import Pooling
 from everybert.text.tokenizer import Tokenizer
@@ -23,7 +24,6 @@ from everybert.text.windows import cover
 
 def encode_filled(network: Network, ids: Sequence[Sequence[int]], real: Sequence[int], read: Read) -> None:
     """As the engine's `encode`, but of each sequence only the first `real` tokens are attended to."""
-    from everybert.inference.export import Padded  # which imports the model that imports this
 
     def work(which: list[int], batch: Ragged) -> None:
         batch = batch.to(device_of(network.encoder))
@@ -74,8 +74,7 @@ def token_vectors(
             x_TH = module(x_TH.float())
         for k, x_nD in zip(which, batch.split(x_TH)):
             own = flat[k][1].own if task == "document" else slice(None)
-            kept = ~np.isin(rows[k][own], skipped)
-            found[k] = x_nD[own].cpu().numpy()[kept]
+            found[k] = x_nD[own].cpu().numpy()[~np.isin(rows[k][own], skipped)]
 
     if expansion is None or expansion.get("attend"):
         encode(network, Inputs(rows), read)

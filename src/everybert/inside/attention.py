@@ -1,6 +1,6 @@
 """Attention weights of every head, as arrays and as a self-contained HTML page.
 
-Legend: L layers, A heads, n tokens of the text.
+Legend: L layers, A heads, n tokens of the text, H hidden, D head size.
 """
 
 import base64
@@ -22,7 +22,7 @@ from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.text.tokenizer import Encoding
 
-LIMIT = 1 << 30
+MOST_BYTES = 1 << 30
 """Largest size in bytes of what is kept of a text. L·A·n² weights grow fast (BERT-base at 4,096 tokens: 9.7 GB)."""
 PAGE_WEIGHTS = 24 << 20
 """Most weights that a page holds, with sixteen bits each (BERT-base: 418 tokens)."""
@@ -125,8 +125,8 @@ def read_attention(
     """Run one text and keep the weights of every head. `global_tokens` are Longformer's, `labels` are for pictures."""
     layers, heads, n = len(network.config.layer_order), network.config.heads, len(encoding)
     size = layers * heads * n * n * 4
-    if size > LIMIT:
-        most = int((LIMIT / (layers * heads * 4)) ** 0.5)
+    if size > MOST_BYTES:
+        most = int((MOST_BYTES / (layers * heads * 4)) ** 0.5)
         raise EverybertError(f"{n} tokens have {size / 2**30:.1f} GiB of attention weights; give at most {most} tokens")
     weights = np.empty((layers, heads, n, n), dtype=np.float32)
 

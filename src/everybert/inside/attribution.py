@@ -3,7 +3,7 @@
 IG(x) = (x − x′) ⊙ ∫₀¹ ∇f(x′ + α(x − x′)) dα over the token embeddings x, from a baseline x′ in which every token is
 [MASK]. Its sum over the text is f(x) − f(x′) ("completeness"); `gap` is the numerical error of that sum.
 
-Legend: n tokens of the text, K points of the integral, E embedding width, C outputs of the head.
+Legend: n tokens of the text, K points of the integral, T tokens of a batch, E embedding width, C outputs of the head.
 """
 
 from collections.abc import Callable, Sequence

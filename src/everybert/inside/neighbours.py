@@ -5,7 +5,7 @@ the position; then come the layers. The words that it is compared with are encod
 taken at the same layer. They are the nearest neighbours, in the token table, of the word and of the words beside it:
 a few hundred candidates give the same result as the whole vocabulary in a fraction of the time.
 
-Legend: k occurrences, C candidates, L layers, H hidden, V vocabulary.
+Legend: k occurrences, C candidates, n tokens of a text, T of a batch, H hidden, E embedding width, V vocabulary.
 """
 
 import re

@@ -9,7 +9,7 @@ fixed offset, such as "the head is the next word".
 Of coreference (section 4.3): how often the head word of a mention attends most, of all mentions before, to an
 antecedent. Baselines choose the nearest mention, and the nearest with the same head word.
 
-Legend: L layers, A heads, W words of a sentence, n its tokens.
+Legend: L layers, A heads, W words of a sentence, n its tokens, M mentions before one.
 """
 
 import re

@@ -10,8 +10,8 @@ The names, in the order in which they are computed (ℓ counts applied layers fr
 A step has its equation, an explanation, and the arrays that it reads and makes. `everybert explain` prints the steps
 and the playground draws them. The texts are in steps.toml.
 
-Legend: n tokens of the text, A heads, D head size, H hidden, I intermediate width, V vocabulary, E embedding width,
-L layers.
+Legend: n tokens of the text, B sequences (one), A heads, D head size, H hidden, I intermediate width, V vocabulary,
+E embedding width, L layers.
 """
 
 import tomllib
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.inside.attention import LIMIT, batch_of
+from everybert.inside.attention import MOST_BYTES, batch_of
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import activate
 from everybert.model.heads import MaskedLM, Network, head_logits
@@ -78,7 +78,7 @@ def read_trace(
     layers = [i for i in range(len(config.layer_order)) if keep is None or keep(f"layers.{i}.attention.scores")]
     per_layer = 2 * config.heads * n * n + n * (9 * config.hidden_size + 2 * config.intermediate_size)
     size = 4 * (len(layers) * per_layer + 2 * n * config.vocab_size)
-    if size > LIMIT:
+    if size > MOST_BYTES:
         raise EverybertError(f"{n} tokens have {size / 2**30:.1f} GiB of intermediates; give a shorter text")
     values: dict[str, np.ndarray] = {}
 
@@ -157,7 +157,7 @@ def needed(layer: int) -> Callable[[str], bool]:
     return lambda name: not name.startswith("layers.") or name.startswith(own)
 
 
-def story(trace: Trace, layer: int = 0, head: int = 0) -> list[ExplainedStep]:
+def explain_steps(trace: Trace, layer: int = 0, head: int = 0) -> list[ExplainedStep]:
     """The steps of a trace: the embeddings, one layer with one head in detail, and the heads that predict."""
     config = trace.config
     layers = len(config.layer_order)

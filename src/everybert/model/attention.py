@@ -2,20 +2,20 @@
 
 Attention(Q, K, V) = softmax(Q Kᵀ / √D) V, per head and within each sequence (Vaswani et al. 2017, eq. 1).
 
-| case                                    | computation                                                    |
-|-----------------------------------------|----------------------------------------------------------------|
-| CUDA, bf16 or fp16                      | one kernel for the whole batch: the one in kernels.py if it    |
-|                                         | applies, else varlen flash attention                           |
-| CPU, or fp32                            | sequences of equal length share one rectangular SDPA call      |
-| sliding window (long sequences)         | blocks of queries, each with the keys in its window: O(n·w)    |
-| global tokens (Longformer)              | as above, with the global keys, and full rows for global queries |
-| `watch` is given                        | the formula written out, one sequence at a time                |
-| scores with a bias (MPNet, jina, DeBERTa) | on CUDA in bf16 or fp16 one rectangle, if it has little      |
-|                                         | padding or is recorded; else as on the CPU; SDPA adds the bias |
-| ONNX export (inference/export.py)        | one rectangle with a mask: all pairs, whatever the pattern     |
+| case                                      | computation                                                           |
+|-------------------------------------------|-----------------------------------------------------------------------|
+| CUDA, bf16 or fp16                        | one kernel for the whole batch: the one in kernels.py if it applies,  |
+|                                           | else varlen flash attention                                           |
+| CPU, or fp32                              | sequences of equal length share one rectangular SDPA call             |
+| sliding window (long sequences)           | blocks of queries, each with the keys in its window: O(n·w)           |
+| global tokens (Longformer)                | as above, with the global keys, and full rows for global queries      |
+| `watch` is given                          | the formula written out, one sequence at a time                       |
+| scores with a bias (MPNet, jina, DeBERTa) | on CUDA in bf16 or fp16 one rectangle, if it has little padding or is |
+|                                           | recorded; else as on the CPU; SDPA adds the bias                      |
+| padded batches (model/padded.py)          | one rectangle with a mask: all pairs, whatever the pattern            |
 
-Legend: T tokens in the batch, B sequences, A heads, D head size, n tokens of one
-sequence, w one-sided window.
+Legend: T tokens in the batch, B sequences, N the longest length, n tokens of one sequence, H hidden, A heads, D head
+size, R relative positions, w one-sided window.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from everybert.model.config import EncoderConfig
 from everybert.model.linear import Linear
 from everybert.model.ragged import Ragged
 
-Heads = tuple[Tensor, Tensor, Tensor]
+QKV = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values: (T, A, D) each."""
 Rotary = tuple[Tensor, Tensor]
 Bias = Callable[[Tensor, Tensor], Tensor]
@@ -104,13 +104,13 @@ class SelfAttention(nn.Module):
         """(T, H) → (T, H)."""
         rotary, bias, table = relative
         qkv_T3AD = self.split(self.qkv(x_TH))
-        own: Heads | None = None  # Q, K and V of the global tokens (Longformer, §3.1)
+        global_qkv: QKV | None = None  # Q, K and V of the global tokens (Longformer, §3.1)
         if self.qkv_global is not None and batch.globals_T is not None:
             q_TAD, k_TAD, v_TAD = self.split(self.qkv_global(x_TH)).unbind(1)
-            own = q_TAD, k_TAD, v_TAD
+            global_qkv = q_TAD, k_TAD, v_TAD
         p = self.dropout if self.training else 0.0
         pattern = Pattern(window, self.causal)
-        plain = watch is None and own is None and pattern == FULL and relative == ABSOLUTE and p == 0.0
+        plain = watch is None and global_qkv is None and pattern == FULL and relative == ABSOLUTE and p == 0.0
         if plain and batch.attend is None and has_kernel(qkv_T3AD):
             from everybert.model.kernels import attention
 
@@ -121,14 +121,14 @@ class SelfAttention(nn.Module):
                 q_TAD, k_TAD = (rotate(x, *rotary, self.rotary_pairs) for x in (q_TAD, k_TAD))
                 v_TAD = rotate(v_TAD, *rotary, self.rotary_pairs) if self.rotary_value else v_TAD
             if table is not None:
-                q_TAD = q_TAD * PARTS**-0.5
+                q_TAD = q_TAD * SCORE_TERMS**-0.5  # scores are divided by √(3·D); the backends divide by √D
                 places_R3AD = self.split(self.qkv(self.table_dropout(table[0])))
                 bias = disentangled(places_R3AD[:, 0], places_R3AD[:, 1], table[1])
             qkv = q_TAD, k_TAD, v_TAD
             if watch is None:
-                mixed_TAD = attend(qkv, batch, pattern, own, p, bias)
+                mixed_TAD = attend(qkv, batch, pattern, global_qkv, p, bias)
             else:
-                mixed_TAD = watched(qkv, batch, pattern, own, watch, bias)
+                mixed_TAD = watched(qkv, batch, pattern, global_qkv, watch, bias)
         return self.output(mixed_TAD.flatten(1))
 
     def split(self, wide: Tensor) -> Tensor:
@@ -142,22 +142,22 @@ class SelfAttention(nn.Module):
 
 
 def attend(
-    qkv: Heads, batch: Ragged, pattern: Pattern, own: Heads | None = None, p: float = 0.0, bias: Bias | None = None
+    qkv: QKV, batch: Ragged, pattern: Pattern, global_qkv: QKV | None = None, p: float = 0.0, bias: Bias | None = None
 ) -> Tensor:
     """Attention within each sequence by the best backend available. `p` is the dropout on the probabilities."""
     if batch.attend is not None:
-        return batch.attend(qkv, pattern, own, bias)
+        return batch.attend(qkv, pattern, global_qkv, bias)
     if bias is not None:
-        few = not batch.lengths or len(batch) * batch.max_length <= 2 * len(batch.tokens_T)  # places of padding
-        return (rectangle if few and flashable(qkv[0]) else grouped)(qkv, batch, p, bias, pattern.causal)
-    if own is None and flashable(qkv[0]):
+        little_padding = not batch.lengths or len(batch) * batch.max_length <= 2 * len(batch.tokens_T)
+        return (rectangle if little_padding and flashable(qkv[0]) else grouped)(qkv, batch, p, bias, pattern.causal)
+    if global_qkv is None and flashable(qkv[0]):
         return varlen(qkv, batch, pattern, p)
-    if own is None and (pattern.window is None or max(batch.lengths) <= pattern.window + 1):
+    if global_qkv is None and (pattern.window is None or max(batch.lengths) <= pattern.window + 1):
         return grouped(qkv, batch, p, causal=pattern.causal)
-    return windowed(qkv, batch, pattern, own, p)
+    return windowed(qkv, batch, pattern, global_qkv, p)
 
 
-PARTS = 3
+SCORE_TERMS = 3
 """Terms of DeBERTa's scores: content to content, content to position, position to content."""
 
 
@@ -171,7 +171,7 @@ def disentangled(q_RAD: Tensor, k_RAD: Tensor, rows: Callable[[int], Tensor]) ->
         row_nn = rows(q.shape[2])
         to_place = (q @ k_RAD.permute(1, 2, 0)).gather(-1, row_nn.expand(*q.shape[:2], -1, -1))
         from_place = (k @ q_RAD.permute(1, 2, 0)).gather(-1, row_nn.t().expand(*q.shape[:2], -1, -1))
-        return (to_place + from_place.transpose(-1, -2) * PARTS**-0.5) * q.shape[-1] ** -0.5
+        return (to_place + from_place.transpose(-1, -2) * SCORE_TERMS**-0.5) * q.shape[-1] ** -0.5
 
     return bias
 
@@ -208,7 +208,7 @@ def flashable(x: Tensor) -> bool:
 # ── backends ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def varlen(qkv: Heads, batch: Ragged, pattern: Pattern, p: float) -> Tensor:
+def varlen(qkv: QKV, batch: Ragged, pattern: Pattern, p: float) -> Tensor:
     """Flash attention on the ragged batch as it is (CUDA, half precision)."""
     offsets, longest = batch.offsets_B1, batch.max_length
     left, right = pattern.sides
@@ -218,7 +218,7 @@ def varlen(qkv: Heads, batch: Ragged, pattern: Pattern, p: float) -> Tensor:
     return flash(*qkv, *sizes, window_size_left=left, window_size_right=right)[0]
 
 
-def grouped(qkv: Heads, batch: Ragged, p: float, bias: Bias | None = None, causal: bool | str = False) -> Tensor:
+def grouped(qkv: QKV, batch: Ragged, p: float, bias: Bias | None = None, causal: bool | str = False) -> Tensor:
     """One rectangular SDPA call per distinct length."""
     out = []
     for group in zip(*(batch.by_length(x) for x in qkv)):
@@ -233,7 +233,7 @@ def grouped(qkv: Heads, batch: Ragged, p: float, bias: Bias | None = None, causa
     return batch.from_lengths(out)
 
 
-def rectangle(qkv: Heads, batch: Ragged, p: float, bias: Bias, causal: bool | str = False) -> Tensor:
+def rectangle(qkv: QKV, batch: Ragged, p: float, bias: Bias, causal: bool | str = False) -> Tensor:
     """One SDPA call for all sequences, padded to the longest: few kernels, whose shapes graphs.py can record."""
     from_BN, real_BN, to_T = batch.rectangle
     q, k, v = (x.index_select(0, from_BN.flatten()).unflatten(0, from_BN.shape).transpose(1, 2) for x in qkv)
@@ -246,7 +246,7 @@ def rectangle(qkv: Heads, batch: Ragged, p: float, bias: Bias, causal: bool | st
     return sdpa(q, k, v, attn_mask=added, dropout_p=p).transpose(1, 2).flatten(0, 1).index_select(0, to_T)
 
 
-def windowed(qkv: Heads, batch: Ragged, pattern: Pattern, own: Heads | None, p: float) -> Tensor:
+def windowed(qkv: QKV, batch: Ragged, pattern: Pattern, global_qkv: QKV | None, p: float) -> Tensor:
     """Token i attends to |i − j| ≤ w and to global tokens; global tokens attend to all (Beltagy et al. 2020).
 
     Each block of queries reads only the keys of its windows, so memory grows with n·w, not with n².
@@ -254,7 +254,7 @@ def windowed(qkv: Heads, batch: Ragged, pattern: Pattern, own: Heads | None, p: 
     out = []
     for b, n in enumerate(batch.lengths):
         q, k, v = (x[None] for x in sequence(qkv, batch, b))  # (1, A, n, D)
-        is_global = batch.split(batch.globals_T)[b] if batch.globals_T is not None and own is not None else None
+        is_global = batch.split(batch.globals_T)[b] if batch.globals_T is not None and global_qkv is not None else None
         chosen = [] if is_global is None else is_global.nonzero().flatten().tolist()
         before, after = (n if side < 0 else side for side in pattern.sides)
         pieces = []
@@ -270,8 +270,8 @@ def windowed(qkv: Heads, batch: Ragged, pattern: Pattern, own: Heads | None, p: 
             mask = mask if is_global is None else mask | is_global[columns]
             pieces.append(sdpa(q[:, :, start:stop], keys, values, attn_mask=mask, dropout_p=p))
         mixed = torch.cat(pieces, dim=2)
-        if own is not None and chosen:
-            q, k, v = (x[None] for x in sequence(own, batch, b))
+        if global_qkv is not None and chosen:
+            q, k, v = (x[None] for x in sequence(global_qkv, batch, b))
             at = columns.new_tensor(chosen)
             mixed = mixed.index_copy(2, at, sdpa(q[:, :, at], k, v, dropout_p=p).to(mixed.dtype))
         out.append(mixed[0].transpose(0, 1))
@@ -279,7 +279,7 @@ def windowed(qkv: Heads, batch: Ragged, pattern: Pattern, own: Heads | None, p: 
 
 
 def watched(
-    qkv: Heads, batch: Ragged, pattern: Pattern, own: Heads | None, watch: Watch, bias: Bias | None = None
+    qkv: QKV, batch: Ragged, pattern: Pattern, global_qkv: QKV | None, watch: Watch, bias: Bias | None = None
 ) -> Tensor:
     """softmax(Q Kᵀ / √D) V step by step, passing each part of each sequence to `watch`. No dropout."""
     out = []
@@ -287,11 +287,11 @@ def watched(
         q, k, v = sequence(qkv, batch, b)
         at = torch.arange(n, device=q.device)
         mask = pattern.visible(at, at)
-        if own is None or batch.globals_T is None:
+        if global_qkv is None or batch.globals_T is None:
             parts = _formula(q, k, v, mask, None if bias is None else bias(q[None], k[None])[0])
         else:
             is_global = batch.split(batch.globals_T)[b]
-            parts, full = _formula(q, k, v, mask | is_global), _formula(*sequence(own, batch, b))
+            parts, full = _formula(q, k, v, mask | is_global), _formula(*sequence(global_qkv, batch, b))
             parts = {name: torch.where(is_global[:, None], full[name], parts[name]) for name in parts}
         for name, value in {"q": q, "k": k, "v": v, **parts}.items():
             watch(f"attention.{name}", value)
@@ -309,6 +309,6 @@ def _formula(
     return {"scores": scores, "weights": weights, "mixed": weights @ v}
 
 
-def sequence(qkv: Heads, batch: Ragged, b: int) -> list[Tensor]:
+def sequence(qkv: QKV, batch: Ragged, b: int) -> list[Tensor]:
     """Q, K and V of sequence b: (A, n, D) each."""
     return [batch.split(x)[b].transpose(0, 1) for x in qkv]

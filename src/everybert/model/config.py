@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from everybert.errors import EverybertError
 
-PUBLISHED = tomllib.loads((files("everybert.model") / "presets.toml").read_text("utf-8"))
-FAMILIES: tuple[str, ...] = tuple(PUBLISHED["families"])
+FAMILY_TABLES = tomllib.loads((files("everybert.model") / "presets.toml").read_text("utf-8"))
+FAMILIES: tuple[str, ...] = tuple(FAMILY_TABLES["families"])
 
 Activation = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"]
 
@@ -30,10 +30,7 @@ class EncoderConfig:
     hidden_size: int = 768
     """H: width of the residual stream."""
     layers: int = 12
-    """L: how many layers are applied, times `inner_layers`. ALBERT applies few sets of weights many times.
-
-    0: the vector of a token is its embedding (StaticEmbedding).
-    """
+    """L: the layers that are applied (ALBERT: groups of `inner_layers`); 0: tokens are their embeddings (static)."""
     heads: int = 12
     """A: attention heads; the head size D is H / A."""
     key_value_heads: int | None = None
@@ -52,13 +49,13 @@ class EncoderConfig:
     relative_buckets: int = 32
     """Buckets of distances, for both directions (MPNet) or for each (DeBERTa; 0: every distance is one)."""
     relative_distance: int = 128
-    """The distance from which on all share a bucket."""
+    """All distances from this one on share a bucket."""
     position_offset: int = 0
     """Unused rows at the start of the position table (RoBERTa counts from padding_idx + 1 = 2)."""
     segments: int = 2
     """Rows of the segment table: 2 (BERT), 1 (RoBERTa) or 0 (DistilBERT, ModernBERT: no table)."""
     task_types: int = 0
-    """ERNIE: rows of its table of tasks, of which row 0 is added to every token."""
+    """ERNIE: rows of its table of tasks; row 0 is added to every token."""
     embedding_norm: bool = True
     """LayerNorm after the embedding sum (megatron-bert has none)."""
     norm: Literal["post", "pre"] = "post"
@@ -74,7 +71,7 @@ class EncoderConfig:
     linear_bias: bool = True
     """Whether the layers' matrices have biases."""
     gate_bias: bool = True
-    """Whether, if the others have one, the first matrix of a gated block has a bias, too (not in gte and jina)."""
+    """With `linear_bias`: whether the first matrix of a gated block has a bias as well (not in gte and jina)."""
     activation: Activation = "gelu"
     """gelu: x·Φ(x) exactly; gelu_tanh: its tanh form (ALBERT); gelu_sigmoid: x·σ(1.702x); relu; silu."""
     feed_forward: Literal["mlp", "glu"] = "mlp"
@@ -82,11 +79,11 @@ class EncoderConfig:
     gate_last: bool = False
     """glu: whether W₁ follows W₃ in the matrix that holds both (gte)."""
     layer_groups: int | None = None
-    """ALBERT: groups of layers with weights of their own; None means every layer has its own."""
+    """ALBERT: the number of groups that have weights of their own; None: every layer has its own."""
     inner_layers: int = 1
-    """ALBERT: layers of a group; they are applied in turn each time the group is."""
+    """ALBERT: layers per group, which are applied one after the other."""
     windows: tuple[int | None, ...] | None = None
-    """Sliding window per layer, one-sided: token i sees |i − j| ≤ w. None or 0 (per layer), none or []: all tokens."""
+    """Per layer, the one-sided sliding window w: token i attends to j if |i − j| ≤ w; None or 0: to all tokens."""
     causal: Literal[False, True, "reverse"] = False
     """True: tokens attend to themselves and those before, and predict the next; "reverse": the same from the right."""
     global_attention: bool = False
@@ -100,11 +97,11 @@ class EncoderConfig:
     rotary_precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """What the rotary rates θ^(−2i/D) are rounded to (ESM-2: float16, in which it was trained)."""
     rotary_pairs: bool = False
-    """Whether neighbouring features turn together, by a stored table of sines and cosines (RoFormer)."""
+    """RoFormer: features 2i and 2i + 1 are rotated together, by a stored table of sines and cosines."""
     rotary_value: bool = False
-    """Whether the values are rotated, too."""
+    """Whether the values are rotated as well."""
     mask_id: int | None = None
-    """ESM-2: the id of the masked token, if its embedding counts as zero and the others are scaled up for it."""
+    """ESM-2: the id of the mask token, if its embedding is read as zero and the others are scaled up for it."""
     dropout: float = 0.1
     """On the embeddings and on each block's output, while training."""
     attention_dropout: float = 0.1
@@ -223,10 +220,10 @@ def padded_vocabulary(size: int) -> int:
 def _read_presets() -> dict[str, EncoderConfig]:
     """The models of presets.toml."""
     found = {}
-    for name, given in PUBLISHED["presets"].items():
-        size, own = PUBLISHED["sizes"][given["size"]], PUBLISHED["families"][given["family"]]
+    for name, given in FAMILY_TABLES["presets"].items():
+        size, own = FAMILY_TABLES["sizes"][given["size"]], FAMILY_TABLES["families"][given["family"]]
         shape = dict(zip(("layers", "hidden_size", "heads", "intermediate_size"), size))
-        values = {**PUBLISHED["families"].get(own.get("like"), {}), **own, **shape, **given}
+        values = {**FAMILY_TABLES["families"].get(own.get("like"), {}), **own, **shape, **given}
         if pattern := values.get("windows"):
             values["windows"] = tuple(pattern[i % len(pattern)] for i in range(shape["layers"]))
         found[name] = EncoderConfig(**{key: value for key, value in values.items() if key not in ("like", "size")})

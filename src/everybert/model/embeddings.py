@@ -1,6 +1,6 @@
 """The sum of token, segment and position embeddings, normalised (Devlin et al. 2019, figure 2).
 
-Legend: T tokens in the batch, E embedding width, H hidden, D head size.
+Legend: T tokens in the batch, B sequences, E embedding width, H hidden, D head size.
 """
 
 import math
@@ -68,11 +68,11 @@ MASKED = 0.15 * 0.8
 """The share of masked tokens in the pre-training of ESM-2."""
 
 
-def without_masked(x_TH: Tensor, batch: Ragged, mask_id: int) -> Tensor:
+def without_masked(x_TE: Tensor, batch: Ragged, mask_id: int) -> Tensor:
     """Masked tokens as zeros, the others scaled as dropout of masked tokens is (Lin et al. 2023, ESM-2)."""
     real_T1 = (batch.tokens_T != mask_id).float()[:, None]
     share_B1 = batch.reduce(real_T1, "mean")
-    return (x_TH * real_T1 * (1 - MASKED) / share_B1[batch.sequence_T]).to(x_TH.dtype)
+    return (x_TE * real_T1 * (1 - MASKED) / share_B1[batch.sequence_T]).to(x_TE.dtype)
 
 
 def sinusoids(rows: int, width: int) -> Tensor:

@@ -3,7 +3,7 @@
 post-norm (BERT):   x ← LN(x + Attn(x));      x ← LN(x + FF(x))
 pre-norm:           x ← x + Attn(LN(x));      x ← x + FF(LN(x));      one more LN at the end
 
-Legend: T tokens in the batch, H hidden, I intermediate width.
+Legend: T tokens in the batch, n tokens of one sequence, H hidden, I intermediate width, A heads, R relative positions.
 """
 
 import math

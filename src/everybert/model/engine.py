@@ -1,7 +1,7 @@
 """The engine: sequences of ids through the encoder and its heads, in batches of a token budget, on every device.
 
 `encode` runs the encoder and hands each batch's hidden states to a function; `run_head` returns the outputs of a head,
-`masked_logits` and `token_log_probs` those of the masked language model. All predictions and evaluations use them.
+`masked_logits` and `token_log_probs` those of the masked language model. Predictions and scores of tasks use them.
 
 On the CPU, batches of about equal lengths run side by side, one per core. On an accelerator, batches are full and in
 order (of about equal lengths where attention has a bias), the encoder's kernel launches are recorded as CUDA graphs
@@ -72,8 +72,7 @@ def encode(network: Network, inputs: Inputs, read: Read, layer: int | None = Non
     device = device_of(network.encoder)
 
     def work(which: list[int], batch: Ragged) -> None:
-        x_TH = forward(network.encoder, batch)
-        read(which, batch.to(device), x_TH)
+        read(which, batch.to(device), forward(network.encoder, batch))
 
     run_batches(network, inputs, work, budget)
 
@@ -214,8 +213,8 @@ def run_batches(
 def plan(lengths: Sequence[int], budget: int, padded: bool = False) -> list[list[int]]:
     """Sequences sorted by length, longest first; a batch is full once it has `budget` tokens.
 
-    `padded` is for attention that pads to the longest sequence of a batch and holds the scores of all pairs: each
-    sequence counts as the longest one, and so many times more as that has multiples of 256 tokens.
+    `padded` is for attention that pads to the longest sequence of a batch and holds the scores of all pairs: a
+    sequence counts as n · ⌈n / 256⌉ tokens, where n is the length of the longest one.
     """
     groups: list[list[int]] = []
     total = budget
@@ -246,7 +245,7 @@ def in_order(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def shared_out(tokens: int, cores: int) -> int:
-    """The budget of CPU batches: about BUDGET_CPU, and such that all cores get the same number of batches."""
+    """The budget of CPU batches: about BUDGET_CPU, chosen so that every core gets the same number of batches."""
     rounds = max(1, math.ceil(tokens / (cores * BUDGET_CPU)))
     return max(BUDGET_CPU // 4, math.ceil(tokens / (cores * rounds)))
 

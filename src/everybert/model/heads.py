@@ -2,7 +2,7 @@
 
 Their forms are those of `transformers`, family by family, so that checkpoints and scores carry over:
 
-| head      | reads             | BERT, ALBERT, pre-norm BERT | RoBERTa & kin      | DistilBERT     | ModernBERT       |
+| head      | reads             | BERT, ALBERT, pre-norm BERT | RoBERTa's family   | DistilBERT     | ModernBERT       |
 |-----------|-------------------|-----------------------------|--------------------|----------------|------------------|
 | mlm       | masked positions  | dense, act, LN, tied decoder, in all of them                                         |
 | nsp       | pooled [CLS]      | linear (ALBERT's sentence order too), in all of them                                |
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from everybert.errors import EverybertError
-from everybert.model.config import PUBLISHED, EncoderConfig
+from everybert.model.config import FAMILY_TABLES, EncoderConfig
 from everybert.model.encoder import Encoder, activate, initialise
 from everybert.model.linear import Linear, linear
 from everybert.model.pooling import pool
@@ -75,7 +75,9 @@ class MaskedLM(nn.Module):
         return linear(ready_ME, token_VE if self.decoder is None else self.decoder.weight, self.bias)
 
 
-DENSE: dict[str, tuple[str, bool]] = PUBLISHED["dense"]
+FORMS: dict[str, str] = FAMILY_TABLES["classifiers"]
+"""The form of each family's sequence classifier."""
+DENSE: dict[str, tuple[str, bool]] = FAMILY_TABLES["dense"]
 """Forms with a dense layer: its activation ("" is that of the encoder), and whether dropout comes before it."""
 
 
@@ -88,7 +90,6 @@ class TaskHead(nn.Module):
         super().__init__()
         width = width or config.hidden_size
         rate = config.classifier_dropout if config.classifier_dropout is not None else config.dropout
-        self.form = form
         self.activation, self.drops_first = DENSE.get(form, ("", False))
         self.activation = self.activation or config.activation
         self.dense = Linear(width, width, bias=config.head_bias) if form in DENSE else None
@@ -144,16 +145,15 @@ class Network(nn.Module):
 
     def add_head(self, name: str, labels: int | None = None) -> None:
         """Add a freshly initialised head, and the pooler if the head needs one."""
-        like = self.encoder.embeddings.token.weight
-        self.heads[name] = make_head(self.config, name, labels).to(device=like.device, dtype=like.dtype)
+        self.heads[name] = make_head(self.config, name, labels).to(self.encoder.embeddings.token.weight)
         self.add_pooler()
 
     def add_pooler(self) -> None:
         """Add a freshly initialised pooler, if a head reads one and there is none."""
         if self.pooler is None and any(map(self.reads_pooler, self.heads)):
-            pooler, like = Pooler(self.config), self.encoder.embeddings.token.weight
-            initialise(pooler, self.config)
-            self.pooler = pooler.to(device=like.device, dtype=like.dtype)
+            self.pooler = Pooler(self.config)
+            initialise(self.pooler, self.config)
+            self.pooler.to(self.encoder.embeddings.token.weight)
 
     def reads_pooler(self, name: str) -> bool:
         """Whether the head of that name reads the pooler's output in this family."""
@@ -166,13 +166,6 @@ class Network(nn.Module):
         """(T) ids → (T, H): the encoder's output."""
         return self.encoder(batch)
 
-    def summary(self, x_TH: Tensor, batch: Ragged, name: str) -> Tensor:
-        """(B, H): the input of the sequence-level head of that name."""
-        if self.config.classifier_pooling == "mean":
-            return pool(x_TH, batch, "mean")
-        first_BH = x_TH[batch.first_B]
-        return self.pooler(first_BH) if self.pooler is not None and self.reads_pooler(name) else first_BH
-
     def mlm_logits(self, x_TH: Tensor, index_M: Tensor | None = None) -> Tensor:
         """(M, V): MLM logits at the given token indices; by default at all tokens."""
         x_MH = x_TH if index_M is None else x_TH[index_M]
@@ -180,9 +173,13 @@ class Network(nn.Module):
 
     def sequence_logits(self, x_TH: Tensor, batch: Ragged, name: str) -> Tensor:
         """(B, C): logits of nsp or classify; (B, 1) of choose, with one sequence per choice."""
-        if self.config.classifier_pooling == "late" and name == "classify":
-            return pool(self.head(name)(x_TH), batch, "mean")
-        return self.head(name)(self.summary(x_TH, batch, name))
+        head, pooling = self.head(name), self.config.classifier_pooling
+        if pooling == "late" and name == "classify":
+            return pool(head(x_TH), batch, "mean")
+        if pooling == "mean":
+            return head(pool(x_TH, batch, "mean"))
+        first_BH = x_TH[batch.first_B]
+        return head(self.pooler(first_BH) if self.pooler is not None and self.reads_pooler(name) else first_BH)
 
     def token_logits(self, x_TH: Tensor, name: str) -> Tensor:
         """(T, C): logits of tag; (T, 2) start and end logits of answer; (T, 1) of rtd."""
@@ -196,13 +193,9 @@ class Network(nn.Module):
         return self.heads[name]
 
 
-FORMS: dict[str, str] = PUBLISHED["classifiers"]
-"""The form of the sequence classifier."""
-
-
 def _family(config: EncoderConfig) -> str:
     """The family whose head forms this one shares."""
-    return PUBLISHED["families"][config.family].get("like", config.family)
+    return FAMILY_TABLES["families"][config.family].get("like", config.family)
 
 
 # ── feature-based heads ──────────────────────────────────────────────────────────────────────────────────────
@@ -260,9 +253,8 @@ class FeatureHead(TaskHead):
 
 def add_feature_head(network: Network, name: str, labels: int, features: FeatureConfig) -> FeatureHead:
     """Add a feature-based head in place of the family's own."""
-    head = FeatureHead(network.config, labels, features, name)
-    like = network.encoder.embeddings.token.weight
-    network.heads[name] = head.to(like.device, like.dtype)
+    head = FeatureHead(network.config, labels, features, name).to(network.encoder.embeddings.token.weight)
+    network.heads[name] = head
     return head
 
 

@@ -6,7 +6,7 @@ V are one matrix here but have an A and a B each, as in PEFT's files (except in 
 DoRA (Liu et al. 2024, eq. 5) also scales each row: m · (W + (α / r)·B·A) / ‖W + (α / r)·B·A‖, with m learnt. Such
 adapters are loaded and merged; they are not trained here.
 
-Legend: T tokens in the batch, P adapted parts of a matrix (Q, K, V are three), r rank, O rows of a matrix.
+Legend: T tokens in the batch, I inputs and O outputs of a matrix, P its adapted parts (Q, K, V are three), r rank.
 """
 
 import math
@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from everybert.errors import EverybertError
-from everybert.model.config import PUBLISHED, EncoderConfig
+from everybert.model.config import FAMILY_TABLES, EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.int8 import RoundedLinear
 from everybert.model.linear import Linear, linear
 
 QKV = ("query", "key", "value")
-PARTS = {1: ("",), 2: (".gate", ".up"), 3: tuple(f".{name}" for name in QKV)}
+PART_NAMES = {1: ("",), 2: (".gate", ".up"), 3: tuple(f".{name}" for name in QKV)}
 """The names of a matrix's parts in the state of an adapter, by their number."""
-MATRICES: dict[str, list[str]] = PUBLISHED["matrices"]
+MATRICES: dict[str, list[str]] = FAMILY_TABLES["matrices"]
 """Families whose files have Q, K and V as one matrix, or the two of a gated block apart."""
 TARGETS = (*QKV, "attention.output", "feed_forward.input", "feed_forward.output")
 PROJECTION = "embeddings.projection"
@@ -55,13 +55,13 @@ class LoraConfig:
 
 
 class Lora(nn.Module):
-    """The low-rank addition to a matrix: to those `parts` of it that are adapted, of all parts with so many `rows`."""
+    """The low-rank addition to a matrix whose parts have `rows[i]` rows; the `parts` listed are adapted."""
 
     def __init__(self, base: "AdaptedLinear", parts: tuple[int, ...], rows: tuple[int, ...], config: LoraConfig):
         super().__init__()
         like = base.weight if base.rounded is None else base.rounded.weight
         self.rank, self.parts, self.rows = config.rank, parts, rows
-        self.names = [PARTS[len(rows)][part] for part in parts]
+        self.names = [PART_NAMES[len(rows)][part] for part in parts]
         self.scale = config.alpha / self.rank
         self.dropout = nn.Dropout(config.dropout)
         self.down = nn.Parameter(like.new_empty(len(parts) * self.rank, base.in_features))
@@ -149,7 +149,7 @@ class AdapterSet:
             raise EverybertError(f"an adapter's name may not be empty or hold a dot: {name!r}")
         if name in self.entries:
             raise EverybertError(f"there is an adapter {name!r} already; choose another name")
-        for at, parts, rows in places(self.network.config, config.targets):
+        for at, parts, rows in adapted(self.network.config, config.targets):
             parent, _, last = at.rpartition(".")
             owner = self.network.get_submodule(parent)
             linear = getattr(owner, last)
@@ -213,7 +213,7 @@ class AdapterSet:
             tensor.copy_(state[key])
 
     def load_magnitudes(self, name: str, magnitudes: Mapping[str, Tensor]) -> None:
-        """Make an adapter that is loaded a DoRA: the m of each adapted matrix, named as in `state` but for the end."""
+        """Turn a loaded adapter into a DoRA by the m of each matrix, named as in `state` without .A and .B."""
         for at, lora in self._adapted(name):
             layer: Any = self.network.get_submodule(at)
             weight_OI = layer.weight if layer.rounded is None else layer.rounded.weight
@@ -232,8 +232,8 @@ class AdapterSet:
                 yield at, lora
 
 
-def places(config: EncoderConfig, targets: tuple[str, ...]) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    """For each adapted matrix: the module, its adapted parts, and the rows of all its parts (none: it is one)."""
+def adapted(config: EncoderConfig, targets: tuple[str, ...]) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """For each adapted matrix: the module, its adapted parts, and the rows of all its parts (empty: it has one)."""
     chosen = tuple(i for i, name in enumerate(QKV) if name in targets)
     for i in range(config.distinct_layers):
         at = f"encoder.layers.{i}."

@@ -1,9 +1,10 @@
-"""Losses of pre-training and tasks, and the targets that pre-training reads from a batch.
+"""Losses of pre-training and of labels, and the targets that pre-training reads from a batch; see tasks/ for others.
 
 Every loss of pre-training is a sum over the batch divided by a count of the whole *step*, so that packs, gradient
 accumulation and ranks add up to the loss of one large batch.
 
-Legend: T tokens in the batch, B sequences, M masked positions, V vocabulary, H hidden, E embedding width.
+Legend: T tokens in the batch, B sequences, M masked positions, V vocabulary, H hidden, E embedding width, P width of a
+position within a span, C labels.
 """
 
 from dataclasses import dataclass, field, replace
@@ -134,18 +135,6 @@ def boundary_loss(network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
     return loss + boundary, torch.cat((figures, boundary.detach()[None]))
 
 
-# ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def log_partition(logits_T: Tensor, batch: Ragged) -> Tensor:
-    """(B): log Σ exp over each sequence's tokens, in the shifted form, which does not overflow."""
-    at_T = batch.sequence_T
-    low = torch.full((len(batch),), float("-inf"), dtype=logits_T.dtype, device=logits_T.device)
-    peak_B = low.scatter_reduce(0, at_T, logits_T, "amax").detach()
-    sum_B = torch.zeros_like(peak_B).index_add(0, at_T, (logits_T - peak_B[at_T]).exp())
-    return peak_B + sum_B.log()
-
-
 def label_loss(logits_BC: Tensor, labels: Tensor, weight_C: Tensor | None = None) -> Tensor:
     """Cross-entropy of class numbers (B), binary cross-entropy of shares (B, C), squared error of numbers (B)."""
     logits_BC = logits_BC.float()
@@ -154,26 +143,3 @@ def label_loss(logits_BC: Tensor, labels: Tensor, weight_C: Tensor | None = None
     if labels.dim() == 2:
         return F.binary_cross_entropy_with_logits(logits_BC, labels, pos_weight=weight_C)
     return F.mse_loss(logits_BC.squeeze(-1), labels)
-
-
-def span_loss(logits_T2: Tensor, batch: Ragged, start_B: Tensor, end_B: Tensor) -> Tensor:
-    """The loss of answer: the mean of −log p(start) and −log p(end), each a softmax over the sequence's tokens.
-
-    `start_B` and `end_B` count from the sequence's first token; positions outside the sequence do not count.
-    """
-    lengths_B = batch.offsets_B1.diff()
-    losses = []
-    for logits_T, at_B in zip(logits_T2.float().unbind(-1), (start_B, end_B)):
-        inside_B = (at_B >= 0) & (at_B < lengths_B)
-        index_B = batch.first_B + torch.where(inside_B, at_B, 0)
-        each_B = log_partition(logits_T, batch) - logits_T[index_B]
-        losses.append((each_B * inside_B).sum() / inside_B.sum().clamp(min=1))
-    return (losses[0] + losses[1]) / 2
-
-
-def choice_loss(logits_B: Tensor, choices: tuple[int, ...], labels_Q: Tensor) -> Tensor:
-    """The loss of choose: cross-entropy among the `choices[q]` choices of each of the Q questions."""
-    if len(set(choices)) == 1:
-        return F.cross_entropy(logits_B.float().view(len(choices), -1), labels_Q)
-    rows = torch.nn.utils.rnn.pad_sequence(logits_B.float().split(choices), True, float("-inf"))
-    return F.cross_entropy(rows, labels_Q)

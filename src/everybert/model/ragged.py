@@ -1,11 +1,11 @@
-"""Ragged: the only batch type. The sequences of a batch are concatenated, with offsets; there is no padding.
+"""Ragged: the batch of this library. Its sequences are concatenated, with offsets; there is no padding.
 
     sequences     [CLS] a b [SEP]    [CLS] c [SEP]
     tokens_T      [CLS] a b [SEP] [CLS] c [SEP]
     positions_T     0   1 2   3     0   1   2
     offsets_B1    [0, 4, 7]
 
-Legend: T tokens in the batch, B sequences, H hidden, N the longest length.
+Legend: T tokens in the batch, B sequences, N the longest length, H hidden, E embedding width.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +67,7 @@ class Ragged:
     """What the loss needs besides the tokens."""
 
     attend: ClassVar[Callable[..., Tensor] | None] = None
-    """How attention is computed; None chooses a backend (attention.py). ONNX export's padded batch has its own."""
+    """How attention is computed; None: attention.py chooses a backend. A padded batch (padded.py) has its own."""
 
     @classmethod
     def of(
@@ -140,7 +140,7 @@ class Ragged:
 
     @property
     def last_B(self) -> Tensor:
-        """int32 index of each sequence's last token; a padded batch has its own (inference/export.py)."""
+        """int32 index of each sequence's last token; a padded batch has its own (padded.py)."""
         return self.offsets_B1[1:] - 1
 
     @property
@@ -183,7 +183,7 @@ class Ragged:
 
     @cached_property
     def rectangle(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Padded to `max_length`: the token at each place (B, N), whether it is real, and the place of each token."""
+        """Slots (B, N) up to `max_length`: the token in each, whether there is one; and the slot of each token (T)."""
         at_N = torch.arange(self.max_length, device=self.device)
         real_BN = at_N < self.offsets_B1.diff()[:, None]
         from_BN = (self.first_B[:, None] + at_N).clamp(max=len(self.tokens_T) - 1)
@@ -219,8 +219,7 @@ class Ragged:
     def map(self, fn: Callable[[Tensor], Tensor]) -> "Ragged":
         """The same batch with `fn` applied to each tensor, targets included."""
         own: dict[str, Any] = {name: fn(x) for name in TENSORS if (x := getattr(self, name)) is not None}
-        targets = None if self.targets is None else self.targets.map(fn)
-        return replace(self, **own, targets=targets)
+        return replace(self, **own, targets=self.targets and self.targets.map(fn))
 
     def to(self, device: torch.device | str | None) -> "Ragged":
         """The same batch on another device. To a CUDA device the copies run while the host goes on."""

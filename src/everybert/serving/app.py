@@ -30,7 +30,7 @@ from everybert.serving.limits import GRACE, Limits, LimitsMiddleware, Protocol, 
 from everybert.serving.metrics import Metrics
 from everybert.serving.models import ModelRegistry, open_models
 
-SETTINGS = "EVERYBERT_SERVE"
+SETTINGS_VARIABLE = "EVERYBERT_SERVE"
 """The environment variable by which worker processes get their settings."""
 
 
@@ -149,7 +149,7 @@ class ServerSettings:
 
 def worker_app() -> FastAPI:
     """The application of one of several worker processes."""
-    given = json.loads(os.environ[SETTINGS])
+    given = json.loads(os.environ[SETTINGS_VARIABLE])
     return ServerSettings(**given | {"limits": Limits(**given["limits"])}).create_app()
 
 
@@ -194,7 +194,7 @@ def serve(settings: ServerSettings, host: str, port: int, started: Callable[[int
             if app.state.service.batcher.alive:
                 os._exit(0)  # a long computation: ending Python under it would crash
             return
-    os.environ[SETTINGS] = json.dumps(asdict(settings))
+    os.environ[SETTINGS_VARIABLE] = json.dumps(asdict(settings))
     # Seconds until a process that hangs is replaced; its supervisor waits for it, also before it stops.
     more = options() | {"workers": settings.workers, "timeout_worker_healthcheck": 20}
     uvicorn.run("everybert.serving.app:worker_app", factory=True, host=host, port=port, **more)

@@ -106,7 +106,7 @@ def once(
     compute: Callable[[Model], Any],
     numbers: Callable[[], int] = lambda: 0,
 ) -> Job:
-    """A job that is one call for some texts, of which some may be None, shared with no other request."""
+    """A job that is one call, shared with no other request. `texts` are what it reads; None is left out."""
     given = tuple(text for text in texts if text is not None)
     return Job(context, task, [given], lambda model, _: [compute(model)], lambda got: got[0], None, numbers=numbers)
 
@@ -151,7 +151,7 @@ class Batcher:
             thread.start()
 
     def close(self, seconds: float = 2.0) -> None:
-        """Compute what is wanted of the queue, then stop; after so many seconds, what still runs is left alone."""
+        """Finish what is queued and wanted, then stop; what still runs after so many seconds is abandoned."""
         deadline = time.monotonic() + seconds
         with self._wake:
             self._closing = True
@@ -225,7 +225,7 @@ class Batcher:
             return taken
 
     def _first(self) -> JobPart | None:
-        """The first piece whose model is free for it; none overtakes another of the same model, but for long ones."""
+        """The first piece that can run: its model is idle, or uses its adapter. Only long pieces may be overtaken."""
         if unwanted := [piece for piece in self.queue if piece.job.context.gone]:
             self._remove(unwanted)
             settle([(piece.job, piece.job.context.late()) for piece in unwanted])

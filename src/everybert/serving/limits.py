@@ -37,8 +37,8 @@ log = logging.getLogger("everybert.serving")
 
 HEAD = 16384
 """Bytes of a request's head, and of the trailers of a chunked body."""
-PARTS = 4096
-"""Parts of a body that may be smaller than sixteen bytes, and one more for each sixteen bytes."""
+TINY_PARTS = 4096
+"""Parts of a body that may be smaller than sixteen bytes; each sixteen bytes of body allow one more."""
 PIPELINED = 4
 """Requests per connection that wait for an earlier one."""
 CHUNK = 65536
@@ -110,7 +110,7 @@ class HttpError(HTTPException):
     """An error response: its status, the reason with what the client can do, and headers."""
 
 
-def at_most(asked: int, limit: int, what: str) -> None:
+def check_limit(asked: int, limit: int, what: str) -> None:
     """413 for a request above a limit."""
     if asked > limit:
         raise HttpError(413, f"{asked:,} {what} where the limit is {limit:,}; send less at a time")
@@ -184,7 +184,7 @@ class RequestContext:
 
     def reserve(self, numbers: int) -> None:
         """Make room for the response before it is computed; 413 above the limit."""
-        at_most(numbers, self.limits.numbers, "numbers in a response")
+        check_limit(numbers, self.limits.numbers, "numbers in a response")
         self.hold(NUMBER * numbers)
 
     def hold(self, size: int) -> None:
@@ -339,12 +339,12 @@ class LimitsMiddleware:
         if headers.get(b"content-encoding", b"identity").lower() not in (b"", b"identity"):
             raise HttpError(415, "compressed bodies are not read; send plain JSON")
         if (declared := headers.get(b"content-length", b"")).isdigit():
-            at_most(int(declared), self.limits.body, "bytes of body")
+            check_limit(int(declared), self.limits.body, "bytes of body")
         body = bytearray()
         async for part in Request(scope, receive).stream():
             context.hold(len(part))
             body += part
-            at_most(len(body), self.limits.body, "bytes of body")
+            check_limit(len(body), self.limits.body, "bytes of body")
         return bytes(body)
 
 
@@ -366,9 +366,9 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.context: RequestContext | None = None  # of the request in progress
         self._unparsed = 0  # bytes since the parser last finished a head, a part of a body, or a request
-        self._parts = PARTS  # tiny ones that this body may still have
-        self._arriving = True  # a request, or its first byte is waited for
-        self._read_at = self._written_at = time.monotonic()  # when last nothing was due from the client
+        self._parts = TINY_PARTS  # how many more this body may have
+        self._arriving = True  # a request is arriving, or expected
+        self._read_at = self._written_at = time.monotonic()  # the last time at which nothing was expected of the client
         self._check_time()
         address, most = (self.client or ("",))[0], self.app_state["connections"]
         same = sum((getattr(other, "client", None) or ("",))[0] == address for other in self.connections)
@@ -428,7 +428,7 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A head begins."""
         super().on_message_begin()
-        self._unparsed, self._parts, self._arriving = 0, PARTS, True
+        self._unparsed, self._parts, self._arriving = 0, TINY_PARTS, True
 
     def on_headers_complete(self) -> None:
         """The head is complete. An exception here becomes a 400, and the connection is closed."""

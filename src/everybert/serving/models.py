@@ -9,7 +9,7 @@ from typing import Any
 from everybert.errors import EverybertError
 from everybert.inference.model import Model, load
 from everybert.model.engine import BUDGET_CPU, BUDGET_GPU
-from everybert.serving.limits import HttpError, Limits, RequestContext, at_most
+from everybert.serving.limits import HttpError, Limits, RequestContext, check_limit
 from everybert.tasks.task import longest_first
 
 LARGE = 4096
@@ -181,17 +181,17 @@ def count_tokens(model: Model, inputs: Sequence[str | tuple[str, ...]], context:
     # Several texts at once would wait for the tokenizer's threads, which long texts of other requests keep busy.
     each = [texts] if sum(map(len, texts)) > LARGE else [[text] for text in texts]
     size = dict(zip(texts, [len(ids) for some in each for ids in tokenizer.ids_batch(some, specials=False)]))
-    at_most(max(size.values(), default=0), limits.text_tokens, "tokens in a text")
+    check_limit(max(size.values(), default=0), limits.text_tokens, "tokens in a text")
     pairs = [(size[part[0]], size[other]) for part in parts for other in part[1:]]
     windows = sum(pair_windows(a, b, model.window, tokenizer.pair_special) for a, b in pairs)
-    at_most(windows, limits.request_tokens, "tokens in the windows of long pairs")
+    check_limit(windows, limits.request_tokens, "tokens in the windows of long pairs")
     counts = [
         sum(size[part[0]] + size[other] + tokenizer.pair_special for other in part[1:])
         or sum(size[text] + tokenizer.single_special for text in part)
         for part in parts
     ]
     context.tokens = sum(counts)
-    at_most(context.tokens, limits.request_tokens, "tokens in a request")
+    check_limit(context.tokens, limits.request_tokens, "tokens in a request")
     return counts
 
 

@@ -2,6 +2,8 @@
 
 Large arrays are sent as base64 of little-endian numbers: thumbnails as uint8, attention weights as uint16 (1 is 65535),
 vectors as float32. The latest weights and traces are kept, so that the page can ask for one head after another.
+
+Legend: n tokens of the text, H hidden, M masked tokens, V vocabulary.
 """
 
 import base64
@@ -17,14 +19,14 @@ from pydantic import Field
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
-from everybert.corpus.examples import Kind
+from everybert.corpus.examples import ExampleKind
 from everybert.corpus.masking import Strategy
 from everybert.corpus.show import text_examples
 from everybert.inside.attention import quantised, without_heads
 from everybert.inside.masked import best, fill_sides
-from everybert.inside.trace import Part, Trace, needed, part_value, story
+from everybert.inside.trace import Part, Trace, explain_steps, needed, part_value
 from everybert.serving.batcher import Job, once
-from everybert.serving.limits import HttpError, RequestContext, at_most
+from everybert.serving.limits import HttpError, RequestContext, check_limit
 from everybert.serving.models import Served
 from everybert.serving.routes import Json, add_endpoint, count_masks
 from everybert.serving.schemas import Second
@@ -93,8 +95,7 @@ def add_playground(app: FastAPI, service: "Service") -> None:
         @wraps(compute)  # the parameters of `compute` are the fields of the body
         def handler(request: RequestContext, **body: Any) -> Job:
             request.hold(int(memory * service.limits.queue_bytes))
-            run = lambda model: compute(request.served, **body)  # noqa: E731
-            job = once(request, body.get("task") or task, texts_of(body), run)
+            job = once(request, body.get("task") or task, texts_of(body), lambda _: compute(request.served, **body))
             job.long = True
             return job
 
@@ -120,7 +121,7 @@ def texts_of(body: dict[str, Any]) -> tuple[str, ...]:
     """The texts of a request; 413 where they are too long for the page."""
     one = [body.get(name) for name in ("text", "pair", "question", "context", "word")]
     found = (*filter(None, one), *body.get("texts", []), *body.get("collocations", []))
-    at_most(sum(map(len, found)), CHARACTERS, "characters")
+    check_limit(sum(map(len, found)), CHARACTERS, "characters")
     return found
 
 
@@ -140,7 +141,7 @@ class Playground:
     def fill(self, served: Served, text: str, pair: Second = None, originals: Originals = (), top: Top = 8) -> Json:
         """Each masked token predicted from both sides, from the left and from the right."""
         model = served.model
-        at_most(count_masks(model, [text, pair or ""]), MASKS, "masked tokens")
+        check_limit(count_masks(model, [text, pair or ""]), MASKS, "masked tokens")
         masks = fill_sides(model.network, model.tokenizer, text, pair, originals, top, size=model.window)
         return {"blanks": [asdict(mask) for mask in masks]}
 
@@ -160,7 +161,7 @@ class Playground:
         self,
         served: Served,
         text: str,
-        kind: Kind = "pairs",
+        kind: ExampleKind = "pairs",
         strategy: Strategy = "token",
         rate: Rate = 0.15,
         static: bool = False,
@@ -209,7 +210,7 @@ class Playground:
     def context(self, served: Served, word: str, texts: Lines, top: Top = 6) -> Json:
         """The vectors of a word, compared in every layer."""
         if word:
-            at_most(sum(text.lower().count(word.lower()) for text in texts), OCCURRENCES, "occurrences of the word")
+            check_limit(sum(text.lower().count(word.lower()) for text in texts), OCCURRENCES, "occurrences of the word")
         found = served.model.neighbours(word, texts, top)
         return {**asdict(found), "similarity": found.similarity.astype(float).round(5).tolist()}
 
@@ -235,7 +236,7 @@ class Playground:
     ) -> Json:
         """One step of the forward pass with its arrays, and the titles of all steps."""
         found = self.traces(served, text, pair, layer)
-        steps = story(found, layer, head)
+        steps = explain_steps(found, layer, head)
         chosen = steps[min(step, len(steps) - 1)]
         return {
             "tokens": found.tokens,
@@ -262,14 +263,14 @@ def attention_weights(served: Served, text: str, pair: str | None) -> tuple[Json
     """The tokens of a text with a thumbnail of each head, and all weights."""
     model = served.model
     count = len(model.config.layer_order) * model.config.heads * len(model.one_window(text, pair)) ** 2
-    at_most(count, MOST_WEIGHTS, "attention weights")
+    check_limit(count, MOST_WEIGHTS, "attention weights")
     found = model.attention(text, pair)
     return found.overview(), quantised(found.weights)
 
 
 def check_short(served: Served, text: str, pair: str | None) -> None:
     """413 for a text with more tokens than are explained one by one."""
-    at_most(len(served.model.one_window(text, pair)), STEP_TOKENS, "tokens, each of which is explained,")
+    check_limit(len(served.model.one_window(text, pair)), STEP_TOKENS, "tokens, each of which is explained,")
 
 
 def trace(served: Served, text: str, pair: str | None, layer: int) -> Trace:
@@ -284,5 +285,4 @@ def _part(model: Any, trace: Trace, part: Part) -> Json:
     shown = {"label": part.label, "kind": part.kind, "shape": list(value.shape), "name": part.name}
     if part.kind == "vocabulary":
         return shown | {"top": [[[t, round(p, 6)] for t, p in row] for row in trace.vocabulary(model.tokenizer, 6)]}
-    finite = np.where(np.isfinite(value), value, -1e9)
-    return shown | {"data": packed(finite.astype("<f4"))}
+    return shown | {"data": packed(np.where(np.isfinite(value), value, -1e9).astype("<f4"))}

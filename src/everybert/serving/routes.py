@@ -24,7 +24,7 @@ from everybert import __version__
 from everybert.inference.model import Candidate, Model
 from everybert.serving import schemas as s
 from everybert.serving.batcher import Job, once
-from everybert.serving.limits import STATUSES, HttpError, RequestContext, at_most
+from everybert.serving.limits import STATUSES, HttpError, RequestContext, check_limit
 from everybert.serving.models import LARGE, Served, count_tokens
 from everybert.store.hub import BUNDLED
 from everybert.tasks.answer import Answer
@@ -83,8 +83,8 @@ def check_lengths(given: Any, most: int) -> None:
     level, total = [given], 0
     while level := [x for x in level if isinstance(x, list | dict)]:
         total += sum(map(len, level))
-        at_most(max(map(len, level)), most, "texts in a request")
-        at_most(total, 4 * most + 64, "items in a request")
+        check_limit(max(map(len, level)), most, "texts in a request")
+        check_limit(total, 4 * most + 64, "items in a request")
         level = [x for one in level for x in (one.values() if isinstance(one, dict) else one)]
 
 
@@ -372,8 +372,7 @@ def fill(request: RequestContext, text: s.Texts, top: s.Top = 5) -> Job:
     """Predict the tokens behind [MASK], each with its probability."""
     texts = as_list(text)
     numbers = ITEM * top * count_masks(request.served.model, texts)
-    run = lambda model, x: model.fill_batch(x, top)  # noqa: E731
-    return Job(request, "fill", texts, run, results(request), top, numbers=lambda: numbers)
+    return Job(request, "fill", texts, partial(Model.fill_batch, top=top), results(request), top, lambda: numbers)
 
 
 def classify(request: RequestContext, text: str | list[str | s.Pair]) -> Job:
@@ -408,8 +407,8 @@ def answer(request: RequestContext, question: s.Texts, context: s.Texts, top: s.
 
 def next_sentence(request: RequestContext, first: str, second: str) -> Job:
     """The probability that the second text follows the first."""
-    compute = lambda model: reply(request, probability=model.next_sentence(first, second))  # noqa: E731
-    return once(request, "next", (first, second), compute)
+    texts = (first, second)
+    return once(request, "next", texts, lambda model: reply(request, probability=model.next_sentence(*texts)))
 
 
 def choose(request: RequestContext, prompt: str, endings: s.SomeTexts) -> Job:
@@ -494,14 +493,14 @@ def rerank(
     if not query.strip() or not texts:
         raise HttpError(422, "there is nothing to rank: give a query and one text or more")
 
+    def row(i: int, score: float) -> Json:
+        return {"index": i, "score": score} | ({"text": texts[i]} if return_text else {})
+
     def ranked(scores: np.ndarray) -> list[Json]:
-        order = np.argsort(-scores, kind="stable").tolist()
-        return [{"index": i, "score": float(scores[i]), **({"text": texts[i]} if return_text else {})} for i in order]
+        return [row(i, float(scores[i])) for i in np.argsort(-scores, kind="stable").tolist()]
 
     if request.served.model.pooling.multi:
-        order = lambda model: sorted(model.rank(query, texts), key=lambda one: one.index)  # noqa: E731
-        compute = lambda model: ranked(np.array([one.score for one in order(model)]))  # noqa: E731
-        return once(request, "rank", (query, *texts), compute)
+        return once(request, "rank", (query, *texts), lambda m: [row(r.index, r.score) for r in m.rank(query, texts)])
     if request.served.outputs != 1:
         return embed_work(request, [query, *texts], lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)
     pairs: list[Any] = [(query, text) for text in texts]

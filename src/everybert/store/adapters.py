@@ -21,7 +21,7 @@ from everybert.errors import EverybertError
 from everybert.files import inside, read_json, verify_folder, write_json
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import HEADS, FeatureConfig, FeatureHead, Network, Pooler, add_feature_head, make_head
-from everybert.model.lora import PARTS, PROJECTION, TARGETS, AdapterSet, LoraConfig, places
+from everybert.model.lora import PART_NAMES, PROJECTION, TARGETS, AdapterSet, LoraConfig, adapted
 from everybert.store import layouts
 from everybert.store.hub import resolve
 from everybert.store.huggingface import EXTRAS, EXTRAS_VERSION, read_extras
@@ -57,9 +57,9 @@ def encoder_digest(network: Network) -> str:
 def _matrices(config: EncoderConfig, targets: tuple[str, ...]) -> dict[str, str]:
     """The adapted matrices: our name ("encoder.layers.0.attention.qkv.query") → module in the file, without prefix."""
     found: dict[str, str] = {}
-    for at, parts, _ in places(config, targets):
+    for at, parts, _ in adapted(config, targets):
         names = layouts.transformers_names(config, f"{at}.weight", ())
-        found |= {at + PARTS[len(names)][part]: names[part].removesuffix(".weight") for part in parts}
+        found |= {at + PART_NAMES[len(names)][part]: names[part].removesuffix(".weight") for part in parts}
     return found
 
 
@@ -67,10 +67,9 @@ def _matrices(config: EncoderConfig, targets: tuple[str, ...]) -> dict[str, str]
 
 
 def save_adapter(
-    adapters: AdapterSet, name: str, folder: str | Path, *, base: str, extras: dict[str, Any] | None = None
+    adapters: AdapterSet, name: str, folder: Path, *, base: str, extras: dict[str, Any] | None = None
 ) -> None:
     """Write an adapter into `folder` (from `atomic_folder`). `base` is the name or path of its base model."""
-    folder = Path(folder)
     entry, network = adapters.entries[name], adapters.network
     config, layout = network.config, layouts.LAYOUTS[network.config.family]
     suffix = layouts.class_for(config, entry.heads)
@@ -86,7 +85,8 @@ def save_adapter(
     for key, value in parts.items():
         (theirs,) = layouts.transformers_names(config, key, layout.classes[suffix])
         whole.add(theirs.split(".")[0])
-        tensors[ROOT + ("" if key.startswith(layouts.HEADS) else prefix) + theirs] = value.detach().cpu().contiguous()
+        at = ROOT if key.startswith(layouts.HEAD_PREFIX) else ROOT + prefix
+        tensors[at + theirs] = value.detach().cpu().contiguous()
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     task = next((TASK_TYPES[h] for h in entry.heads if h in TASK_TYPES), None if entry.heads else "FEATURE_EXTRACTION")
     peft = {
@@ -301,7 +301,7 @@ def _held(config: EncoderConfig, head: str) -> list[str]:
 
 def _named(config: EncoderConfig, module: nn.Module, at: str) -> dict[str, Tensor]:
     """The parameters of a head or pooler by their names in a file; `at` is the beginning of our names."""
-    held = _held(config, at.split(".")[1]) if at.startswith(layouts.HEADS) else ()
+    held = _held(config, at.split(".")[1]) if at.startswith(layouts.HEAD_PREFIX) else ()
     return {layouts.transformers_names(config, at + key, held)[0]: value for key, value in module.state_dict().items()}
 
 

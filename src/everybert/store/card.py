@@ -15,10 +15,10 @@ import torch
 
 from everybert import __version__
 
-TASKS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+TASK_TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 """Task → tag, title and call."""
-MODES = {"full": "in full", "frozen": "as features, under a new head", "lora": "by a LoRA adapter"}
-MODES["fewshot"] = "on pairs of texts, then as features under a new head"
+MODE_TEXTS = {"full": "in full", "frozen": "as features, under a new head", "lora": "by a LoRA adapter"}
+MODE_TEXTS["fewshot"] = "on pairs of texts, then as features under a new head"
 LIBRARIES = {"lora": "peft", "frozen": "everybert", "fewshot": "everybert"}
 """Mode → the library that loads the whole model, if it is not that of the task."""
 TEMPLATE = Path(__file__).with_suffix(".md")
@@ -44,9 +44,9 @@ def write_card(
     score = facts["scores"][facts["metric"]]
     text = TEMPLATE.read_text(encoding="utf-8").format(
         metadata="\n".join(f"{k}: {json.dumps(v, ensure_ascii=False)}" for k, v in metadata(facts).items()),  # YAML too
-        **{key: TASKS[facts["task"]][key] for key in ("title", "call")},
+        **{key: TASK_TEXTS[facts["task"]][key] for key in ("title", "call")},
         base=base_name(facts["base"]),
-        how=MODES.get(mode, f"in its last {mode.removeprefix('top:')} layers and its head"),
+        how=MODE_TEXTS.get(mode, f"in its last {mode.removeprefix('top:')} layers and its head"),
         score=f"{score['mean']:.4f}",
         spread=_spread(score),
         scores=_table(
@@ -71,7 +71,7 @@ def base_name(base: str) -> str:
 
 def metadata(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata that the hub reads. `transformers` cannot use the head of a frozen model, so it is not named."""
-    task = TASKS[facts["task"]]
+    task = TASK_TEXTS[facts["task"]]
     base = base_name(facts["base"])
     library = "sentence-transformers" if facts["task"] == "embed" else "transformers"
     result = {

@@ -5,10 +5,10 @@ from typing import Any, get_type_hints
 
 from everybert.errors import EverybertError
 from everybert.files import as_type
-from everybert.model.config import FAMILIES, PUBLISHED, EncoderConfig
+from everybert.model.config import FAMILIES, FAMILY_TABLES, EncoderConfig
 from everybert.store.layouts import LAYOUTS
 
-ACTIVATIONS: dict[str, str] = PUBLISHED["activations"]
+ACTIVATIONS: dict[str, str] = FAMILY_TABLES["activations"]
 ACTIVATION_NAMES = {ours: their for their, ours in reversed(ACTIVATIONS.items())}
 """Ours → the first name above."""
 

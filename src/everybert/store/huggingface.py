@@ -17,7 +17,7 @@ from everybert.model.embeddings import rotary_rates
 from everybert.model.heads import Network
 from everybert.store import config_json, layouts
 from everybert.store.layouts import to_transformers
-from everybert.store.weights import SAFE, Weights, finite, open_weights, refuse_tensorflow, save_weights
+from everybert.store.weights import SAFE, Weights, check_finite, open_weights, refuse_tensorflow, save_weights
 from everybert.text.tokenizer import Tokenizer
 
 EXTRAS = "everybert.json"
@@ -272,7 +272,7 @@ def _tensor(weights: Weights, name: str, original: str, folder: Path) -> Tensor:
         raise EverybertError(f"{folder}: {original} could not be read ({error}); restore the folder") from None
     if not tensor.dtype.is_floating_point or tensor.element_size() < 2:
         raise EverybertError(f"{folder}: {original} is {tensor.dtype}; only 16-, 32- and 64-bit floats are read")
-    return finite(tensor, f"{folder}: {original}")
+    return check_finite(tensor, f"{folder}: {original}")
 
 
 def _remove_missing(network: Network, lacking: dict[str, str], folder: Path) -> None:
@@ -283,7 +283,7 @@ def _remove_missing(network: Network, lacking: dict[str, str], folder: Path) -> 
             f"{folder}: the weights lack {len(body)} tensors of the encoder ({lacking[body[0]]} …); "
             "take config.json and weights from one source"
         )
-    for head in {name.split(".")[1] for name in lacking if name.startswith(layouts.HEADS)}:
+    for head in {name.split(".")[1] for name in lacking if name.startswith(layouts.HEAD_PREFIX)}:
         del network.heads[head]
     if any(name.startswith("pooler.") for name in lacking):
         network.pooler = None
@@ -327,7 +327,7 @@ def _labels(raw: dict[str, Any], rows: int, folder: Path) -> list[str] | None:
 
 def save_network(
     network: Network,
-    folder: str | Path,
+    folder: Path,
     *,
     tokenizer: Tokenizer | None = None,
     labels: list[str] | None = None,
@@ -342,7 +342,6 @@ def save_network(
     `transformers` ignores (`own_tensors` in everybert.json). `raw_config` is the config.json that the model was loaded
     from, if any. `int8` stores one byte per parameter, which only everybert reads.
     """
-    folder = Path(folder)
     config = network.config
     suffix = layouts.class_for(config, network.heads)
     raw, ours_alone = config_json.write(config, raw_config)
@@ -354,8 +353,7 @@ def save_network(
     raw |= _token_ids(config, raw, tokenizer)
     labelled = next((h for h in network.heads if h in LABELLED), None)
     if labelled:
-        rows = network.state_dict()[f"heads.{labelled}.output.weight"].shape[0]
-        raw |= _label_fields(rows, labels, raw)
+        raw |= _label_fields(network.state_dict()[f"heads.{labelled}.output.weight"].shape[0], labels, raw)
     if problem_type is not None:
         raw["problem_type"] = problem_type
     extras = (extras or {}) | save_weights(folder, tensors, int8)

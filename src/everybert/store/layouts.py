@@ -19,8 +19,8 @@ from everybert.model.embeddings import rotary_rates
 from everybert.model.heads import Network
 
 OWN = "everybert."
-HEADS = "heads."  # parameters of heads; in a file, their names have no prefix
-TASKS = ("classify", "choose", "tag", "answer")
+HEAD_PREFIX = "heads."  # parameters of heads; in a file, their names have no prefix
+TASK_HEADS = ("classify", "choose", "tag", "answer")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def to_transformers(network: Network, suffix: str) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, value in network.state_dict().items():
         parts = transformers_names(config, name, layout.classes[suffix])
-        bare = name.startswith(HEADS) or suffix == "Model" or parts[0].startswith(OWN)
+        bare = name.startswith(HEAD_PREFIX) or suffix == "Model" or parts[0].startswith(OWN)
         for part, piece in zip(parts, value.detach().cpu().split(part_rows(config, len(parts), len(value)))):
             tensors[part if bare else layout.prefix + part] = piece.contiguous()
     if config.family == "esm":  # by the names of its published files
@@ -144,7 +144,7 @@ def class_for(config: EncoderConfig, heads: Iterable[str]) -> str:
     layout, heads = LAYOUTS[config.family], list(heads)
     odd = "classify" if config.classifier_form != "family" else ""
     kept = {name for name in heads if name in ("mlm", "nsp", "rtd")}
-    for wanted in (*({name} for name in heads if name in TASKS and name != odd), kept):
+    for wanted in (*({name} for name in heads if name in TASK_HEADS and name != odd), kept):
         for suffix, held in layout.classes.items():
             if wanted and set(held) == wanted:
                 return suffix
@@ -164,7 +164,7 @@ def find_heads(family: str, names: Collection[str], architectures: Sequence[str]
         if module != "classifier" and any(name.startswith(module + ".") for name in names):
             found.setdefault(head, True)
     tops = {name.split(".")[0] for name in names}
-    if not any(architectures) and "classifier" in tops and not any(h in TASKS for h in found):
+    if not any(architectures) and "classifier" in tops and not any(h in TASK_HEADS for h in found):
         found[_guess(family, names)] = True
     return found
 

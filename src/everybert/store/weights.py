@@ -142,10 +142,10 @@ def read_tensors(folder: Path, name: str, allow_pickle: bool = False) -> dict[st
         raise EverybertError(f"{folder} has no {name}, only {pickled}, a pickle; if you trust it, allow_pickle=True")
     else:
         weights = _open_pickle(inside(folder, pickled))
-    return {key: finite(weights.get(key), f"{folder / name}: {key}") for key in weights.shapes}
+    return {key: check_finite(weights.get(key), f"{folder / name}: {key}") for key in weights.shapes}
 
 
-def finite(tensor: Tensor, what: str) -> Tensor:
+def check_finite(tensor: Tensor, what: str) -> Tensor:
     """The tensor itself; numbers that are not finite are refused."""
     if tensor.is_floating_point() and not bool(tensor.sum(dtype=torch.float32).isfinite()):
         raise EverybertError(f"{what} holds numbers that are not finite; use another copy of the model")

@@ -4,7 +4,8 @@ Every window over the context contains the question. Windows overlap, and a span
 its first token, which has the most context around it. No answer (SQuAD 2.0) is the span at [CLS]: it is predicted if
 its score exceeds that of the best span by more than a threshold that is tuned on the held-out data.
 
-Legend: B sequences (windows), n tokens of one window, m tokens of a context, k spans.
+Legend: S sequences (windows), in a batch B with T tokens; n tokens of one window, m tokens of a context, k spans,
+K points of an attribution.
 """
 
 import re
@@ -15,16 +16,16 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.model.losses import span_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import DIGITS, Encoded, Explained, Features, Task, lay, targets_of
+from everybert.tasks.task import DIGITS, Encoded, Explained, Features, Task, make_features, targets_of
 from everybert.text.tokenizer import Encoding, Tokenizer
 from everybert.text.windows import Window
 
@@ -132,7 +133,7 @@ class AnswerQuestions(Task):
                 sequences.append([Encoded(ids, segments, range(1 + len(kept)))])
             words = np.array([-1 if w is None else w for w in context.words], dtype=np.int64)
             back.append(Passage(np.asarray(context.offsets, dtype=np.int64).reshape(-1, 2), words, places))
-        return lay(sequences, config, self.window.size, lost, back)
+        return make_features(sequences, config, self.window.size, lost, back)
 
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
         """Sequences, with start_B and end_B: 0 ([CLS]) if the answer is not in the window."""
@@ -222,6 +223,30 @@ class AnswerQuestions(Task):
         found = [best_spans(passage, outputs, self.longest, BEST) for passage in features.back]
         texts = [text[slice(*c.spans[0])] if len(c.spans) else "" for c, (_, text) in zip(found, examples.inputs)]
         return [(c.gap, text, [g.text for g in gold]) for c, text, gold in zip(found, texts, examples.targets)]
+
+
+def log_partition(logits_T: Tensor, batch: Ragged) -> Tensor:
+    """(B): log Σ exp over each sequence's tokens, in the shifted form, which does not overflow."""
+    at_T = batch.sequence_T
+    low = torch.full((len(batch),), float("-inf"), dtype=logits_T.dtype, device=logits_T.device)
+    peak_B = low.scatter_reduce(0, at_T, logits_T, "amax").detach()
+    sum_B = torch.zeros_like(peak_B).index_add(0, at_T, (logits_T - peak_B[at_T]).exp())
+    return peak_B + sum_B.log()
+
+
+def span_loss(logits_T2: Tensor, batch: Ragged, start_B: Tensor, end_B: Tensor) -> Tensor:
+    """The loss of answer: the mean of −log p(start) and −log p(end), each a softmax over the sequence's tokens.
+
+    `start_B` and `end_B` count from the sequence's first token; positions outside the sequence do not count.
+    """
+    lengths_B = batch.offsets_B1.diff()
+    losses = []
+    for logits_T, at_B in zip(logits_T2.float().unbind(-1), (start_B, end_B)):
+        inside_B = (at_B >= 0) & (at_B < lengths_B)
+        index_B = batch.first_B + torch.where(inside_B, at_B, 0)
+        each_B = log_partition(logits_T, batch) - logits_T[index_B]
+        losses.append((each_B * inside_B).sum() / inside_B.sum().clamp(min=1))
+    return (losses[0] + losses[1]) / 2
 
 
 def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, best: int) -> Candidates:

@@ -1,6 +1,8 @@
 """Multiple choice (SWAG): each ending is read with the prompt as a pair; softmax over one score per ending.
 
 A prompt and ending longer than the window are truncated, the longer first, and the result says by how much.
+
+Legend: B sequences, E examples.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,11 +11,12 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.model.losses import choice_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples
@@ -90,3 +93,9 @@ class Choose(Task):
         """accuracy."""
         guess = [p.argmax() for p in self._probabilities(self.run(network, features), features)]
         return {"accuracy": float((np.array(guess) == np.asarray(examples.targets)).mean())}
+
+
+def choice_loss(logits_B: Tensor, counts: tuple[int, ...], labels_E: Tensor) -> Tensor:
+    """Cross-entropy among the endings of each prompt, of which there are `counts[e]`."""
+    rows = pad_sequence(logits_B.float().split(counts), batch_first=True, padding_value=float("-inf"))
+    return F.cross_entropy(rows, labels_E)

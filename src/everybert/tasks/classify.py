@@ -4,7 +4,7 @@ classify: p = softmax(W·h + b), or σ for several labels per text (multi-label)
 in units of their standard deviation, so that any scale of numbers learns alike; `finish` then moves scale and shift
 into the head, and the saved model predicts in the units of the data.
 
-Legend: B sequences, E examples, C labels of the head, L labels of a zero-shot prediction.
+Legend: E examples, C labels of the head, L labels of a zero-shot prediction, K points of an attribution.
 """
 
 from collections import Counter

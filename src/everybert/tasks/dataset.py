@@ -192,7 +192,7 @@ def held_rows(source: Any) -> list[Any]:
         return [dict(zip(source, row)) for row in zip(*columns)]
     if isinstance(features := getattr(source, "features", None), Mapping):
         source = source.with_format(None) if hasattr(source, "with_format") else source  # Python's own values
-        return [{name: _named(value, features.get(name)) for name, value in row.items()} for row in source]
+        return [{name: _class_names(value, features.get(name)) for name, value in row.items()} for row in source]
     for method in ("to_dicts", "to_pylist", "to_list", "tolist"):  # of polars, Arrow, numpy and columns of pandas
         if hasattr(source, method):
             return list(getattr(source, method)())
@@ -217,11 +217,11 @@ def _is_table(source: Any) -> bool:
     return hasattr(source, "columns") or hasattr(source, "column_names")
 
 
-def _named(value: Any, feature: Any) -> Any:
+def _class_names(value: Any, feature: Any) -> Any:
     """The name of a class by its number, or of a list of them, if the column is of ClassLabels; −1 is no label."""
     if isinstance(value, list):
         inner = feature[0] if isinstance(feature, list) and feature else getattr(feature, "feature", None)
-        return [_named(one, inner) for one in value]
+        return [_class_names(one, inner) for one in value]
     names = getattr(feature, "names", None)
     return value if names is None or not isinstance(value, int) else names[value] if value >= 0 else None
 
@@ -262,7 +262,7 @@ def choice_reader(table: Table) -> Callable[[Row], tuple[str, list[str]]]:
     """Reads a prompt and its endings: one column with a list, or numbered ones (ending0, ending1 …)."""
     prompt, listed = table.need("text", NAMES["prompts"]), table.find("endings", NAMES["endings"])
     endings = [listed] if listed else _numbered(table, "ending|choice|option") or [table.need("endings", ())]
-    return lambda row: (cell(row, prompt), _many(row, endings))
+    return lambda row: (cell(row, prompt), _list_of_texts(row, endings))
 
 
 def _numbered(table: Table, stems: str) -> list[str]:
@@ -271,7 +271,7 @@ def _numbered(table: Table, stems: str) -> list[str]:
     return sorted(found, key=lambda name: int(re.sub(r"\D", "", name)))
 
 
-def _many(row: Row, columns: Sequence[str]) -> list[str]:
+def _list_of_texts(row: Row, columns: Sequence[str]) -> list[str]:
     """The texts of several columns; a cell may hold a list of them."""
     cells = [text for c in columns for text in (row[c] if isinstance(row.get(c), list | tuple) else [cell(row, c)])]
     if not all(isinstance(text, str) for text in cells):
@@ -388,18 +388,18 @@ def _tagged(source: Source, columns: Columns, skip_bad: bool) -> Examples:
     spans = table.find("spans", NAMES["spans"])
     if spans is not None and isinstance(table.first.get("text"), str):
         pick = lambda row: [word.text for word in Splitter().split(cell(row, "text"))]  # noqa: E731
-        marked = lambda row, given: _marked(cell(row, "text"), row.get(spans) or [])  # noqa: E731
+        marked = lambda row, given: _span_tags(cell(row, "text"), row.get(spans) or [])  # noqa: E731
         return table.collect(pick, marked, skip_bad, ("text", spans))
     text, label = table.need("text", NAMES["words"]), table.need("label", NAMES["tags"])
 
     def words(row: Row) -> list[str]:
-        found = _list(row.get(text))
+        found = _words_or_tags(row.get(text))
         if not found or not all(isinstance(w, str) for w in found):
             raise EverybertError("the words are missing")
         return found
 
     def tags(row: Row, given: list[str]) -> list[str]:
-        found = [label_name(tag) for tag in _list(row.get(label))]
+        found = [label_name(tag) for tag in _words_or_tags(row.get(label))]
         if len(given) != len(found) or not all(found):
             raise EverybertError(f"{len(given)} words but {sum(map(bool, found))} tags")
         return [str(tag) for tag in found]
@@ -423,7 +423,7 @@ def _tagged_rows(path: Path) -> Iterator[tuple[Any, Any]]:
             yield f"sentence {number}", {str(i): [row[i] for row in rows] for i in (*range(width), *range(-width, 0))}
 
 
-def _marked(text: str, spans: Iterable[Any]) -> list[str]:
+def _span_tags(text: str, spans: Iterable[Any]) -> list[str]:
     """BIO tags of the words of a text with marked spans ({"start", "end", "label"} or [start, end, label]).
 
     A span that begins or ends inside a word takes the whole word.
@@ -438,7 +438,7 @@ def _marked(text: str, spans: Iterable[Any]) -> list[str]:
     return write_tags(sorted(entities, key=lambda e: e.start), len(words))
 
 
-def _list(value: Any) -> list[Any]:
+def _words_or_tags(value: Any) -> list[Any]:
     """A list as it is; a text split at its spaces (csv)."""
     if isinstance(value, str):
         return value.split()
@@ -457,19 +457,19 @@ def read_questions(source: Source, columns: Columns = None, skip_bad: bool = Fal
     pick, answers = question_reader(table), table.need("answers", NAMES["answers"])
 
     def target(row: Row, given: tuple[str, str]) -> tuple[Gold, ...]:
-        return tuple(_golds(row.get(answers), row.get("answer_start"), given[1]))
+        return tuple(_checked_answers(row.get(answers), row.get("answer_start"), given[1]))
 
     return table.collect(pick, target, skip_bad)
 
 
-def _golds(value: Any, start: Any, context: str) -> Iterator[Gold]:
+def _checked_answers(value: Any, start: Any, context: str) -> Iterator[Gold]:
     """The answers in any of the usual forms, each with its place in the context, checked."""
     if isinstance(value, Mapping):  # {"text": [...], "answer_start": [...]}, or one answer
         value, start = value.get("text", []), value.get("answer_start")
     if hasattr(value, "__iter__") and not isinstance(value, str):
         many = hasattr(start, "__iter__") and not isinstance(start, str)
         for one, at in zip(value, start if many else repeat(None), strict=many):
-            yield from _golds(one if isinstance(one, str | Mapping) else str(one), at, context)
+            yield from _checked_answers(one if isinstance(one, str | Mapping) else str(one), at, context)
         return
     if value is None or value == "":
         return
@@ -521,7 +521,7 @@ def read_pairs(source: Source, columns: Columns = None, skip_bad: bool = False) 
     negatives = [] if score else negatives
 
     def pick(row: Row) -> tuple[str, ...]:
-        return (*(cell(row, name) for name in names), *_many(row, negatives))
+        return (*(cell(row, name) for name in names), *_list_of_texts(row, negatives))
 
     read = [*names, *negatives, *([score] if score else [])]
     return table.collect(pick, lambda row, given: finite(row.get(score)) if score else None, skip_bad, read)

@@ -5,7 +5,7 @@ by single spaces and tokenized, and a word's label is on its first piece. A word
 unknown token, so that every word has a label. In a long text a word's label comes from the window that owns its
 first piece.
 
-Legend: n words of a text, C labels.
+Legend: n words of a text, T tokens of a sequence or batch, C labels.
 """
 
 import logging
@@ -25,7 +25,7 @@ from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks import words as wording
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import DIGITS, Encoded, Features, Task, lay, targets_of
+from everybert.tasks.task import DIGITS, Encoded, Features, Task, make_features, targets_of
 from everybert.tasks.words import Entity, Splitter, Word, split_tag
 from everybert.text.tokenizer import Encoding, Tokenizer
 
@@ -128,7 +128,7 @@ class Tag(Task):
                 sequences.append([Encoded(*tokenizer.build(ids[w.start : w.stop]))])
             back.append(TaggedText(text, words, np.array(at, dtype=np.int64).reshape(-1, 2)))
             lost.append(cut)
-        return lay(sequences, config, self.window.size, lost, back)
+        return make_features(sequences, config, self.window.size, lost, back)
 
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
         """Sequences, with tag_T."""

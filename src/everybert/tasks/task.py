@@ -3,7 +3,8 @@
 A `Task` is a frozen dataclass. An input becomes one sequence, or several windows if it is longer than the model's
 window. Training reads batches of examples; prediction runs all sequences through the engine and decodes its outputs.
 
-Legend: N tokens of all sequences, S sequences, E examples; in a batch: T tokens, B sequences, E examples, C labels.
+Legend: S sequences, E examples; in a batch: T tokens, B sequences, E examples, C labels; K points of an attribution,
+n tokens of a text.
 """
 
 from abc import ABC, abstractmethod
@@ -159,7 +160,7 @@ class Features(Inputs):
         return total
 
 
-def lay(
+def make_features(
     examples: Iterable[Sequence[Encoded]], config: EncoderConfig, size: int, cut: Sequence[int], back: Any = ()
 ) -> Features:
     """The features of examples, each a list of sequences. `cut` counts the tokens cut off each input."""
@@ -203,7 +204,7 @@ def text_features(
             ids, segments = tokenizer.build(x, y)
             marks = {"first": range(1), "second": range(len(x) + special - 1, len(ids)), "none": ()}[marked]
             examples[-1].append(Encoded(ids, segments, marks, weight / total))
-    return replace(lay(examples, config, window.size, cut), most=MOST_WINDOWS)
+    return replace(make_features(examples, config, window.size, cut), most=MOST_WINDOWS)
 
 
 def cover_pair(

@@ -25,7 +25,7 @@ from everybert.files import read_json
 BERT_NAMES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 ROBERTA_NAMES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
 ESM_NAMES = {"cls": "<cls>", "pad": "<pad>", "sep": "<eos>", "unk": "<unk>", "mask": "<mask>"}
-FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")
 """The files that a folder's tokenizer is read from, in order of preference."""
 CLASSES = {
     ".txt": ("Bert", "ConvBert", "DistilBert", "Electra", "Esm", "MobileBert", "SqueezeBert"),
@@ -127,6 +127,11 @@ def _add_family(backend: Backend, settings: dict[str, Any], names: dict[str, str
 # ── files ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a tokenizer of any kind."""
+    return any((folder / file).is_file() for file in TOKENIZER_FILES)
+
+
 def read_backend(path: str | Path) -> tuple[Backend, dict[str, Any]]:
     """The backend of a folder or file, and the settings of tokenizer_config.json and special_tokens_map.json."""
     path = Path(path)
@@ -134,9 +139,9 @@ def read_backend(path: str | Path) -> tuple[Backend, dict[str, Any]]:
         raise EverybertError(f"no tokenizer at {path}: give a folder or a tokenizer file that exists")
     folder = path if path.is_dir() else path.parent
     settings = _settings(folder)
-    file = path if path.is_file() else next((path / name for name in FILES if (path / name).is_file()), None)
+    file = path if path.is_file() else next((path / name for name in TOKENIZER_FILES if (path / name).is_file()), None)
     if file is None:
-        raise EverybertError(f"no tokenizer in {path}: it needs one of {', '.join(FILES)}")
+        raise EverybertError(f"no tokenizer in {path}: it needs one of {', '.join(TOKENIZER_FILES)}")
     _check_class(file, settings)
     remedy = f"tokenizers {tokenizers.__version__} may lack a part of it; upgrade, or use another model"
     with one_line_errors(f"{file} is not a tokenizer file that can be read", remedy):
@@ -282,8 +287,7 @@ def _from_merges(folder: Path, settings: dict[str, Any]) -> Backend:
     for name in ("vocab.json", "merges.txt"):
         if not (folder / name).is_file():
             raise EverybertError(f"{folder} has no {name}: a byte-level BPE is vocab.json and merges.txt together")
-    model = BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    backend = Backend(model)
+    backend = Backend(BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
     if backend.token_to_id("<s>") is None or backend.token_to_id("</s>") is None:
         raise EverybertError(f"{folder / 'vocab.json'} lacks <s> and </s>: give RoBERTa's, or a tokenizer.json")
     _add_family(backend, settings, ROBERTA_NAMES)

@@ -24,7 +24,7 @@ from everybert.errors import EverybertError
 from everybert.text import formats
 from everybert.text.tokenizer import Tokenizer
 
-Kind = Literal["wordpiece", "bpe", "unigram"]
+TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
 log = logging.getLogger("everybert")
 
 _RUNS = 1 << 19  # different strings between spaces that are counted before they are split into words
@@ -39,7 +39,7 @@ _ALBERT = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
 
 def train_tokenizer(
     texts: Iterable[str],
-    kind: Kind = "wordpiece",
+    kind: TokenizerKind = "wordpiece",
     size: int = 30_000,
     lowercase: bool = True,
     min_frequency: int | None = None,
@@ -108,7 +108,7 @@ def measure(tokenizer: Tokenizer, lines: list[str]) -> dict[str, float]:
     }
 
 
-def _install(kind: Kind, lowercase: bool, backend: Backend, charsmap: bytes | None = None) -> Backend:
+def _install(kind: TokenizerKind, lowercase: bool, backend: Backend, charsmap: bytes | None = None) -> Backend:
     """Install the pipeline of BERT (WordPiece), RoBERTa (BPE) or ALBERT (Unigram)."""
     if kind == "wordpiece":
         return formats.bert_pipeline(backend, lowercase)
@@ -120,7 +120,7 @@ def _install(kind: Kind, lowercase: bool, backend: Backend, charsmap: bytes | No
     return formats.roberta_pipeline(backend)
 
 
-def _count_words(lines: Iterable[str], kind: Kind, lowercase: bool) -> Counter[str]:
+def _count_words(lines: Iterable[str], kind: TokenizerKind, lowercase: bool) -> Counter[str]:
     """Count words, split as the tokenizer will. Above the limit, the rarer half is dropped (ties broken by hash)."""
     names = dict.fromkeys([*formats.BERT_NAMES.values(), *formats.ROBERTA_NAMES.values()])
     specials = models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]")

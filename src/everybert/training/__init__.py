@@ -1,1 +1,1 @@
-"""The one training loop, its optimizers, state and plans."""
+"""One training loop for pre-training, distillation and fine-tuning, with its optimizers, checkpoints and schedules."""

@@ -53,12 +53,12 @@ class Progress:
     plans: int = 0
     """How often the number of steps was planned."""
     place: Place = field(default_factory=Place)
-    """Where the data stands."""
+    """The position in the data."""
     tokens: int = 0
     """Tokens seen, over all ranks."""
     seconds: float = 0.0
     """Time spent training."""
-    guard: tuple[float, ...] = (0.0, 0.0, 0.0)
+    guard: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     """The spike guard's running mean of the loss, skipped steps in a row, skipped steps in all, steps taken."""
     figures: dict[str, float] = field(default_factory=dict)
     """The last evaluation."""

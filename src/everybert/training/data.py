@@ -2,6 +2,8 @@
 
 Step s of a phase is made of the packs P_s … P_s + K_s − 1 of the phase's stream; pack n belongs to rank n mod R and
 is made by any worker. So the batches of a step are the same for every number of workers and ranks.
+
+Legend: B sequences, M masked positions.
 """
 
 import time
@@ -33,7 +35,7 @@ AHEAD = 3
 
 
 class Place(NamedTuple):
-    """Where the data stands: the phase, its next pack by number, and that pack's (epoch, block, pack)."""
+    """A position in the data: the phase, the number of its next pack, and that pack's (epoch, block, pack)."""
 
     phase: int = 0
     number: int = 0
@@ -58,7 +60,7 @@ class Step:
 
     items: list[Item]
     place: Place
-    """Where the data stands after the step."""
+    """The position in the data after the step."""
     wait: float = 0.0
     """Seconds that the loop waited for it."""
 
@@ -138,9 +140,9 @@ def to_item(pack: dict[str, Any], stream: PackStream, fill: bool, phase: int = 0
 class Packs(IterableDataset):
     """The packs of one phase for one rank, from a place on; each worker makes every n-th of them."""
 
-    def __init__(self, setting: "Setting", step: int, total: int | None, place: Place) -> None:
-        self.recipe, self.world, self.fill = setting.recipe, setting.world, setting.compiled
-        self.stream, self.place, self.step, self.total = setting.stream(place.phase), place, step, total
+    def __init__(self, context: "RunContext", step: int, total: int | None, place: Place) -> None:
+        self.recipe, self.world, self.fill = context.recipe, context.world, context.compiled
+        self.stream, self.place, self.step, self.total = context.stream(place.phase), place, step, total
 
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
@@ -155,7 +157,7 @@ class Packs(IterableDataset):
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunContext:
     """The inputs of a run, and the steps that they make for one rank."""
 
     recipe: Recipe

@@ -4,7 +4,7 @@ DistilBERT (Sanh et al. 2019): 5 · KL(teacher ‖ student at temperature 2) · 
 hidden states), with the student initialised from every other layer of the teacher. Narrower students learn hidden
 states through a projection (TinyBERT) or the relations within Q, K and V (MiniLM v2).
 
-Legend: T tokens in the batch, H hidden, M masked positions, V vocabulary, B sequences.
+Legend: T tokens in the batch, B sequences, n tokens of one sequence, H hidden, M masked positions, V vocabulary.
 """
 
 import re
@@ -27,7 +27,7 @@ from everybert.model.ragged import Ragged
 from everybert.store.hub import resolve
 from everybert.store.huggingface import load_network, read_config
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.data import Setting
+from everybert.training.data import RunContext
 from everybert.training.pretrain import Result, check_config, fit_config, prepare, run
 from everybert.training.recipe import DistilSettings, ModelSettings, Recipe, located, parse_model, text
 
@@ -59,17 +59,17 @@ def distil(
         raise EverybertError("distillation has no boundary objective: set [mask] boundary = false")
     if student is not None:
         recipe = replace(recipe, model=read_student(student))
-    setting = prepare(recipe, corpus, out, device, str(teacher))
-    master = load_teacher(teacher, setting, allow_pickle)
-    network = build_student(setting, settings, master)
-    for who, config in (("teacher", master.config), ("student", network.config)):
+    context = prepare(recipe, corpus, out, device, str(teacher))
+    trained = load_teacher(teacher, context, allow_pickle)
+    network = build_student(context, settings, trained)
+    for who, config in (("teacher", trained.config), ("student", network.config)):
         check_config(recipe, config, who)
-    if master.config.causal != network.config.causal:
+    if trained.config.causal != network.config.causal:
         raise EverybertError("teacher and student must read in the same direction: give both the same [model] causal")
-    loss = partial(distil_loss, master, settings)
+    loss = partial(distil_loss, trained, settings)
     if settings.relation:  # relations are computed sequence by sequence, which cannot be compiled
-        setting = replace(setting, recipe=replace(recipe, run=replace(recipe.run, compile=False)))
-    return run(setting, network, loss, NAMES, quiet)
+        context = replace(context, recipe=replace(recipe, run=replace(recipe.run, compile=False)))
+    return run(context, network, loss, NAMES, quiet)
 
 
 def read_student(student: str | Path) -> ModelSettings:
@@ -88,13 +88,13 @@ def read_student(student: str | Path) -> ModelSettings:
     return ModelSettings(preset=str(student))
 
 
-def load_teacher(name: str | Path, setting: Setting, allow_pickle: bool = False) -> Network:
+def load_teacher(name: str | Path, context: RunContext, allow_pickle: bool = False) -> Network:
     """The teacher, frozen, in the compute precision; its tokenizer must be that of the corpus."""
     folder = resolve(name, allow_pickle=allow_pickle)
-    setting.corpus.check_tokenizer(Tokenizer.load(folder).digest)
-    paired = setting.recipe.paired
-    heads, dtype = setting.recipe.heads, setting.dtype
-    loaded = load_network(folder, heads=heads, dtype=dtype, device=setting.device, allow_pickle=allow_pickle)
+    context.corpus.check_tokenizer(Tokenizer.load(folder).digest)
+    paired = context.recipe.paired
+    heads, dtype = context.recipe.heads, context.dtype
+    loaded = load_network(folder, heads=heads, dtype=dtype, device=context.device, allow_pickle=allow_pickle)
     missing = " ".join(loaded.report.missing)
     if "mlm" in missing:
         raise EverybertError(f"{folder} has no masked-word head to learn from; give a pre-trained model")
@@ -103,10 +103,10 @@ def load_teacher(name: str | Path, setting: Setting, allow_pickle: bool = False)
     return loaded.network.requires_grad_(False).eval()
 
 
-def build_student(setting: Setting, settings: DistilSettings, teacher: Network) -> Network:
+def build_student(context: RunContext, settings: DistilSettings, teacher: Network) -> Network:
     """A student with the teacher's vocabulary, initialised from its layers where the shapes agree."""
-    recipe = setting.recipe
-    config = fit_config(recipe.config, setting.tokenizer).replace(vocab_size=teacher.config.vocab_size)
+    recipe = context.recipe
+    config = fit_config(recipe.config, context.tokenizer).replace(vocab_size=teacher.config.vocab_size)
     mine, theirs = config.hidden_size, teacher.config.hidden_size
     torch.manual_seed(recipe.seed)
     student = Network(config, recipe.heads)
@@ -159,8 +159,7 @@ def distil_loss(teacher: Network, settings: DistilSettings, network: Network, ba
     x_TH = network.encoder(batch, states=x_states)
     with torch.no_grad():
         y_TH = teacher.encoder(batch, states=y_states)
-    zero = x_TH.new_zeros((), dtype=torch.float32)
-    ce = mlm = pair = cosine = hidden = relation = zero
+    ce = mlm = pair = cosine = hidden = relation = x_TH.new_zeros((), dtype=torch.float32)
     if s.ce or s.mlm:
         logits_MV = network.mlm_logits(x_TH, targets.mask_index_M).float()
         if s.mlm:

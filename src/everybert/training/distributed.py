@@ -108,7 +108,7 @@ class World:
             if text:
                 raise EverybertError(f"rank {rank}: {text}" if rank else text)
 
-    def same(self, what: str, value: Any) -> None:
+    def require_same(self, what: str, value: Any) -> None:
         """Refuse to start if a rank has another recipe or corpus than rank 0."""
         found = self.gather(value)
         other = [rank for rank, one in enumerate(found) if one != found[0]]

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from everybert.corpus.examples import ExampleConfig, Kind
+from everybert.corpus.examples import ExampleConfig, ExampleKind
 from everybert.corpus.packs import PackStream
 from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
-from everybert.model.engine import token_log_probs
+from everybert.model.engine import device_of, token_log_probs
 from everybert.model.heads import Network
 from everybert.model.losses import cross_entropy, targets_of
 from everybert.model.ragged import Ragged
@@ -42,7 +42,7 @@ log = logging.getLogger("everybert")
 def score_corpus(
     model: "Model",
     corpus: str | Path,
-    kind: Kind | None = None,
+    kind: ExampleKind | None = None,
     length: int | None = None,
     tokens: int = TOKENS,
     split: str = "heldout",
@@ -110,7 +110,7 @@ def evaluate_packs(
 
     The logits are computed in slices, never for all masked positions of a pack at once.
     """
-    device = network.encoder.embeddings.token.weight.device
+    device = device_of(network.encoder)
     loss = right = pairs_right = pairs = torch.zeros((), device=device, dtype=torch.float64)
     masked = 0
     for done, pack in enumerate(packs, 1):

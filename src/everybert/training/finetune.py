@@ -21,7 +21,7 @@ from everybert.files import atomic_folder, check_folder, write_json
 from everybert.store.adapters import is_adapter
 from everybert.store.card import write_card
 from everybert.store.hub import resolve
-from everybert.store.huggingface import Loaded, load_network, read_config, read_extras
+from everybert.store.huggingface import load_network, read_config, read_extras
 from everybert.store.sentence_transformers import Pooling, encoder_folder, read_pooling
 from everybert.tasks import task_class
 from everybert.tasks.dataset import Examples, Source, split_sets
@@ -108,10 +108,10 @@ def finetune(
 
     `model` is a folder, a bundled name or a hub id; `task` one of classify, regress, tag, answer, choose, embed, rank;
     `train` and `dev` files, DataFrames or lists of tuples; `out` the folder to write. `settings` are the fields of
-    `Settings` (mode, epochs, lr, batch_size …), `options` those of the task (labels, class_weights, metric, calibrate,
-    multi, scheme …). `columns` names the columns (text, pair, label …). A folder that holds a model is replaced with
-    `overwrite` only. `allow_pickle` reads .bin weights (see `load`). Settings that are not given are those that the
-    model's folder suggests (everybert.json, finetune).
+    `FinetuneSettings` (mode, epochs, lr, batch_size …), `options` those of the task (labels, class_weights, metric,
+    calibrate, multi, scheme …). `columns` names the columns (text, pair, label …). A folder that holds a model is
+    replaced with `overwrite` only. `allow_pickle` reads .bin weights (see `load`). Settings that are not given are
+    those that the model's folder suggests (everybert.json, finetune).
     """
     known = {f.name for f in fields(FinetuneSettings)}
     axes = GRID if grid is True else dict(grid or {})
@@ -230,7 +230,7 @@ def prepare_data(
     if dev is None:
         if "labels" in kind.saved:  # those of all rows: some labels may be held out only
             making["labels"] = kind.from_examples(examples, config, **making).labels
-        examples, held = split(examples, seed, kind.grouped)
+        examples, held = hold_out(examples, seed, kind.grouped)
         notes.append(f"no dev set was given: {len(held)} of the training examples are held out to score on")
     task = kind.from_examples(examples, config, **making)
     if dev is not None:
@@ -259,7 +259,7 @@ def split_options(kind: type[Task], options: Mapping[str, Any]) -> tuple[dict[st
     return tuple({k: v for k, v in options.items() if k in names} for names in (reading, making))  # type: ignore[return-value]
 
 
-def split(examples: Examples, seed: int, grouped: bool = False) -> tuple[Examples, Examples]:
+def hold_out(examples: Examples, seed: int, grouped: bool = False) -> tuple[Examples, Examples]:
     """Hold out a tenth of the examples (`grouped`: of their first texts), at least one, drawn by the seed."""
     groups: dict[Any, list[int]] = {}
     for i, given in enumerate(examples.inputs):
@@ -275,20 +275,14 @@ def split(examples: Examples, seed: int, grouped: bool = False) -> tuple[Example
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def load_base(data: Data, seed: int) -> Loaded:
-    """The base model with the task's head; a new head is drawn by the seed. A head for the same labels is kept."""
+def run_once(data: Data, settings: FinetuneSettings, seed: int, quiet: bool = False) -> Run:
+    """One run from the base model, whose head for the same labels is kept; a new head is drawn by the seed."""
     torch.manual_seed(seed)
     task = data.task
     heads = {task.head: task.outputs} if task.head else {}
     loaded = load_network(data.folder, heads=heads, dtype=torch.float32, verify=False, allow_pickle=data.allow_pickle)
     if task.labels and task.head and loaded.labels is not None and list(task.labels) != loaded.labels:
         loaded.network.add_head(task.head, task.outputs)  # the same number of labels, but different ones
-    return loaded
-
-
-def run_once(data: Data, settings: FinetuneSettings, seed: int, quiet: bool = False) -> Run:
-    """One run from the base model."""
-    loaded = load_base(data, seed)
     torch.manual_seed(seed)
     return tune(data, loaded.network, settings, seed, "pooler" in loaded.report.missing, quiet)
 

@@ -24,11 +24,7 @@ def progress_bar(what: str, total: int | None = None) -> Iterator[Callable[..., 
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
-
-        def update(completed: float, total: float | None = None) -> None:
-            bar.update(task, completed=completed, total=total)
-
-        yield update
+        yield lambda completed, total=None: bar.update(task, completed=completed, total=total)
 
 
 class Logs:

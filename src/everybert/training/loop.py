@@ -1,7 +1,7 @@
 """The training loop: fetch, forward, backward, step; then log, evaluate, save.
 
-Pre-training, distillation and fine-tuning describe what they train in a `Job`. Dropout is drawn from (seed, step,
-pack), so that a run that is killed and resumed continues bit for bit.
+Pre-training, distillation and fine-tuning describe what they train in a `TrainingJob`. Dropout is drawn from (seed,
+step, pack), so that a run that is killed and resumed continues bit for bit.
 """
 
 import contextlib
@@ -151,7 +151,7 @@ class Guard:
 
     def __init__(self, state: tuple[float, ...], spike: float, device: torch.device) -> None:
         self.spike = spike
-        self.state = torch.tensor((*state, 0.0)[:4], device=device)
+        self.state = torch.tensor((*state, 0.0)[:4], device=device)  # older checkpoints lack the last
         """Mean loss, steps skipped in a row, skipped in all, taken."""
 
     def judge(self, loss: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from everybert.store.huggingface import load_network, read_config, save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import schedule
 from everybert.training.checkpoint import Progress, checkpoints, find_checkpoint, load_checkpoint, lock, save_checkpoint
-from everybert.training.data import Setting
+from everybert.training.data import RunContext
 from everybert.training.distributed import World
 from everybert.training.evaluate import PACK, evaluate_packs, heldout_packs, pseudo_perplexity, sample_sentences
 from everybert.training.logs import Logs
@@ -77,15 +77,15 @@ def pretrain(
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, **overrides)
     if recipe.distil is not None:
         raise EverybertError("the recipe has a [distil] table: `everybert distil` runs it, with the teacher")
-    setting = prepare(recipe, corpus, out, device)
-    network = build_network(setting, allow_pickle)
+    context = prepare(recipe, corpus, out, device)
+    network = build_network(context, allow_pickle)
     if recipe.boundary:
         network.heads["boundary"] = Boundary(network.config)
-        return run(setting, network, boundary_loss, ("mlm", "nsp", "boundary"), quiet)
+        return run(context, network, boundary_loss, ("mlm", "nsp", "boundary"), quiet)
     if recipe.rtd is not None:
-        return run(setting, network, partial(rtd_loss, recipe.rtd), ("mlm", "rtd"), quiet)
+        return run(context, network, partial(rtd_loss, recipe.rtd), ("mlm", "rtd"), quiet)
     names = ("mlm", "nsp") if "nsp" in network.heads else ("mlm",)
-    return run(setting, network, pretrain_loss, names, quiet)
+    return run(context, network, pretrain_loss, names, quiet)
 
 
 # ── before the run ───────────────────────────────────────────────────────────────────────────────────────────
@@ -93,17 +93,17 @@ def pretrain(
 
 def prepare(
     recipe: Recipe, corpus: str | Path, out: str | Path, device: str | None, teacher: str | None = None
-) -> Setting:
+) -> RunContext:
     """Open the corpus and its tokenizer, and connect the ranks."""
     if is_model(Path(out)):
         raise EverybertError(f"{out} holds a model, not a run; choose another folder")
     world = World.join()
     opened, tokenizer, layout = open_corpus(corpus)
-    setting = Setting(recipe, Path(out), opened, tokenizer, layout, world.device(device), world, teacher)
+    context = RunContext(recipe, Path(out), opened, tokenizer, layout, world.device(device), world, teacher)
     # [run] included: ranks must save and evaluate at the same steps.
-    world.same("recipe", recipe.plain())
-    world.same("corpus", (opened.tokenizer_digest, opened.token_count))
-    return setting
+    world.require_same("recipe", recipe.plain())
+    world.require_same("corpus", (opened.tokenizer_digest, opened.token_count))
+    return context
 
 
 def open_corpus(path: str | Path) -> tuple[Corpus, Tokenizer, ExampleLayout]:
@@ -122,24 +122,24 @@ def preview(recipe: Recipe, corpus: str | Path, length: int | None) -> tuple[Pac
     init = recipe.model.init
     config = recipe.config if init is None else read_config(resolve(init))[0]
     check_config(recipe, config)
-    setting = Setting(recipe, Path(), opened, tokenizer, layout, torch.device("cpu"), World(), causal=config.causal)
-    return setting.stream(0), tokenizer, schedule.moment(recipe, 0, recipe.steps).mask_rate
+    context = RunContext(recipe, Path(), opened, tokenizer, layout, torch.device("cpu"), World(), causal=config.causal)
+    return context.stream(0), tokenizer, schedule.moment(recipe, 0, recipe.steps).mask_rate
 
 
-def claim(setting: Setting) -> None:
+def claim(context: RunContext) -> None:
     """Write run.json, or compare with the one that is there: a run is resumed as it began."""
-    corpus = {"tokenizer": setting.corpus.tokenizer_digest, "tokens": setting.corpus.token_count}
-    facts: dict[str, Any] = {"recipe": setting.recipe.plain(), "corpus": corpus}
-    facts |= {"teacher": setting.teacher} if setting.teacher is not None else {}
-    path = setting.out / "run.json"
+    corpus = {"tokenizer": context.corpus.tokenizer_digest, "tokens": context.corpus.token_count}
+    facts: dict[str, Any] = {"recipe": context.recipe.plain(), "corpus": corpus}
+    facts |= {"teacher": context.teacher} if context.teacher is not None else {}
+    path = context.out / "run.json"
     if not path.exists() or not (checkpoints(path.with_name("checkpoints")) or path.with_name("model").exists()):
         write_json(path, facts)
         return
     there = read_json(path)
-    other = setting.recipe.differences(there.get("recipe", {}))
+    other = context.recipe.differences(there.get("recipe", {}))
     other += [name for name in facts if name != "recipe" and there.get(name) != facts[name]]
     if other:
-        raise EverybertError(f"{setting.out} holds a run with another {', '.join(other)}: use that, or another folder")
+        raise EverybertError(f"{context.out} holds a run with another {', '.join(other)}: use that, or another folder")
 
 
 def fit_config(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
@@ -156,14 +156,14 @@ def fit_config(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
     return fitted
 
 
-def build_network(setting: Setting, allow_pickle: bool = False) -> Network:
+def build_network(context: RunContext, allow_pickle: bool = False) -> Network:
     """A new network, or a trained one to continue, with the heads that the objectives need."""
-    recipe = setting.recipe
+    recipe = context.recipe
     torch.manual_seed(recipe.seed)
     if recipe.model.init is not None:
-        network = start_from(setting, recipe.model.init, allow_pickle)
+        network = start_from(context, recipe.model.init, allow_pickle)
     else:
-        network = Network(fit_config(recipe.config, setting.tokenizer), recipe.heads)
+        network = Network(fit_config(recipe.config, context.tokenizer), recipe.heads)
     check_config(recipe, network.config)
     if recipe.rtd is not None:
         add_generator(network, recipe.rtd)
@@ -171,16 +171,16 @@ def build_network(setting: Setting, allow_pickle: bool = False) -> Network:
     return network
 
 
-def start_from(setting: Setting, init: str, allow_pickle: bool = False) -> Network:
+def start_from(context: RunContext, init: str, allow_pickle: bool = False) -> Network:
     """The network of [model] init with the recipe's heads and dropouts; its tokenizer must be that of the corpus."""
-    recipe, folder = setting.recipe, resolve(init, allow_pickle=allow_pickle)
+    recipe, folder = context.recipe, resolve(init, allow_pickle=allow_pickle)
     network = load_network(folder, heads=recipe.heads, dtype=torch.float32, allow_pickle=allow_pickle).network
     size = network.config.vocab_size
     try:
-        same = Tokenizer.load(folder).vocab() == setting.tokenizer.vocab()
+        same = Tokenizer.load(folder).vocab() == context.tokenizer.vocab()
     except EverybertError:  # a folder without a tokenizer: its ids are assumed to be those of the corpus
-        same = setting.tokenizer.size <= size
-    if not same or setting.tokenizer.size > size:
+        same = context.tokenizer.size <= size
+    if not same or context.tokenizer.size > size:
         raise EverybertError(
             f"the corpus' tokenizer is not that of {folder}: build the corpus with the tokenizer of {folder}, whose "
             "vocabulary contrib/extend_vocabulary.py can extend"
@@ -217,21 +217,21 @@ def check_config(recipe: Recipe, config: EncoderConfig, who: str = "model") -> N
 # ── the run ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str, ...], quiet: bool) -> Result:
+def run(context: RunContext, network: Network, loss: LossFunction, names: tuple[str, ...], quiet: bool) -> Result:
     """Train a network with a loss, from the start or the last checkpoint, and write the model.
 
     The folder is written to from here on: what was wrong with the inputs has been found.
     """
-    setting = replace(setting, causal=network.config.causal)
-    for phase in range(len(setting.recipe.phases)):
-        setting.stream(phase)  # examples that the corpus cannot give are refused before the first step
-    recipe, out, world, most = setting.recipe, setting.out, setting.world, network.config.max_positions
+    context = replace(context, causal=network.config.causal)
+    for phase in range(len(context.recipe.phases)):
+        context.stream(phase)  # examples that the corpus cannot give are refused before the first step
+    recipe, out, world, most = context.recipe, context.out, context.world, network.config.max_positions
     with contextlib.ExitStack() as stack:
         with world.together():
             if world.first:
                 stack.enter_context(lock(out))
-                claim(setting)
-        compute = Compute(network, loss, setting.device, setting.dtype, setting.compiled)
+                claim(context)
+        compute = Compute(network, loss, context.device, context.dtype, context.compiled)
         optimizer = Optimizer(compute.master, recipe.optimizer)
         progress = Progress(total=recipe.steps)
         found = find_checkpoint(out / "checkpoints", world)
@@ -250,11 +250,11 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
         elif recipe.model.init is None and network.config.positions == "learned" and recipe.longest < most:
             far = f"no example has more than {recipe.longest} tokens, so the positions up to {most} stay random"
             logs.print(f"note: {far}: set [model] max_positions = {recipe.longest}, or train longer")
-        done = train(make_job(setting, compute, optimizer, names, logs), progress, logs)
+        done = train(make_job(context, compute, optimizer, names, logs), progress, logs)
         if done:
             with world.together():
                 if world.first:
-                    write_model(setting, compute.master)
+                    write_model(context, compute.master)
             logs.print(f"finished: the model is in {out / 'model'}")
         else:
             logs.print(f"stopped at step {progress.step:,}; the run is saved: run the same command again to resume")
@@ -263,46 +263,46 @@ def run(setting: Setting, network: Network, loss: LossFunction, names: tuple[str
 
 
 def make_job(
-    setting: Setting, compute: Compute, optimizer: Optimizer, names: tuple[str, ...], logs: Logs
+    context: RunContext, compute: Compute, optimizer: Optimizer, names: tuple[str, ...], logs: Logs
 ) -> TrainingJob:
     """A pre-training run as the loop sees it."""
-    recipe = setting.recipe
-    peak = peak_flops(torch.cuda.get_device_name(setting.device)) if setting.device.type == "cuda" else None
+    recipe = context.recipe
+    peak = peak_flops(torch.cuda.get_device_name(context.device)) if context.device.type == "cuda" else None
 
     def flops(progress: Progress) -> float:
         now = schedule.moment(recipe, progress.step - 1, progress.total)
-        return training_flops(compute.master, now.length, 1.0 if setting.causal else now.mask_rate) / (peak or 1.0)
+        return training_flops(compute.master, now.length, 1.0 if context.causal else now.mask_rate) / (peak or 1.0)
 
-    checkpoints = setting.out / "checkpoints"
+    checkpoints = context.out / "checkpoints"
     return TrainingJob(
         compute=compute,
         optimizer=optimizer,
-        steps=lambda at: setting.steps(at.step, at.total, at.place),
+        steps=lambda at: context.steps(at.step, at.total, at.place),
         lr=lambda at: schedule.learning_rate(recipe.schedule, at.step, at.total),
-        save=lambda at: save_checkpoint(checkpoints, compute.master, optimizer, at, recipe.run.keep, setting.world),
+        save=lambda at: save_checkpoint(checkpoints, compute.master, optimizer, at, recipe.run.keep, context.world),
         names=names,
         run=recipe.run,
-        evaluate=make_evaluation(setting, compute, logs),
+        evaluate=make_evaluation(context, compute, logs),
         plan=schedule.Planner(recipe) if recipe.budget else None,
         flops=flops if peak else None,
         seed=recipe.seed,
         memory_hint=f"lower [batch] pack (now {recipe.batch.pack:,} tokens; a step keeps its tokens), "
         "or set [run] checkpointing = true",
-        world=setting.world,
+        world=context.world,
     )
 
 
-def make_evaluation(setting: Setting, compute: Compute, logs: Logs) -> Callable[[Progress], Figures] | None:
+def make_evaluation(context: RunContext, compute: Compute, logs: Logs) -> Callable[[Progress], Figures] | None:
     """The evaluation on the held-out split, or None if the corpus has none."""
-    if not setting.corpus.meta["splits"].get("heldout"):
+    if not context.corpus.meta["splits"].get("heldout"):
         return None
-    heldout = Corpus.open(setting.corpus.path, "heldout")
-    recipe, layout = setting.recipe, setting.layout
+    heldout = Corpus.open(context.corpus.path, "heldout")
+    recipe, layout = context.recipe, context.layout
 
     @cache
     def packs(examples: ExampleConfig) -> list[Ragged]:
         tokens = recipe.run.evaluate_packs * PACK
-        return heldout_packs(heldout, layout, examples, tokens, logs.print, causal=setting.causal)
+        return heldout_packs(heldout, layout, examples, tokens, logs.print, causal=context.causal)
 
     def evaluate(progress: Progress) -> Figures:
         examples = recipe.examples_of(schedule.moment(recipe, progress.step - 1, progress.total).phase)
@@ -317,16 +317,16 @@ def make_evaluation(setting: Setting, compute: Compute, logs: Logs) -> Callable[
     return evaluate
 
 
-def write_model(setting: Setting, network: Network) -> None:
+def write_model(context: RunContext, network: Network) -> None:
     """Write out/model: weights, configuration and tokenizer, without the heads that only training needs.
 
     The generator of replaced-token detection becomes a model folder too, out/generator.
     """
-    if setting.recipe.rtd is not None:
+    if context.recipe.rtd is not None:
         generator = remove_generator(network)
-        with atomic_folder(setting.out / "generator") as draft:
-            save_network(generator, draft, tokenizer=setting.tokenizer)
+        with atomic_folder(context.out / "generator") as draft:
+            save_network(generator, draft, tokenizer=context.tokenizer)
     for name in set(network.heads) - set(HEADS):
         del network.heads[name]
-    with atomic_folder(setting.out / "model") as draft:
-        save_network(network, draft, tokenizer=setting.tokenizer)
+    with atomic_folder(context.out / "model") as draft:
+        save_network(network, draft, tokenizer=context.tokenizer)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from everybert.corpus.examples import ExampleConfig, Kind
+from everybert.corpus.examples import ExampleConfig, ExampleKind
 from everybert.corpus.masking import MaskingConfig
 from everybert.errors import EverybertError
 from everybert.files import as_type
@@ -40,7 +40,7 @@ FILE_KEYS = {
 }
 """Fields of a recipe that the file spells differently."""
 REMOVED = {"model.window": 512, "optimizer.adam_scale": 1.0, "examples.other_document": True}
-"""Fields of older recipes, with the values that today's recipes have always."""
+"""Fields of older recipes, with the values that every recipe has today."""
 
 
 class KeyProblem(EverybertError):
@@ -125,7 +125,7 @@ class Phase:
     """Tokens per step, at its start and at its end."""
     rate: Pair | None = None
     """Mask rate at its start and at its end; None follows [mask]."""
-    kind: Kind | None = None
+    kind: ExampleKind | None = None
     """Kind of examples; None follows [examples]."""
 
 

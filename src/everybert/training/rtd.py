@@ -7,7 +7,7 @@ the generator is a head of the model; then it is a model folder of its own.
 
 DeBERTa v3 (He et al. 2023) shares the embeddings in one direction: where they are tied, the two losses pull them apart.
 
-Legend: T tokens in the batch, M masked positions, V vocabulary, E embedding width.
+Legend: T tokens in the batch, M masked positions, V vocabulary, H hidden, E embedding width.
 """
 
 from collections.abc import Iterable
@@ -22,6 +22,7 @@ from torch.nn.utils import parametrize
 from everybert.corpus.packs import DRAWS
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
+from everybert.model.engine import device_of
 from everybert.model.heads import Network
 from everybert.model.losses import IGNORE, cross_entropy, targets_of
 from everybert.model.ragged import Ragged
@@ -128,7 +129,7 @@ def rtd_loss(settings: RtdSettings, network: Network, batch: Ragged) -> tuple[Te
 @torch.no_grad()
 def score_detection(network: Network, packs: Iterable[Ragged]) -> dict[str, float]:
     """Accuracy, precision and recall with which the model finds the tokens that its generator replaced."""
-    counts = torch.zeros(5, device=network.encoder.embeddings.token.weight.device, dtype=torch.float64)
+    counts = torch.zeros(5, device=device_of(network.encoder), dtype=torch.float64)
     for pack in packs:
         _, logits_T, replaced_T = detect(network, pack.to(counts.device))
         found_T = logits_T > 0

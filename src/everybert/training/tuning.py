@@ -9,6 +9,8 @@
 | fewshot | the encoder, on pairs of texts; then as frozen | a model folder                 |
 
 Shuffling is keyed by (seed, epoch) and dropout by (seed, step), so a run is a pure function of its settings.
+
+Legend: T tokens in the batch, B sequences.
 """
 
 import math
@@ -52,11 +54,11 @@ USUAL_SIZE = 0.07
 HEAD_ALONE = ("frozen", "fewshot")
 """Modes whose examples train the head alone."""
 PAIRS = 20
-"""fewshot: pairs of each text, of either kind."""
+"""fewshot: partners of each text that have its label, and as many that have another."""
 FILL = 256
 """On CUDA the tokens of a batch are rounded up to a multiple of this, so that recordings see few shapes."""
 FILL_PADDED = 128
-"""The same, and for its longest length, where attention has a bias and pads to that."""
+"""The same where attention has a bias; there the longest length is rounded up to it as well."""
 DTYPES = {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16, "float32": torch.float32, "fp32": torch.float32}
 
 
@@ -140,6 +142,10 @@ class FullMode:
     """Train all weights, or (top:K) the last K layers, the pooler and the head."""
 
     settings: FinetuneSettings
+    seed: int = 0
+    quiet: bool = False
+    fresh_pooler: bool = False
+    """Whether the pooler is new."""
 
     def peak(self, network: Network) -> float:
         """The default learning rate: smaller encoders take larger steps.
@@ -169,8 +175,8 @@ class FullMode:
 
         return rate
 
-    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
-        """Freeze and add parts of the network. `fresh_pooler` says that the pooler is new."""
+    def prepare(self, network: Network, data: "Data") -> None:
+        """Freeze and add parts of the network."""
         rate = self.rates(network.config)
         for name, parameter in network.named_parameters():
             if rate(name) == 0.0:  # before the half-precision copy is made, so that it computes no gradient either
@@ -205,7 +211,7 @@ class FrozenMode(FullMode):
         """The default learning rate."""
         return 2e-3
 
-    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
+    def prepare(self, network: Network, data: "Data") -> None:
         """Freeze the network and put a feature-based head on it."""
         task = data.task
         if task.head is None or task.outputs is None:
@@ -243,7 +249,7 @@ class FrozenMode(FullMode):
 class FewShotMode(FrozenMode):
     """Train the encoder on pairs of texts, alike if their labels are, then the head (Tunstall et al. 2022, SetFit)."""
 
-    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
+    def prepare(self, network: Network, data: "Data") -> None:
         """Fine-tune the encoder in full, one epoch, then freeze it."""
         given, task = data.train_examples, data.task
         one = all(isinstance(x, str) and isinstance(y, str) for x, y in zip(given.inputs, given.targets))
@@ -251,15 +257,15 @@ class FewShotMode(FrozenMode):
             raise EverybertError(
                 "fewshot is for single texts with one label each, and reads the last layer: use mode full"
             )
-        pairs = label_pairs(given, seed)
+        pairs = label_pairs(given, self.seed)
         embed = Embed.from_examples(pairs, network.config, pooling=self.settings.pool, window=task.window)
         dev = pairs.take(range(min(len(pairs), 256)))
         made, seen = (embed.features(data.tokenizer, network.config, part) for part in (pairs, dev))
         first = replace(data, task=embed, train=made, dev=seen, train_examples=pairs, dev_examples=dev, cache={})
-        run = tune(first, network, replace(self.settings, mode="full", epochs=1, lr=None), seed, quiet=quiet)
+        run = tune(first, network, replace(self.settings, mode="full", epochs=1, lr=None), self.seed, quiet=self.quiet)
         if not run.finished:
             raise KeyboardInterrupt
-        super().prepare(network, data, seed, fresh_pooler, quiet)
+        super().prepare(network, data)
 
 
 def label_pairs(examples: Examples, seed: int) -> Examples:
@@ -283,7 +289,7 @@ class LoraMode(FullMode):
         """The default learning rate; B·A begins at 0 on weights of any size."""
         return 1e-3 if network.config.hidden_size <= 512 else 5e-4
 
-    def prepare(self, network: Network, data: "Data", seed: int, fresh_pooler: bool, quiet: bool) -> None:
+    def prepare(self, network: Network, data: "Data") -> None:
         """Freeze the network and put an adapter on it."""
         task = data.task
         network.requires_grad_(False)
@@ -292,7 +298,7 @@ class LoraMode(FullMode):
         if self.settings.start is not None:
             self._continue(task, heads, self.settings.start)
         else:
-            own = fresh_pooler or (self.settings.new_pooler and reads_pooler(network, task))
+            own = self.fresh_pooler or (self.settings.new_pooler and reads_pooler(network, task))
             self.adapters.add(ADAPTER, self.settings.lora, heads, network.pooler if own else None)
         self.adapters.use(ADAPTER)
         entry = self.adapters.entries[ADAPTER]
@@ -403,11 +409,12 @@ def tune(
 ) -> Run:
     """Train one network, which has the task's head."""
     task, device = data.task, World().device(settings.device)
-    dtype, mode = settings.torch_dtype(device), MODES[settings.mode.partition(":")[0]](settings)
+    dtype, kind = settings.torch_dtype(device), MODES[settings.mode.partition(":")[0]]
+    mode = kind(settings, seed, quiet, fresh_pooler)
     network.to(device)
     peak = settings.lr if settings.lr is not None else mode.peak(network)
     renew(network, task, settings)
-    mode.prepare(network, data, seed, fresh_pooler, quiet)
+    mode.prepare(network, data)
     key = (settings.mode, settings.features, settings.pool)
     if key not in data.cache or settings.reinit or settings.mode == "fewshot":  # encoders differ from seed to seed
         sets = {"train": data.train, "dev": data.dev}
@@ -418,17 +425,17 @@ def tune(
     compute = Compute(network, _loss(task), device, dtype, graphs=graphs)
     config = OptimizerConfig(eps=1e-8, weight_decay=settings.weight_decay, clip=settings.clip)
     optimizer = Optimizer(compute.master, config, mode.rates(network.config))
-    each = math.ceil(len(data.train) / settings.batch_size)
-    progress = Progress(total=each * settings.rounds)
-    best = BestWeights(data, compute, each, settings.patience)
+    steps_per_epoch = math.ceil(len(data.train) / settings.batch_size)
+    progress = Progress(total=steps_per_epoch * settings.rounds)
+    best = BestWeights(data, compute, steps_per_epoch, settings.patience)
     job = TrainingJob(
         compute=compute,
         optimizer=optimizer,
         steps=lambda at: steps(data, settings, seed, device, network.config),
-        lr=lambda at: peak * linear(at.step, settings.warmup, each * settings.rounds),
+        lr=lambda at: peak * linear(at.step, settings.warmup, steps_per_epoch * settings.rounds),
         names=("loss",),
         run=RunSettings(
-            evaluate_every=math.ceil(each / settings.evaluations),
+            evaluate_every=math.ceil(steps_per_epoch / settings.evaluations),
             log_every=settings.log_every,
             spike=0.0,
             tensorboard=False,
@@ -500,8 +507,8 @@ def linear(step: int, warmup: float, total: int) -> float:
 class BestWeights:
     """Scores the dev set every epoch, or more often, and keeps the best weights: of equal scores, the lower loss."""
 
-    def __init__(self, data: Data, compute: Compute, each: int, patience: int | None) -> None:
-        self.data, self.compute, self.each, self.patience = data, compute, each, patience
+    def __init__(self, data: Data, compute: Compute, steps_per_epoch: int, patience: int | None) -> None:
+        self.data, self.compute, self.steps_per_epoch, self.patience = data, compute, steps_per_epoch, patience
         self.best = (-math.inf, -math.inf)
         self.epoch = self.step = 0
         self.weights: dict[str, Tensor] = {}
@@ -513,12 +520,12 @@ class BestWeights:
         score = scores[data.task.metric]
         rose = score > self.best[0]
         if score >= self.best[0] and (found := (score, -self.loss())) > self.best:
-            self.best, self.epoch = found, math.ceil(progress.step / self.each)
+            self.best, self.epoch = found, math.ceil(progress.step / self.steps_per_epoch)
             trained = self.compute.master.named_parameters()
             self.weights = {name: p.detach().clone() for name, p in trained if p.requires_grad}
         if rose:
             self.step = progress.step
-        elif self.patience is not None and progress.step - self.step >= self.patience * self.each:
+        elif self.patience is not None and progress.step - self.step >= self.patience * self.steps_per_epoch:
             progress.total = progress.step
         return scores
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from everybert.inference.export import Padded
 from everybert.model.config import PRESETS
 from everybert.model.heads import FeatureConfig, Network, add_feature_head, head_logits
+from everybert.model.padded import Padded
 from everybert.model.ragged import Ragged
 
 SMALL = {"vocab_size": 40, "hidden_size": 16, "heads": 2, "intermediate_size": 24, "max_positions": 30}
