@@ -12,6 +12,7 @@ import everybert
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
+from everybert.model.lora import LoraConfig
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network
 from everybert.tasks import Classify, load_task
@@ -220,6 +221,20 @@ def test_control_c_between_two_runs_keeps_the_first(base, monkeypatch):
 def test_settings_are_frozen():
     with pytest.raises(AttributeError):
         FinetuneSettings().mode = "lora"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"features": "sum"}, "use mode frozen"),
+        ({"mode": "lora", "pool": "cls"}, "use mode frozen"),
+        ({"lora": LoraConfig(rank=8)}, "need mode lora"),
+        ({"mode": "frozen", "lora": LoraConfig(alpha=2.0)}, "need mode lora"),
+    ],
+)
+def test_settings_of_another_mode_are_refused(changes, message):
+    with pytest.raises(EverybertError, match=message):
+        FinetuneSettings(**changes)
 
 
 def test_larger_weights_take_larger_steps():
