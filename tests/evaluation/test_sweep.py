@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commandline import run
+from commandline import mistake, run
 from grammar import write_corpus
 from refusals import refuses
 from toy import TINY
@@ -186,3 +186,9 @@ def test_the_command(recipe, corpus, tmp_path):
     text = run(*words).stdout.splitlines()
     assert text[0].split() == ["mask.static", "duplicates", "runs", "loss", "accuracy", "pair", "accuracy"]
     assert len(text) == 3
+
+
+def test_a_key_that_is_varied_twice_is_refused(recipe, corpus, tmp_path):
+    twice = ("--vary", "mask.rate=0.1", "--vary", "mask.rate=0.2")
+    assert "--vary names a key twice" in mistake("sweep", recipe, "--corpus", corpus, "--out", tmp_path / "o", *twice)
+    assert not (tmp_path / "o").exists()

@@ -268,8 +268,10 @@ def sweep(
     from everybert.evaluation.sweep import read_values, table
     from everybert.evaluation.sweep import sweep as run
 
-    values = pairs_of(vary, "--vary", "TABLE.KEY=VALUE,VALUE, for example mask.rate=0.15,0.4")
+    values = list(pairs_of(vary, "--vary", "TABLE.KEY=VALUE,VALUE, for example mask.rate=0.15,0.4"))
     varied = {key: read_values(key, text) for key, text in values}
+    if len(varied) < len(values):
+        raise EverybertError("--vary names a key twice: give all its values at once, as in mask.rate=0.15,0.4")
     settings |= {"seeds": seeds, "then": then or (), "overrides": changes.overrides(), "device": device, "quiet": quiet}
     cells, finished = run(recipe, corpus, out, varied, **settings)
     scores = [{name: asdict(value) for name, value in cell.intervals().items()} for cell in cells]
