@@ -290,10 +290,13 @@ def plan(recipe: RecipeName, *, hardware: Hardware, changes: Changes) -> Output:
 
     Times follow from the speed of an H200 (docs/LOG.md), within about 15 %; memory (GB per GPU) is counted.
     """
+    from everybert.inference.describe import TABLES
     from everybert.training import plan as planner
     from everybert.training.recipe import Recipe
 
     chosen = Recipe.load(recipe, **changes.overrides())
     found = {"recipe": recipe, **planner.plan(chosen, planner.Machine(**hardware))}
+    known = {} if chosen.model.changes else TABLES["published"].get(chosen.model.preset, {})
+    found |= {"published": {key: known[key] for key in ("hardware", "source")}} if "hardware" in known else {}
     notes = [f"note: {note}" for note in found["notes"]]
     return Output(found, [*report({k: v for k, v in found.items() if k != "notes"}), *notes])
