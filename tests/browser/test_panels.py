@@ -607,6 +607,7 @@ def test_json_and_picture_of_an_answer(open_page, tmp_path):
     page.locator(".json summary").click()
     assert "POST /embed" in page.locator(".json").inner_html()
     assert re.search(r"Answered in [\d,]+ ms", page.locator(".json summary").inner_text())
+    assert open_page(PANELS["fill"].replace("%5BMASK%5D", "barks")).locator(".json").count() == 0, "nothing was asked"
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Picture").click()
     waiting.value.save_as(tmp_path / "picture.png")
