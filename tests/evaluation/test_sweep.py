@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -135,6 +136,8 @@ def test_labelled_sets(tmp_path):
     (found,) = read_then(str(glue))
     assert found[:3] == ("SST-2", "classify", glue / "train.tsv") and found.options["labels"] == ["0", "1"]
     train = glue / "train.tsv"
+    shutil.copytree(glue, tmp_path / "MRPC")
+    assert [one.name for one in read_then(f"{glue},{tmp_path / 'MRPC'}")] == ["SST-2", "MRPC"]
     assert read_then(f"names:tag={train},{train}")[0][:2] == ("names", "tag")
     for text, words in ((f"x={train}", "NAME=TRAIN,DEV"), ("x:sing=a,b", "sing"), ("nowhere", "not a folder")):
         refuses(words, read_then, text)

@@ -255,7 +255,7 @@ def sweep(
     out: Annotated[Path, "The folder for the runs, sweep.csv and, if matplotlib is installed, sweep.png."],
     vary: Annotated[list[str], "Values of a line of the recipe; repeat for a grid.", {"metavar": "TABLE.KEY=V,V"}],
     seeds: Annotated[Count, "Runs per combination: mean and 95 % interval."] = 1,
-    then: Annotated[list[str] | None, "Also fine-tune: a GLUE task's folder, or NAME=TRAIN,DEV; repeat."] = None,
+    then: Annotated[list[str] | None, "Also fine-tune: GLUE tasks' folders, or NAME=TRAIN,DEV; repeat."] = None,
     device: Device = None,
     quiet: Quiet = False,
     changes: Changes,
