@@ -208,6 +208,12 @@ def test_examples(elsewhere, more):
     assert page.locator(".card").count() == len(found) // 2
 
 
+def test_a_link_with_a_choice_that_does_not_exist_shows_the_usual_one(open_page):
+    page = open_page(PANELS["examples"] + "&static=yes&rate=0.9&kind=pairs")
+    chosen = [page.get_by_label(name, exact=True).input_value() for name in ("Epochs", "Rate", "Kind")]
+    assert chosen == ["", "0.15", "pairs"]
+
+
 def test_training_data(open_page, models, shots):
     page = open_page(PANELS["examples"])
     expected = text_examples(DOCUMENTS, models["words"].tokenizer, seed=3)
