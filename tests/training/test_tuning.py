@@ -12,7 +12,6 @@ import everybert
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.model.lora import LoraConfig
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network
 from everybert.tasks import Classify, load_task
@@ -228,8 +227,6 @@ def test_settings_are_frozen():
     [
         ({"features": "sum"}, "use mode frozen"),
         ({"mode": "lora", "pool": "cls"}, "use mode frozen"),
-        ({"lora": LoraConfig(rank=8)}, "need mode lora"),
-        ({"mode": "frozen", "lora": LoraConfig(alpha=2.0)}, "need mode lora"),
     ],
 )
 def test_settings_of_another_mode_are_refused(changes, message):
