@@ -208,6 +208,12 @@ def test_examples(elsewhere, more):
     assert page.locator(".card").count() == len(found) // 2
 
 
+def test_a_link_with_a_choice_that_does_not_exist_shows_the_usual_one(open_page):
+    page = open_page(PANELS["examples"] + "&static=yes&rate=0.9&kind=pairs")
+    chosen = [page.get_by_label(name, exact=True).input_value() for name in ("Epochs", "Rate", "Kind")]
+    assert chosen == ["", "0.15", "pairs"]
+
+
 def test_training_data(open_page, models, shots):
     page = open_page(PANELS["examples"])
     expected = text_examples(DOCUMENTS, models["words"].tokenizer, seed=3)
@@ -607,6 +613,7 @@ def test_json_and_picture_of_an_answer(open_page, tmp_path):
     page.locator(".json summary").click()
     assert "POST /embed" in page.locator(".json").inner_html()
     assert re.search(r"Answered in [\d,]+ ms", page.locator(".json summary").inner_text())
+    assert open_page(PANELS["fill"].replace("%5BMASK%5D", "barks")).locator(".json").count() == 0, "nothing was asked"
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Picture").click()
     waiting.value.save_as(tmp_path / "picture.png")

@@ -54,6 +54,12 @@ def test_finetune_as_json_over_seeds_and_an_adapter(base, data, tmp_path):
     assert json.loads(beside.output) == json.loads(alone.output)
 
 
+@pytest.mark.parametrize("option", [("--rank", 8), ("--alpha", 2.0), ("--lora-dropout", 0.1)])
+def test_settings_of_an_adapter_need_its_mode(base, data, tmp_path, option):
+    words = ("finetune", "classify", "--model", base, "--train", data, "--out", tmp_path / "m", *option)
+    assert "use --mode lora" in mistake(*words) and not (tmp_path / "m").exists()
+
+
 def test_rows_left_out_are_counted_and_listed(base, data, tmp_path):
     broken = tmp_path / "broken.tsv"
     broken.write_text(data.read_text() + "\tpos\nno label at all\n")

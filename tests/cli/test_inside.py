@@ -76,7 +76,7 @@ def test_probe_heads_prints_the_table(folder):
     file = folder / "trees.conllu"
     done = run("probe", "heads", file, "--least", 1, "--relation", "obj", "--model", folder / "model")
     assert done.exit_code == 0, done.output
-    for words in ("sentences  2", "words      9", "det", "94.3", "86.8", "chosen", "baseline"):
+    for words in ("sentences  2", "words      9", "det", "0.9430", "0.8680", "chosen", "baseline"):
         assert words in done.output
     found = json.loads(run("probe", "heads", file, "--least", 1, "--json", "--model", folder / "model").stdout)
     rows = {row["relation"]: row for row in found["relations"]}

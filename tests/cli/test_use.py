@@ -101,8 +101,16 @@ def test_info(folder: Path, tmp_path: Path):
     assert json.loads(run("info", "--accept", tmp_path / "model", "--json").stdout)["accepted"] == ["config.json"]
     assert "2,307" in run("info", "bert-base-uncased", "--task", "classify", "--labels", 3).stdout
     rows = run("info", "--compare").stdout.splitlines()
-    assert any("79.6*" in row for row in rows) and any("Devlin et al. 2019" in row for row in rows)
+    assert any("79.6" in row for row in rows) and any("Devlin et al. 2019" in row for row in rows)
+    assert not any("*" in row for row in rows), "no figure is unchecked"
     assert any("66,362,880" in row for row in rows) and any("559,890,432" in row for row in rows)
+
+
+def test_info_counts_what_a_task_adds_to_the_default_model_or_another(folder: Path):
+    (found,) = json.loads(run("info", "--task", "classify", "--labels", 3, "--json").stdout)
+    assert found == json.loads(run("info", "everybert-small", "--task", "classify", "--labels", 3, "--json").stdout)[0]
+    assert "give a model, or --compare" in mistake("info", "--compare", "--task", "tag")
+    assert "regress has no labels to count" in mistake("info", folder, "--task", "regress", "--labels", 3)
 
 
 @pytest.mark.parametrize(

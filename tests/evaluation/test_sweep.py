@@ -3,12 +3,13 @@
 import csv
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 import torch
-from commandline import run
+from commandline import mistake, run
 from grammar import write_corpus
 from refusals import refuses
 from toy import TINY
@@ -135,6 +136,8 @@ def test_labelled_sets(tmp_path):
     (found,) = read_then(str(glue))
     assert found[:3] == ("SST-2", "classify", glue / "train.tsv") and found.options["labels"] == ["0", "1"]
     train = glue / "train.tsv"
+    shutil.copytree(glue, tmp_path / "MRPC")
+    assert [one.name for one in read_then(f"{glue},{tmp_path / 'MRPC'}")] == ["SST-2", "MRPC"]
     assert read_then(f"names:tag={train},{train}")[0][:2] == ("names", "tag")
     for text, words in ((f"x={train}", "NAME=TRAIN,DEV"), ("x:sing=a,b", "sing"), ("nowhere", "not a folder")):
         refuses(words, read_then, text)
@@ -186,3 +189,9 @@ def test_the_command(recipe, corpus, tmp_path):
     text = run(*words).stdout.splitlines()
     assert text[0].split() == ["mask.static", "duplicates", "runs", "loss", "accuracy", "pair", "accuracy"]
     assert len(text) == 3
+
+
+def test_a_key_that_is_varied_twice_is_refused(recipe, corpus, tmp_path):
+    twice = ("--vary", "mask.rate=0.1", "--vary", "mask.rate=0.2")
+    assert "--vary names a key twice" in mistake("sweep", recipe, "--corpus", corpus, "--out", tmp_path / "o", *twice)
+    assert not (tmp_path / "o").exists()

@@ -121,7 +121,9 @@ def run(*arguments: object):
 def test_the_command():
     shown = run("bert-base", "--gpus", 9)
     assert shown.exit_code == 0 and "110,111,042" in shown.output and "note: " in shown.output
-    assert json.loads(run("bert-base", "--gpus", 8, "--json").stdout)["recipe"] == "bert-base"
+    found = json.loads(run("bert-base", "--gpus", 8, "--json").stdout)
+    assert found["recipe"] == "bert-base" and "8 V100 × 12 days" in found["published"]["hardware"]
+    assert "published" not in json.loads(run("everybert-classic", "--json").stdout), "BERT-base's name, another size"
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,18 @@ def test_settings_are_frozen():
         FinetuneSettings().mode = "lora"
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"features": "sum"}, "use mode frozen"),
+        ({"mode": "lora", "pool": "cls"}, "use mode frozen"),
+    ],
+)
+def test_settings_of_another_mode_are_refused(changes, message):
+    with pytest.raises(EverybertError, match=message):
+        FinetuneSettings(**changes)
+
+
 def test_larger_weights_take_larger_steps():
     network = Network(load_config())
     usual, lora = FullMode(FinetuneSettings()).peak(network), LoraMode(FinetuneSettings(mode="lora")).peak(network)

@@ -94,6 +94,8 @@ def finetune(
         logging.getLogger("everybert").setLevel(logging.INFO)
     from everybert.model.lora import LoraConfig
 
+    if lora and settings.get("mode") != "lora":
+        raise EverybertError("--rank, --alpha and --lora-dropout are settings of an adapter: use --mode lora")
     settings |= start | ({"lora": LoraConfig(**lora)} if lora else {})
     settings |= data.reading() | {"options": task_options.given(), "window": window, "overlap": overlap, "long": long}
     settings |= {"device": model.device, "allow_pickle": model.allow_pickle, "quiet": quiet, "overwrite": overwrite}

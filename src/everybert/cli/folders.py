@@ -40,21 +40,21 @@ def info(
     """Print layers, heads and parameters by part, and what each task head would add. No weights are loaded."""
     from everybert.inference import describe
 
+    model = model or (DEFAULT if task or labels else None)
     if compare == (model is not None):
         raise EverybertError("give a model, or --compare for the family side by side")
     if accept and model is not None:
         return Output({"folder": model, "accepted": accept_folder(model)})
     if model is not None and (task or labels):
-        return Output(describe.new_parameters(model, task, labels or 2))
+        return Output(describe.new_parameters(model, task, labels))
     if model is not None:
         if model in PRESETS:
             return Output(describe.describe_preset(model, PRESETS[model]))
         return Output(describe.describe_folder(hub.resolve(model, allow_pickle=allow_pickle), allow_pickle))
     rows = describe.compare()
     keys = ("name", "total", "share", "layers", "hidden", "tokens", "chip_days", "glue", "squad", "objective")
-    cells = [{k: f"{row[k]:.3g}" if isinstance(row[k], float) else cell(row[k]) for k in keys} for row in rows]
-    shown = [{k: text + "*" * (k in (row["memory"] or ())) for k, text in c.items()} for row, c in zip(rows, cells)]
-    notes = ["", "share: of BERT-base; glue: the mean; squad: F1 on 1.1, dev; *: from memory, not checked"]
+    shown = [{k: f"{row[k]:#.3g}" if isinstance(row[k], float) else cell(row[k]) for k in keys} for row in rows]
+    notes = ["", "share: of BERT-base; glue: the mean (BERT: test sets, others: dev); squad: F1 on 1.1, dev"]
     notes += [f"{r['name']}: {r['data']}; {cell(r['hardware'])} ({r['source']})" for r in rows if r["source"]]
     return Output(rows, [*report(shown), *notes])
 

@@ -255,7 +255,7 @@ def sweep(
     out: Annotated[Path, "The folder for the runs, sweep.csv and, if matplotlib is installed, sweep.png."],
     vary: Annotated[list[str], "Values of a line of the recipe; repeat for a grid.", {"metavar": "TABLE.KEY=V,V"}],
     seeds: Annotated[Count, "Runs per combination: mean and 95 % interval."] = 1,
-    then: Annotated[list[str] | None, "Also fine-tune: a GLUE task's folder, or NAME=TRAIN,DEV; repeat."] = None,
+    then: Annotated[list[str] | None, "Also fine-tune: GLUE tasks' folders, or NAME=TRAIN,DEV; repeat."] = None,
     device: Device = None,
     quiet: Quiet = False,
     changes: Changes,
@@ -268,8 +268,10 @@ def sweep(
     from everybert.evaluation.sweep import read_values, table
     from everybert.evaluation.sweep import sweep as run
 
-    values = pairs_of(vary, "--vary", "TABLE.KEY=VALUE,VALUE, for example mask.rate=0.15,0.4")
+    values = list(pairs_of(vary, "--vary", "TABLE.KEY=VALUE,VALUE, for example mask.rate=0.15,0.4"))
     varied = {key: read_values(key, text) for key, text in values}
+    if len(varied) < len(values):
+        raise EverybertError("--vary names a key twice: give all its values at once, as in mask.rate=0.15,0.4")
     settings |= {"seeds": seeds, "then": then or (), "overrides": changes.overrides(), "device": device, "quiet": quiet}
     cells, finished = run(recipe, corpus, out, varied, **settings)
     scores = [{name: asdict(value) for name, value in cell.intervals().items()} for cell in cells]
@@ -288,10 +290,13 @@ def plan(recipe: RecipeName, *, hardware: Hardware, changes: Changes) -> Output:
 
     Times follow from the speed of an H200 (docs/LOG.md), within about 15 %; memory (GB per GPU) is counted.
     """
+    from everybert.inference.describe import TABLES
     from everybert.training import plan as planner
     from everybert.training.recipe import Recipe
 
     chosen = Recipe.load(recipe, **changes.overrides())
     found = {"recipe": recipe, **planner.plan(chosen, planner.Machine(**hardware))}
+    known = {} if chosen.model.changes else TABLES["published"].get(chosen.model.preset, {})
+    found |= {"published": {key: known[key] for key in ("hardware", "source")}} if "hardware" in known else {}
     notes = [f"note: {note}" for note in found["notes"]]
     return Output(found, [*report({k: v for k, v in found.items() if k != "notes"}), *notes])

@@ -81,8 +81,8 @@ def sweep(
     """Run or resume a grid. Returns its cells, and whether all runs are finished.
 
     `vary` has the values of each key: {"mask.rate": [0.15, 0.4]}. Keys that change together are joined by a slash, and
-    have tuples: {"mask.mask_share/mask.random_share": [(1.0, 0.0), (0.8, 0.1)]}. `then` names labelled sets: the folder
-    of a GLUE task, or NAME=TRAIN,DEV, or NAME:TASK=TRAIN,DEV. `settings` are those of fine-tuning, `overrides` those of
+    have tuples: {"mask.mask_share/mask.random_share": [(1.0, 0.0), (0.8, 0.1)]}. `then` names labelled sets: folders
+    of GLUE tasks, or NAME=TRAIN,DEV, or NAME:TASK=TRAIN,DEV. `settings` are those of fine-tuning, `overrides` those of
     `Recipe.load`.
     """
     refuse_ranks("a sweep")
@@ -137,10 +137,11 @@ def read_values(key: str, text: str) -> list[Any]:
 
 
 def read_then(text: str) -> list[LabelledSet]:
-    """NAME=TRAIN,DEV or NAME:TASK=TRAIN,DEV; or a folder of one or more GLUE tasks."""
+    """NAME=TRAIN,DEV or NAME:TASK=TRAIN,DEV; or folders of one or more GLUE tasks, separated by commas."""
     name, given, files = text.partition("=")
     if not given:
-        return [LabelledSet(n, TASKS[n].task, *task_data(n, path)) for n, path in find_tasks(text).items()]
+        every = [one for folder in text.split(",") for one in find_tasks(folder).items()]
+        return [LabelledSet(found, TASKS[found].task, *task_data(found, path)) for found, path in every]
     name, _, task = name.partition(":")
     train, _, dev = (Path(file) for file in files.partition(","))
     task_class(task or "classify")

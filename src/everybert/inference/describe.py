@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from everybert.errors import EverybertError
 from everybert.model.config import PRESETS, EncoderConfig
 from everybert.model.heads import HEADS, Network
 from everybert.model.lora import AdapterSet, LoraConfig
@@ -22,7 +23,7 @@ from everybert.tasks import TASKS, task_class
 from everybert.text.formats import has_tokenizer
 from everybert.text.tokenizer import Tokenizer
 
-PUBLISHED_COLUMNS = ("data", "tokens", "hardware", "chip_days", "glue", "squad", "source", "memory")
+PUBLISHED_COLUMNS = ("data", "tokens", "hardware", "chip_days", "glue", "squad", "source")
 TABLES: dict[str, Any] = tomllib.loads((files("everybert.inference") / "describe.toml").read_text("utf-8"))
 
 
@@ -119,7 +120,7 @@ def compare() -> list[dict[str, Any]]:
     return rows
 
 
-def new_parameters(model: str, task: str | None = None, labels: int = 2) -> list[dict[str, Any]]:
+def new_parameters(model: str, task: str | None = None, labels: int | None = None) -> list[dict[str, Any]]:
     """What fine-tuning adds for one task or all: the head (with a pooler if the base has none), and with an adapter."""
     chosen = {task: task_class(task)} if task else TASKS
     config, lora = PRESETS.get(model) or read_config(encoder_folder(resolve(model)))[0], LoraConfig()
@@ -129,7 +130,9 @@ def new_parameters(model: str, task: str | None = None, labels: int = 2) -> list
     adapter = sum(value.numel() for name, value in network.named_parameters() if ".lora." in name)
     total, rows = sum(parameters(config).values()), []
     for name, kind in chosen.items():
-        size = labels if "labels" in kind.saved else None
+        if task and labels and "labels" not in kind.saved:
+            raise EverybertError(f"{task} has no labels to count: leave labels out")
+        size = (labels or 2) if "labels" in kind.saved else None
         head = head_parameters(config, size or 1)[kind.head] if kind.head else 0
         row = {"task": name, "labels": size, "new": head, "share": head / total}
         rows.append(row | {f"lora_rank_{lora.rank}": head + adapter})

@@ -121,6 +121,8 @@ class FinetuneSettings:
             raise EverybertError(f"fine-tuning has no dtype {self.dtype!r}; it has {', '.join(DTYPES)}")
         if self.start is not None and (self.mode != "lora" or self.new_pooler):
             raise EverybertError("start is an adapter to continue from: use mode lora, without new_pooler")
+        if self.mode not in HEAD_ALONE and (self.features, self.pool) != ("last", "mean"):
+            raise EverybertError("features and pool are what the head of a frozen encoder reads: use mode frozen")
         if self.mode == "lora" and self.reinit:
             raise EverybertError("an adapter has no encoder layers, so mode lora takes no reinit: use full or top:K")
 

@@ -143,6 +143,7 @@ function same({ info, models }, cli, lines) {
 function answers(given) {
   const short = (key, value) => (typeof value === "string" && value.length > 200 ? `${value.slice(0, 60)}… (${count(value.length)} characters)` : Array.isArray(value) && value.length > 40 ? [...value.slice(0, 40), `… (${count(value.length)} items)`] : value);
   const shown = (data) => JSON.stringify(data, short, 2).replace(/\[[^[\]{}]*\]/g, (list) => list.replace(/\s+/g, " "));
+  if (!given.length) return ""; // nothing was asked
   return h(
     "details",
     { class: "json" },

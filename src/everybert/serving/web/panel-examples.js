@@ -30,7 +30,8 @@ const MEANING = { mask: "masked", random: "replaced by a random token", kept: "k
 
 export default function examples(root, context) {
   const { info, params } = context;
-  const state = Object.fromEntries(Object.entries(USUAL).map(([name, usual]) => [name, params.get(name) ?? usual]));
+  const given = (name) => (CHOICES[name] && !((params.get(name) ?? "") in CHOICES[name][1]) ? null : params.get(name)); // not a choice of the panel
+  const state = Object.fromEntries(Object.entries(USUAL).map(([name, usual]) => [name, given(name) ?? usual]));
   const pickers = {};
   const set = (change) => {
     Object.assign(state, change);

@@ -28,7 +28,7 @@ function count(data, text) {
 /** The tokenizers of all served models in one table. */
 function sides(all, text) {
   const rows = all.map((one) => ({ one, counted: count(one, text) }));
-  const columns = ["model", "kind", "case", "vocabulary", "tokens", "unknown", "tokens a word"];
+  const columns = ["model", "kind", "case", "vocabulary", "tokens", "unknown", "tokens per word"];
   const cells = ({ one, counted }) => [one.name, KINDS[one.kind], one.lowercase ? "uncased" : "cased", one.vocabulary.toLocaleString("en"), counted.plain, counted.unknown, counted.perWord];
   return h(
     "div",
@@ -57,7 +57,7 @@ export default function tokens(root, context) {
       const counted = count(data, `${text} ${pair}`);
       const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
       out.append(
-        h("dl", { class: "facts" }, fact("tokens", `${n} of ${info.window.toLocaleString("en")}`), fact("special", String(n - counted.plain)), fact("unknown", String(counted.unknown)), fact("tokens a word", counted.perWord), fact("kind", KINDS[data.kind])),
+        h("dl", { class: "facts" }, fact("tokens", `${n} of ${info.window.toLocaleString("en")}`), fact("special", String(n - counted.plain)), fact("unknown", String(counted.unknown)), fact("tokens per word", counted.perWord), fact("kind", KINDS[data.kind])),
         chips(data),
       );
       if (n > info.window) out.append(notice(h("p", {}, `This is longer than the ${info.window.toLocaleString("en")} tokens the model reads at once: tasks read it in overlapping windows.`)));
