@@ -5,7 +5,7 @@
     python benchmarks/infer_gpu.py --compile                      # also torch.compile, from ids
     python benchmarks/infer_gpu.py --only ids                     # without sentence-transformers and strings
     python benchmarks/infer_gpu.py --fp8 --sts STS-B/dev.tsv      # also fp8: speed, and distance from fp32
-    python benchmarks/infer_gpu.py --only ids --preset modernbert-base --length 8192 --attention sdpa,flash_attention_2
+    python benchmarks/infer_gpu.py --only ids --preset modernbert-base --length 8192 --tokens 262144 --attention sdpa
     python benchmarks/infer_gpu.py --device cpu --tiny            # test the script on a small machine
 
 BERT-base (--preset) with random weights. Texts have natural lengths, about 80 tokens on average. Rounds are
@@ -237,6 +237,7 @@ def main() -> None:
     )
     parser.add_argument("--preset", default="bert-base-uncased", help="the model's shape")
     parser.add_argument("--length", type=int, default=128, help="from ids: tokens per sequence")
+    parser.add_argument("--tokens", type=int, default=1_081_344, help="from ids: tokens per round")
     parser.add_argument("--attention", default="default", help="from ids: attention of transformers, comma-separated")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few texts, to test the script")
     options = parser.parse_args()
@@ -266,7 +267,7 @@ def main() -> None:
             table("from strings", record["strings"], most, "sentence")
         if options.only != "strings":
             cls, sep = tokenizer.cls_id or 0, tokenizer.sep_id or 0
-            rows = (2048 if options.tiny else 1_081_344) // options.length
+            rows = (2048 if options.tiny else options.tokens) // options.length
             middle = [[draw.randrange(5, tokenizer.size) for _ in range(options.length - 2)] for _ in range(rows)]
             ids = [[cls, *part, sep] for part in middle]
             seconds, most = measure(from_ids(folder, models, ids, options), options.rounds, options.device)
