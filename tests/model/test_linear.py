@@ -7,7 +7,13 @@ from torch.nn import functional as F
 from everybert.model import linear as linears
 from everybert.model.linear import Linear, Product, has_product, linear
 
-ours = pytest.mark.skipif(not has_product(torch.ones(1, 1), torch.ones(1, 1)), reason="torch without oneDNN's product")
+wide = torch.ones(256, 256)
+ours = pytest.mark.skipif(not has_product(wide, wide), reason="torch without oneDNN's product")
+
+
+@pytest.fixture(autouse=True)
+def small_products_too(monkeypatch):
+    monkeypatch.setattr(linears, "SMALL", 0)
 
 
 def operands(shape, out=24, bias=True):
@@ -40,8 +46,8 @@ def test_only_the_gradients_asked_for(wanted):
 
 @ours
 def test_rows_that_do_not_lie_side_by_side():
-    wide, weight, bias = operands((9, 40))
-    for x in (wide[:, 3:19], wide[::2, ::3][:, :12], wide.t()[:16].t()):
+    rows, weight, bias = operands((9, 40))
+    for x in (rows[:, 3:19], rows[::2, ::3][:, :12], rows.t()[:16].t()):
         w = weight[:, : x.shape[1]]
         torch.testing.assert_close(linear(x, w, bias), F.linear(x, w, bias))
 
@@ -57,6 +63,12 @@ def test_other_types_autocast_and_export_take_the_product_of_torch(monkeypatch):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(torch.ones(2, 8)).dtype == torch.bfloat16
     assert torch.export.export(layer, (torch.ones(2, 8),)).module()(torch.ones(2, 8)).shape == (2, 4)
+
+
+def test_small_products_are_those_of_torch(monkeypatch):
+    monkeypatch.setattr(linears, "SMALL", 100)
+    assert not has_product(torch.ones(3, 9), torch.ones(11, 9))
+    assert has_product(torch.ones(3, 10), torch.ones(10, 10)) == has_product(wide, wide)
 
 
 @ours

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+SMALL = 1 << 15
+"""Of fewer weights than this, the product is too short: oneDNN prepares it anew for each number of tokens."""
+
 
 class Linear(nn.Linear):
     """y = W·x + b."""
@@ -31,10 +34,10 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
 
 
 def has_product(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN computes this product: fp32 on an x86 processor, outside autocast and export."""
+    """Whether oneDNN computes this product: fp32 on an x86 processor, not small, outside autocast and export."""
     ours = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and x.dim() > 1 and x.numel() > 0
     ours = ours and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_exporting()
-    return ours and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return ours and weight.numel() >= SMALL and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
