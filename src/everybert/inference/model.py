@@ -512,7 +512,11 @@ class Model:
             return
         adapter = adapter or self.adapter_for(name, any(kinds))
         with self.using(adapter):
-            yield from self.task(name).predict(self.network, self.tokenizer, inputs, **options)
+            task = self.task(name)
+            if task.head is None:
+                yield from self.embed(inputs, **options)
+            else:
+                yield from task.predict(self.network, self.tokenizer, inputs, **options)
 
     def task(self, name: str) -> Task:
         """The settings of one of the model's tasks, under the adapter in use."""
