@@ -24,7 +24,7 @@ from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
-from everybert.tasks.dataset import Examples
+from everybert.tasks.dataset import Examples, View, plain
 from everybert.tasks.task import DIGITS, Encoded, Explained, Features, Task, make_features, targets_of
 from everybert.text.tokenizer import Encoding, Tokenizer
 from everybert.text.windows import Window
@@ -91,6 +91,7 @@ class AnswerQuestions(Task):
     saved = ("no_answer", "threshold", "longest")
     outputs = 2
     chunk = 64
+    view = View(target=lambda golds: str(sorted({plain(gold.text) for gold in golds})), contexts=True)
 
     read = staticmethod(dataset.read_questions)
     input_reader = staticmethod(dataset.question_reader)

@@ -22,7 +22,7 @@ from everybert.model.heads import Network
 from everybert.model.losses import label_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
-from everybert.tasks.dataset import Examples
+from everybert.tasks.dataset import Examples, View
 from everybert.tasks.task import DIGITS, Explained, Features, Task, constant, targets_of, text_features
 from everybert.text.tokenizer import Encoding, Tokenizer
 
@@ -103,6 +103,7 @@ class Classify(TextTask):
     name = "classify"
     metrics = ("accuracy", "f1", "f1_macro", "f1_micro", "matthews")
     saved = ("labels", "multi", "temperature", "threshold")
+    view = View(labels=lambda target: target if isinstance(target, tuple) else [target])
 
     read = staticmethod(dataset.read_classes)
 

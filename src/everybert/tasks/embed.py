@@ -24,7 +24,7 @@ from everybert.model.heads import Network
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
-from everybert.tasks.dataset import Examples
+from everybert.tasks.dataset import Examples, View
 from everybert.tasks.task import Features, Task, constant, targets_of, text_features
 from everybert.text.tokenizer import Tokenizer
 
@@ -47,6 +47,7 @@ class Embed(Task):
     metrics = ("recall@1", "mrr")
     window_size = 256
     saved = ("pooling", "normalize")
+    view = View(sequences=list, cuts=True)
 
     read = staticmethod(dataset.read_pairs)
     input_reader = staticmethod(dataset.text_reader)

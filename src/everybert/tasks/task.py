@@ -25,7 +25,7 @@ from everybert.model.config import EncoderConfig
 from everybert.model.engine import Inputs, ahead, run_head
 from everybert.model.heads import Network, head_logits
 from everybert.model.ragged import Ragged, Targets
-from everybert.tasks.dataset import Columns, Examples, Row, Source, Table
+from everybert.tasks.dataset import Columns, Examples, Row, Source, Table, View
 from everybert.text.tokenizer import Encoding, Tokenizer
 from everybert.text.windows import Window, windows
 
@@ -328,6 +328,8 @@ class Task(ABC):
     """Inputs that are tokenized and predicted at a time: memory stays flat however many there are."""
     grouped: ClassVar[bool] = False
     """Whether examples that share their first text are held out together."""
+    view: ClassVar[View] = View()
+    """How the data doctor reads the examples."""
 
     # Data and settings.
 
