@@ -165,10 +165,7 @@ def read_inputs(
             rows = read_rows(path)
         for number, row in rows:
             if not names and not isinstance(row, str):
-                table = Table([row], str(path), how.columns)
-                names, pick = list(row), TASKS[task].input_reader(table)
-                if task == "embed" and len(both := table.texts()) == 2:
-                    raise EverybertError(f"{path}: embed {' or '.join(both)}? Name the one of the text")
+                names, pick = list(row), TASKS[task].input_reader(Table([row], str(path), how.columns))
             try:
                 if isinstance(row, str):
                     raise EverybertError(row)
@@ -243,7 +240,7 @@ class Predictor:
     def _predict(self, inputs: list[Any]) -> list[Row]:
         """The new columns of some rows."""
         model, options = self.model, self.how.options
-        if self.task == "embed":
+        if TASKS[self.task].head is None:
             found = model.embedded(inputs, **options)
             cut = [{"cut": n} for n in found.cut] if options.get("long") == "cut" else [{} for _ in inputs]
             return [{"vector": vector.tolist(), **more} for vector, more in zip(found.vectors, cut)]

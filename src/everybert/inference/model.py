@@ -38,7 +38,7 @@ from everybert.store import sentence_transformers as sentences
 from everybert.store.hub import resolve
 from everybert.store.huggingface import Report, load_network, save_network
 from everybert.store.sentence_transformers import Pooling
-from everybert.tasks import TASKS, load_task
+from everybert.tasks import ADAPTED, TASKS, load_task, trained_task
 from everybert.tasks.answer import Answer
 from everybert.tasks.choose import Choice
 from everybert.tasks.classify import TEMPLATE, Prediction, Text
@@ -191,7 +191,7 @@ class Model:
         """Weights that the folder did not have, and those that were not used."""
         self.folder = folder
         """What `load` reads it from."""
-        self.bundle = adapters.read_bundle(folder, self.extras) if folder is not None else adapters.Bundle()
+        self.bundle = adapters.read_bundle(folder, self.extras, ADAPTED) if folder else adapters.Bundle()
         self.pooling = pooling or Pooling()
         """How `embed` makes vectors by default: as sentence-transformers files say, else everybert.json."""
         own = self.extras.get("embedding", {})
@@ -578,9 +578,8 @@ class Model:
 
     def main_task(self) -> str | None:
         """The task that the model was trained for, else the first that its heads can do; None without such a head."""
-        trained = (self.active_extras.get("task") or {}).get("task")
-        first = "regress" if self.problem_type == "regression" and self.active_extras is self.extras else "classify"
-        for name in (trained, first, "tag", "answer", "choose"):
+        trained = trained_task(self.active_extras, self.problem_type if self.active_extras is self.extras else None)
+        for name in (trained, *TASKS):
             if name in TASKS and str(TASKS[name].head) in self.network.heads:
                 return name
         return None

@@ -48,6 +48,7 @@ class Choose(Task):
     name = "choose"
     head = "choose"
     metrics = ("accuracy",)
+    graph_outputs = ()
     outputs = 1
     chunk = 256
     view = View(sequences=lambda given: [(given[0], ending) for ending in given[1]], cuts=True)

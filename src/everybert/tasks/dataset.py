@@ -273,7 +273,9 @@ def cell(row: Row, column: str) -> str:
 
 def text_reader(table: Table) -> Callable[[Row], str]:
     """Reads the text of a row without a target."""
-    text = table.texts()[0]
+    text, *others = table.texts()
+    if others:
+        raise EverybertError(f"{table.where}: read {text} or {others[0]}? Name the one of the text")
     return lambda row: cell(row, text)
 
 

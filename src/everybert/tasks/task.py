@@ -319,7 +319,7 @@ class Task(ABC):
     metrics: ClassVar[tuple[str, ...]]
     """The usual scores; the first is the default metric."""
     graph_outputs: ClassVar[tuple[str, ...]] = ("logits",)
-    """What an exported graph calls the outputs of the head: all together, or each by its own name."""
+    """What an exported graph calls the outputs of the head, together or each by its own name; () without a graph."""
     window_size: ClassVar[int | None] = None
     """The default window; None is the model's."""
     saved: ClassVar[tuple[str, ...]] = ()
