@@ -340,11 +340,6 @@ class Bundle:
     defaults: Mapping[str, str] = field(default_factory=dict)
     """By task ("classify pair" for pairs of texts), the adapter that is used for it."""
 
-    def default(self, task: str, pair: bool = False) -> str | None:
-        """The adapter for a task, on single texts or on pairs; None if there is none."""
-        named = self.defaults.get(f"{task} pair") if pair else None
-        return named or self.defaults.get(task)
-
 
 def read_bundle(folder: Path, extras: Mapping[str, Any], known: Container[str]) -> Bundle:
     """The adapters that a folder's everybert.json (`extras`) lists, each for `known` tasks: {"ner": ["tag"], …}."""

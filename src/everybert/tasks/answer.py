@@ -173,6 +173,14 @@ class AnswerQuestions(Task):
                 answers.insert(at, Answer("", 0, 0, float(p[-1]), cut))
             yield answers[:top] or [Answer("", 0, 0, 1.0, cut)]
 
+    def token_probabilities(self, outputs: list[np.ndarray], features: Features) -> Iterator[np.ndarray]:
+        """(m, 2) of each input: the probabilities that an answer begins and ends at each token of the context."""
+        for passage in features.back:
+            windows = [(outputs[s], lead - w.start, w) for s, lead, w in passage.places]
+            own = [x_n2[shift + w.own_start : shift + w.own_stop] for x_n2, shift, w in windows]
+            none = np.min([x_n2[0] for x_n2, _, _ in windows], axis=0)  # [CLS], in the window where it is lowest
+            yield torch.from_numpy(np.concatenate((none[None], *own))).softmax(0).numpy()[1:]
+
     def explained(self, predict: Callable[..., Any], encoding: Encoding, label: str | None) -> Explained:
         """The log-probability of the best answer's first and last token, ln p(start) + ln p(end)."""
         if 1 not in encoding.sequence:
