@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tiny_bert as tiny
 import torch
+from refusals import refuses
 
 import everybert
 from everybert.inference.model import Model
@@ -88,6 +89,11 @@ def test_the_folder_opens_in_sentence_transformers(bert, tmp_path, pooling, norm
     ours = np.stack(list(everybert.load(tmp_path).predict("embed", texts)))
     theirs = SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_the_task_predicts_nothing_itself(bert):
+    loaded, tokenizer, _ = bert
+    refuses("Model.embed", list, Embed(window=WindowConfig(64, 16)).predict(loaded.network, tokenizer, ["a cat"]))
 
 
 def test_no_negative_is_left_out_however_many_there_are(bert):

@@ -403,8 +403,8 @@ class Task(ABC):
     # From inputs to sequences.
 
     def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Any]) -> Features:
-        """The sequences of inputs. A task without a head needs neither this nor `decode`: Model.embed predicts it."""
-        raise NotImplementedError
+        """The sequences of inputs. A task without a head has neither these nor `decode`."""
+        raise EverybertError(f"the task {self.name} only trains and scores; the vectors of texts are Model.embed's")
 
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
         """The sequences of examples, with targets: by default label_E."""
