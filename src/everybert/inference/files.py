@@ -17,7 +17,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
-import everybert
 from everybert.cluster import check_engine, ray_pool
 from everybert.errors import EverybertError
 from everybert.files import (
@@ -29,6 +28,7 @@ from everybert.files import (
     size_and_hash,
     write_json,
 )
+from everybert.inference.model import Model, load
 from everybert.store.hub import resolve
 from everybert.tasks import TASKS
 from everybert.tasks.dataset import Table
@@ -196,12 +196,12 @@ class Predictor:
     how: FileOptions
 
     @cached_property
-    def model(self) -> "everybert.Model":
+    def model(self) -> Model:
         """The model with the head of the task."""
         if not self.folder.is_dir():
             raise EverybertError(f"{self.folder} is not on a worker's machine; put it on a disk that all share")
         how = self.how
-        model = everybert.load(self.folder, how.device, how.dtype, allow_pickle=how.allow_pickle)
+        model = load(self.folder, how.device, how.dtype, allow_pickle=how.allow_pickle)
         if how.adapter is not None:
             model.use(how.adapter)
         return model
