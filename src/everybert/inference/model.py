@@ -513,10 +513,8 @@ class Model:
         adapter = adapter or self.adapter_for(name, any(kinds))
         with self.using(adapter):
             task = self.task(name)
-            if task.head is None:
-                yield from self.embed(inputs, **options)
-            else:
-                yield from task.predict(self.network, self.tokenizer, inputs, **options)
+            compute: Any = partial(task.predict, self.network, self.tokenizer) if task.head else self.embed
+            yield from compute(inputs, **options)
 
     def task(self, name: str) -> Task:
         """The settings of one of the model's tasks, under the adapter in use."""
