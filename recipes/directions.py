@@ -53,7 +53,7 @@ from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.tasks import Classify
 from everybert.tasks.metrics import Interval, interval
-from everybert.tasks.task import batch, combine, targets_of
+from everybert.tasks.task import batch, targets_of
 from everybert.training.optim import Optimizer, OptimizerConfig
 from everybert.training.pretrain import pretrain
 from everybert.training.recipe import read_value
@@ -199,7 +199,7 @@ class Classifier(nn.Module):
     def forward(self, given: Ragged) -> Tensor:
         """(T) ids → (E, C) logits."""
         mean_BH = torch.cat([pool(encoder(given), given, "mean") for encoder in self.encoders], dim=-1)
-        return combine(self.output(mean_BH), targets_of(given))
+        return targets_of(given).combine(self.output(mean_BH))
 
 
 def labelled(model: Model, train: Path, dev: Path, most: int | None = None) -> Data:

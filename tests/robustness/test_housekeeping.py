@@ -54,12 +54,14 @@ def test_the_citation_agrees_with_the_project():
 
 ANYWHERE = {"files", "errors", "data", "__version__"}
 STARTS_RAY = {"corpus", "inference"}
+LOADS = {"training/finetune.py imports inference.model"}
+"""What CONTRIBUTING names as an exception."""
 
 
 def modules(node: ast.AST) -> list[str]:
-    """The modules of everybert that an import statement names: "store.hub"."""
+    """The modules of everybert that an import statement names: "store.hub"; "*" for the whole of it."""
     if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
+        names = [f"{alias.name}.*" if alias.name == "everybert" else alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom) and node.module:
         names = [f"everybert.{a.name}" for a in node.names] if node.module == "everybert" else [node.module]
     else:
@@ -96,7 +98,7 @@ def test_rooms_import_only_what_contributing_says():
         if room in allowed:
             used = {name for name in imports(path) if name.split(".")[0] not in allowed[room]}
             wrong += [f"{room}/{path.name} imports {name}" for name in sorted(used)]
-    assert not wrong, "\n".join(wrong)
+    assert set(wrong) == LOADS, "\n".join(wrong)
     assert imports(ROOT / "src/everybert/files.py") <= {"errors"} and not imports(ROOT / "src/everybert/errors.py")
     assert not any(re.search(r"^\s*(from|import) contrib\b", p.read_text("utf-8"), re.MULTILINE) for p in SOURCES)
 

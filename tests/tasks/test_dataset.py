@@ -14,7 +14,7 @@ from refusals import refuses
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.tasks import AnswerQuestions, Choose, Classify, Embed, Regress, Tag, dataset
-from everybert.tasks.dataset import Gold
+from everybert.tasks.dataset import Gold, Table
 
 CONFIG = EncoderConfig(layers=2, hidden_size=32, heads=2, intermediate_size=48)
 
@@ -423,6 +423,13 @@ def test_rows_of_a_strange_form_are_named(task, row):
 @pytest.mark.parametrize("task", [Classify, Regress, Tag, AnswerQuestions, Choose, Embed])
 def test_columns_that_a_task_does_not_read_are_refused(task):
     refuses("columns: this task reads no txt, but ", task.read, [{"text": "x"}], {"txt": "text"})
+
+
+@pytest.mark.parametrize("task", [Tag, Embed])
+def test_two_columns_where_one_text_is_read_are_refused(task):
+    row = {"sentence1": "x", "sentence2": "y"}
+    refuses("rows.csv: read sentence1 or sentence2", task.input_reader, Table([row], "rows.csv"))
+    assert task.input_reader(Table([row], "rows.csv", {"text": "sentence2"}))(row) == "y"
 
 
 def test_embedding_examples():

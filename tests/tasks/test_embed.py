@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import tiny_bert as tiny
 import torch
+from refusals import refuses
 
+import everybert
+from everybert.inference.model import Model
 from everybert.store.huggingface import save_network
 from everybert.store.sentence_transformers import Pooling, write_pooling
 from everybert.tasks import Embed, embed
@@ -42,7 +45,8 @@ def test_the_batch_loss_uses_every_other_text_as_a_negative(bert, size, fill):
     features = task.features(tokenizer, loaded.config, examples)
     with torch.no_grad():
         loss = task.loss(loaded.network, batch(features, np.arange(5), fill=fill))
-    vectors = [torch.tensor(np.stack(list(task.predict(loaded.network, tokenizer, list(c))))) for c in zip(*rows)]
+    embedder = Model(loaded.network, tokenizer)
+    vectors = [torch.tensor(embedder.embed(list(c), "mean", True)) for c in zip(*rows)]
     assert float(loss) == pytest.approx(float(embed.ranking_loss(vectors[0], torch.cat(vectors[1:]), 20.0)), abs=1e-4)
 
 
@@ -53,7 +57,7 @@ def test_scored_pairs(bert):
     task = Embed.from_examples(examples, loaded.config)
     assert task.scored and task.metric == "spearman"
     features = task.features(tokenizer, loaded.config, examples)
-    a, b = (np.stack(list(task.predict(loaded.network, tokenizer, [r[i] for r in rows]))) for i in (0, 1))
+    a, b = (Model(loaded.network, tokenizer).embed([r[i] for r in rows], "mean", True) for i in (0, 1))
     cosine = (a * b).sum(1)
     with torch.no_grad():
         loss = task.loss(loaded.network, batch(features, np.arange(3)))
@@ -82,9 +86,14 @@ def test_the_folder_opens_in_sentence_transformers(bert, tmp_path, pooling, norm
     write_pooling(tmp_path, Pooling((pooling,), normalize, 64), loaded.config.hidden_size)
     assert (task.state()["pooling"], task.state()["normalize"]) == (pooling, normalize)
     texts = ["the cat is good", "mary sees a film in london , they eat"]
-    ours = np.stack(list(task.predict(loaded.network, tokenizer, texts)))
+    ours = np.stack(list(everybert.load(tmp_path).predict("embed", texts)))
     theirs = SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_the_task_predicts_nothing_itself(bert):
+    loaded, tokenizer, _ = bert
+    refuses("Model.embed", list, Embed(window=WindowConfig(64, 16)).predict(loaded.network, tokenizer, ["a cat"]))
 
 
 def test_no_negative_is_left_out_however_many_there_are(bert):

@@ -71,7 +71,7 @@ def test_training_combines_windows_as_prediction_does(bert, seed, fill):
     made = made.with_targets(label_E=np.arange(len(made)))
     ragged = ft.batch(made, np.array([5, 0, 3, 8]), fill=fill)
     with torch.no_grad():
-        trained = ft.combine(task.logits(network, ragged), ragged.targets)
+        trained = ragged.targets.combine(task.logits(network, ragged))
     predicted = made.combine(task.run(network, made, 100))
     np.testing.assert_allclose(trained.numpy(), predicted[ragged.targets.label_E.numpy()], atol=2e-5)
     if fill:

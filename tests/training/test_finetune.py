@@ -83,6 +83,7 @@ def test_a_full_folder_loads_in_transformers(base, tmp_path):
     with torch.no_grad():
         p = model(input_ids=torch.tensor([ids])).logits.softmax(-1)[0]
     assert list(ours.scores.values()) == pytest.approx(p.tolist(), abs=1e-5)
+    assert tuned.classify("the good cat")[0].scores == pytest.approx(ours.scores)  # as a Model
 
 
 def test_an_adapter_is_small_and_leaves_the_encoder(base, tmp_path):
@@ -252,9 +253,7 @@ def test_embed_learns_and_opens_in_sentence_transformers(base, tmp_path, mode):
         return
     from sentence_transformers import SentenceTransformer
 
-    loaded, tokenizer = parts(tmp_path / "out")
-    task = load_task("embed", loaded.network, extras=loaded.extras)
-    ours = np.stack(list(task.predict(loaded.network, tokenizer, ["good is", "fine on"])))
+    ours = tuned.embed(["good is", "fine on"])
     theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(["good is", "fine on"])
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 

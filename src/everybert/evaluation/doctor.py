@@ -1,10 +1,10 @@
 """The data doctor: problems of labelled data, found before training, each with examples and a remedy."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from everybert.errors import EverybertError
 from everybert.store.hub import resolve
 from everybert.store.huggingface import read_config
 from everybert.tasks import dataset, task_class
-from everybert.tasks.dataset import Examples, Source
+from everybert.tasks.dataset import Examples, Source, View, plain
 from everybert.text.tokenizer import Tokenizer
 
 Severity = Literal["error", "warning", "note"]
@@ -58,34 +58,6 @@ class Diagnosis:
         return "\n".join(map(str, self.findings))
 
 
-@dataclass(frozen=True)
-class View:
-    """How the doctor reads the examples of a task."""
-
-    sequences: Callable[[Any], Sequence[str | tuple[str, str]]] = lambda given: [given]
-    """The texts and pairs that the model reads for an input."""
-    labels: Callable[[Any], Iterable[str]] = lambda target: ()
-    """The labels of a target."""
-    target: Callable[[Any], str] = str
-    """Equal for targets that are the same."""
-    least: int = 1
-    """Words of an input that should not occur twice."""
-    contexts: bool = False
-    """Whether the second text is a context that several inputs share."""
-    cuts: bool = False
-    """Whether long inputs are truncated rather than read in windows."""
-
-    def texts(self, given: Any) -> list[str]:
-        """The different texts of an input."""
-        each = ([s] if isinstance(s, str) else s for s in self.sequences(given))
-        return list(dict.fromkeys(text for texts in each for text in texts))
-
-    def key(self, given: Any) -> tuple[str, ...]:
-        """Equal for inputs that differ in case and white space only; empty for those that may well occur twice."""
-        texts = self.texts(given)
-        return tuple(map(plain, texts)) if sum(len(text.split()) for text in texts) >= self.least else ()
-
-
 def doctor(
     task: str,
     data: Source,
@@ -95,7 +67,7 @@ def doctor(
 ) -> Diagnosis:
     """Check labelled data. With a `model`, lengths and pieces are those of its tokenizer."""
     kind = task_class(task)
-    view = VIEWS.get(task, View())
+    view = kind.view
     sources = {"train": data} if dev is None else {"train": data, "dev": dev}
     sets = {name: kind.read(source, columns, skip_bad=True) for name, source in sources.items()}
     counts = {name: Counter(x for t in e.targets for x in view.labels(t)) for name, e in sets.items()}
@@ -123,11 +95,6 @@ def doctor(
     findings.sort(key=lambda f: ("error", "warning", "note").index(f.severity))
     labels = {name: dict(found.most_common()) for name, found in counts.items() if found}
     return Diagnosis(task, {n: len(e) for n, e in sets.items()}, tuple(findings), labels, lengths, window)
-
-
-def plain(text: str) -> str:
-    """Equal for texts that differ in case and white space only."""
-    return " ".join(text.casefold().split())
 
 
 def finding(severity: Severity, kind: str, message: str, remedy: str, examples: Sequence[str]) -> list[Finding]:
@@ -220,20 +187,3 @@ def check_tokens(
         findings += finding(severity, "unknown pieces", message, remedy, missing)
     median, most = np.percentile(sizes, (50, 95), method="higher").tolist()
     return {"median": median, "95 %": most, "longest": max(sizes)}, findings
-
-
-VIEWS = {
-    "classify": View(labels=lambda t: t if isinstance(t, tuple) else [t]),
-    "tag": View(
-        sequences=lambda words: [" ".join(words)],
-        labels=lambda tags: (t[2:] if t[1:2] == "-" else t for t in tags if t != "O" and t[:2] not in ("I-", "E-")),
-        target=" ".join,
-        least=4,  # "Why ?" may well occur twice
-    ),
-    "answer": View(
-        target=lambda golds: str(sorted({plain(gold.text) for gold in golds})),
-        contexts=True,
-    ),
-    "choose": View(sequences=lambda given: [(given[0], ending) for ending in given[1]], cuts=True),
-    "embed": View(sequences=list, cuts=True),
-}

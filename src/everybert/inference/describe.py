@@ -19,7 +19,7 @@ from everybert.store.hub import resolve
 from everybert.store.huggingface import SkipInit, read_config, read_extras
 from everybert.store.sentence_transformers import encoder_folder, read_pooling
 from everybert.store.weights import INT8, open_weights
-from everybert.tasks import TASKS, task_class
+from everybert.tasks import ADAPTED, TASKS, task_class
 from everybert.text.formats import has_tokenizer
 from everybert.text.tokenizer import Tokenizer
 
@@ -79,7 +79,7 @@ def describe_folder(folder: Path, allow_pickle: bool = False) -> dict[str, Any]:
             "normalize": pooling.normalize,
             "tokens": pooling.size or config.max_positions,
         }
-    bundle = read_bundle(folder, read_extras(folder))
+    bundle = read_bundle(folder, read_extras(folder), ADAPTED)
     if bundle.folders:
         about["adapters"] = {
             name: ", ".join(task for task, does in bundle.defaults.items() if does == name) or "by name"

@@ -21,6 +21,7 @@ from everybert.model.heads import Network
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.store.sentence_transformers import Pooling
+from everybert.tasks.task import weighted_mean
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.windows import Piece, cover
 
@@ -221,8 +222,8 @@ def _combined(
             elif mode == "lasttoken":
                 share_P = np.diff(owners, append=texts).astype(np.float64)
             share_P = share_P / np.bincount(owners, share_P, minlength=texts)[owners]
-            for p, i in enumerate(owners):
-                out_NMH[i, m] += pooled_PMH[p, m] * share_P[p]
+            x_PH, weight_P = torch.from_numpy(pooled_PMH[:, m]), torch.from_numpy(share_P)
+            out_NMH[:, m] = weighted_mean(x_PH, torch.tensor(owners), weight_P, texts).numpy()
         if mode in ("mean_sqrt_len_tokens", "sum"):
             counts_N1 = np.bincount(owners, count_P, minlength=texts)[:, None]
             out_NMH[:, m] *= counts_N1 if mode == "sum" else np.sqrt(counts_N1)

@@ -41,8 +41,8 @@ TOLERANCE = 1e-4
 """Largest difference from torch, relative to the largest value if that is above 1."""
 ONE_FILE = 1_900_000_000
 """Bytes of weights that fit into the graph's file (protobuf is limited to 2 GiB). Larger models have a second file."""
-HEAD_OF: dict[str, str | None] = {"hidden": None, "embed": None, "fill": "mlm", "next": "nsp"}
-HEAD_OF |= {name: TASKS[name].head for name in ("classify", "regress", "rank", "tag", "answer")}
+HEAD_OF: dict[str, str | None] = {"hidden": None, "fill": "mlm", "next": "nsp"}
+HEAD_OF |= {name: task.head for name, task in TASKS.items() if task.graph_outputs}
 """The head that each task of a graph needs."""
 
 

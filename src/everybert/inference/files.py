@@ -17,7 +17,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
-import everybert
 from everybert.cluster import check_engine, ray_pool
 from everybert.errors import EverybertError
 from everybert.files import (
@@ -29,6 +28,7 @@ from everybert.files import (
     size_and_hash,
     write_json,
 )
+from everybert.inference.model import Model, load
 from everybert.store.hub import resolve
 from everybert.tasks import TASKS
 from everybert.tasks.dataset import Table
@@ -165,10 +165,7 @@ def read_inputs(
             rows = read_rows(path)
         for number, row in rows:
             if not names and not isinstance(row, str):
-                table = Table([row], str(path), how.columns)
-                names, pick = list(row), TASKS[task].input_reader(table)
-                if task == "embed" and len(both := table.texts()) == 2:
-                    raise EverybertError(f"{path}: embed {' or '.join(both)}? Name the one of the text")
+                names, pick = list(row), TASKS[task].input_reader(Table([row], str(path), how.columns))
             try:
                 if isinstance(row, str):
                     raise EverybertError(row)
@@ -199,12 +196,12 @@ class Predictor:
     how: FileOptions
 
     @cached_property
-    def model(self) -> "everybert.Model":
+    def model(self) -> Model:
         """The model with the head of the task."""
         if not self.folder.is_dir():
             raise EverybertError(f"{self.folder} is not on a worker's machine; put it on a disk that all share")
         how = self.how
-        model = everybert.load(self.folder, how.device, how.dtype, allow_pickle=how.allow_pickle)
+        model = load(self.folder, how.device, how.dtype, allow_pickle=how.allow_pickle)
         if how.adapter is not None:
             model.use(how.adapter)
         return model
@@ -243,7 +240,7 @@ class Predictor:
     def _predict(self, inputs: list[Any]) -> list[Row]:
         """The new columns of some rows."""
         model, options = self.model, self.how.options
-        if self.task == "embed":
+        if TASKS[self.task].head is None:
             found = model.embedded(inputs, **options)
             cut = [{"cut": n} for n in found.cut] if options.get("long") == "cut" else [{} for _ in inputs]
             return [{"vector": vector.tolist(), **more} for vector, more in zip(found.vectors, cut)]

@@ -4,7 +4,7 @@ Legend: N texts, T tokens in the batch, n tokens of one sequence, H hidden, L la
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +38,7 @@ from everybert.store import sentence_transformers as sentences
 from everybert.store.hub import resolve
 from everybert.store.huggingface import Report, load_network, save_network
 from everybert.store.sentence_transformers import Pooling
-from everybert.tasks import TASKS, load_task
+from everybert.tasks import ADAPTED, TASKS, load_task, trained_task
 from everybert.tasks.answer import Answer
 from everybert.tasks.choose import Choice
 from everybert.tasks.classify import TEMPLATE, Prediction, Text
@@ -191,7 +191,7 @@ class Model:
         """Weights that the folder did not have, and those that were not used."""
         self.folder = folder
         """What `load` reads it from."""
-        self.bundle = adapters.read_bundle(folder, self.extras) if folder is not None else adapters.Bundle()
+        self.bundle = adapters.read_bundle(folder, self.extras, ADAPTED) if folder else adapters.Bundle()
         self.pooling = pooling or Pooling()
         """How `embed` makes vectors by default: as sentence-transformers files say, else everybert.json."""
         own = self.extras.get("embedding", {})
@@ -512,7 +512,9 @@ class Model:
             return
         adapter = adapter or self.adapter_for(name, any(kinds))
         with self.using(adapter):
-            yield from self.task(name).predict(self.network, self.tokenizer, inputs, **options)
+            task = self.task(name)
+            compute: Any = partial(task.predict, self.network, self.tokenizer) if task.head else self.embed
+            yield from compute(inputs, **options)
 
     def task(self, name: str) -> Task:
         """The settings of one of the model's tasks, under the adapter in use."""
@@ -525,15 +527,9 @@ class Model:
 
         Each token is read in the window that owns it. What is missing to a sum of 1 means that there is no answer.
         """
-        task = self.task("answer")
+        task: Any = self.task("answer")
         features = task.encode(self.tokenizer, self.config, [(question, context)])
-        logits = task.run(self.network, features)
-        (passage,) = features.back
-        own = np.concatenate(
-            [logits[s][lead + w.own_start - w.start : lead + w.own_stop - w.start] for s, lead, w in passage.places]
-        )
-        none = np.min([logits[s][0] for s, _, _ in passage.places], axis=0)  # [CLS], in the window where it is lowest
-        p_n2 = torch.from_numpy(np.concatenate((none[None], own))).softmax(0).numpy()[1:]
+        (p_n2,) = task.token_probabilities(task.run(self.network, features), features)
         return self.tokenizer.encode(context, specials=False), p_n2
 
     # ── the inside ───────────────────────────────────────────────────────────────────────────────────────────
@@ -574,9 +570,8 @@ class Model:
 
     def main_task(self) -> str | None:
         """The task that the model was trained for, else the first that its heads can do; None without such a head."""
-        trained = (self.active_extras.get("task") or {}).get("task")
-        first = "regress" if self.problem_type == "regression" and self.active_extras is self.extras else "classify"
-        for name in (trained, first, "tag", "answer", "choose"):
+        trained = trained_task(self.active_extras, self.problem_type if self.active_extras is self.extras else None)
+        for name in (trained, *TASKS):
             if name in TASKS and str(TASKS[name].head) in self.network.heads:
                 return name
         return None
@@ -639,8 +634,7 @@ class Model:
 
     def adapter_for(self, task: str, pair: bool = False) -> str | None:
         """The adapter to switch to for a task by default; None if one is in use or the model has the head itself."""
-        own = task in TASKS and str(TASKS[task].head) in self.network.heads  # embed has no head
-        return None if self.adapter is not None or own else self.bundle.default(task, pair)
+        return None if self.adapter is not None else default_adapter(self.bundle, [*self.network.heads], task, pair)
 
     def merge(self, adapter: str | None = None) -> None:
         """Add an adapter (by default the one in use) to the weights, for `save`; the others are removed."""
@@ -701,6 +695,14 @@ class Model:
         if len(pieces_of(encoding, self.window)) > 1:
             raise EverybertError(f"the text has {len(encoding):,} tokens, the model reads {self.window:,}; shorten it")
         return encoding
+
+
+def default_adapter(bundle: adapters.Bundle, heads: Container[str], task: str, pair: bool) -> str | None:
+    """The folder's adapter for a task on texts or pairs; None if the model has the head itself, or no such adapter."""
+    if task in TASKS and str(TASKS[task].head) in heads:  # embed has no head
+        return None
+    named = bundle.defaults.get(f"{task} pair") if pair else None
+    return named or bundle.defaults.get(task)
 
 
 def warn_of_cuts(cut: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from everybert.errors import EverybertError
-from everybert.inference.model import Model, load
+from everybert.inference.model import Model, default_adapter, load
 from everybert.model.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.serving.limits import HttpError, Limits, RequestContext, check_limit
 from everybert.tasks.task import longest_first
@@ -72,11 +72,9 @@ class Served:
         defaults = {task.split()[0] for task in self.model.bundle.defaults} if self.adapter is None else set()
         return list(dict.fromkeys([*found, *sorted(defaults - {"embed"})]))
 
-    def adapter_for(self, task: str, pair: bool = False) -> str | None:
-        """The adapter a task runs with: the one named; else none where the model has the head; else the default."""
-        if self.adapter is not None or (task if task != "regress" else "classify") in self.heads:
-            return self.adapter
-        return self.model.bundle.default(task, pair)
+    def adapter_for(self, task: str, pair: bool) -> str | None:
+        """The adapter a task runs with: the one named, else the default."""
+        return self.adapter or default_adapter(self.model.bundle, self.heads, task, pair)
 
 
 class ModelRegistry:

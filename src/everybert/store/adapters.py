@@ -7,7 +7,7 @@ settings of the task and the hash of the base encoder. PEFT loads these folders,
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ TASK_TYPES = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "answer": "QUESTION_ANS
 MERGE = "merge it into its base with peft's merge_and_unload(), and load the model that this gives"
 BUNDLED = "adapters"
 """Where the adapters of a model's own folder are, in the folder and in its everybert.json."""
-BUNDLED_TASKS = ("classify", "classify pair", "regress", "tag", "answer", "choose", "embed", "rank")
 UNSUPPORTED = ("fan_in_fan_out", "alora_invocation_tokens", "layer_replication", "use_qalora", "use_bdlora")
 HARMLESS_INITS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights; others (pissa, olora …) change the weights of the base too."""
@@ -341,17 +340,12 @@ class Bundle:
     defaults: Mapping[str, str] = field(default_factory=dict)
     """By task ("classify pair" for pairs of texts), the adapter that is used for it."""
 
-    def default(self, task: str, pair: bool = False) -> str | None:
-        """The adapter for a task, on single texts or on pairs; None if there is none."""
-        named = self.defaults.get(f"{task} pair") if pair else None
-        return named or self.defaults.get(task)
 
-
-def read_bundle(folder: Path, extras: Mapping[str, Any]) -> Bundle:
-    """The adapters that a folder's everybert.json (`extras`) lists: {"sentiment": ["classify"], …}."""
+def read_bundle(folder: Path, extras: Mapping[str, Any], known: Container[str]) -> Bundle:
+    """The adapters that a folder's everybert.json (`extras`) lists, each for `known` tasks: {"ner": ["tag"], …}."""
     listed = extras.get(BUNDLED, {})
     for name, tasks in listed.items():
-        if not re.fullmatch(r"\w[\w-]*", name) or not isinstance(tasks, list) or not set(tasks) <= set(BUNDLED_TASKS):
+        if not re.fullmatch(r"\w[\w-]*", name) or not isinstance(tasks, list) or any(t not in known for t in tasks):
             raise EverybertError(f"{folder}: everybert.json has an odd adapter {name[:40]!r}; restore the folder")
     defaults = {task: name for name, tasks in listed.items() for task in tasks}
     return Bundle({name: folder / BUNDLED / name for name in listed}, defaults)

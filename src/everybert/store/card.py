@@ -73,7 +73,7 @@ def metadata(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata that the hub reads. `transformers` cannot use the head of a frozen model, so it is not named."""
     task = TASK_TEXTS[facts["task"]]
     base = base_name(facts["base"])
-    library = "sentence-transformers" if facts["task"] == "embed" else "transformers"
+    library = task.get("library", "transformers")
     result = {
         "task": {"type": task["tag"], "name": task["title"]},
         "dataset": {"name": facts.get("dev") or "held-out data", "type": "private"},

@@ -14,6 +14,8 @@ from everybert.tasks.tag import Tag
 from everybert.tasks.task import Task
 
 TASKS: dict[str, type[Task]] = {t.name: t for t in (Classify, Regress, Tag, AnswerQuestions, Choose, Embed, Rank)}
+ADAPTED = (*TASKS, "classify pair")
+"""What an adapter in a model's own folder can be the default for; a pair of texts may have another than a text."""
 
 
 def task_class(name: str) -> type[Task]:
@@ -21,6 +23,11 @@ def task_class(name: str) -> type[Task]:
     if name not in TASKS:
         raise EverybertError(f"the tasks are {', '.join(TASKS)}; there is no {name!r}")
     return TASKS[name]
+
+
+def trained_task(extras: Mapping[str, Any], problem_type: str | None) -> Any:
+    """The task that a folder was trained for: as its everybert.json (`extras`) says, else config.json, for numbers."""
+    return (extras.get("task") or {}).get("task") or ("regress" if problem_type == "regression" else None)
 
 
 def load_task(
@@ -39,7 +46,7 @@ def load_task(
         has = ", ".join(network.heads) or "none"
         raise EverybertError(f"this model has no {name} head (it has: {has}); train one: everybert finetune {name}")
     outputs = getattr(getattr(network.heads[task.head], "output", None), "out_features", 0) if task.head else 0
-    own = saved.get("task") or ("regress" if problem_type == "regression" else None)
+    own = trained_task(extras or {}, problem_type)
     if name == "rank" and outputs != 1:
         wrong = f"this model has {outputs} labels, and rank needs one output"
         raise EverybertError(f"{wrong}; use classify, or train a reranker: everybert finetune rank")

@@ -24,7 +24,7 @@ from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
-from everybert.tasks.dataset import Examples
+from everybert.tasks.dataset import Examples, View, plain
 from everybert.tasks.task import DIGITS, Encoded, Explained, Features, Task, make_features, targets_of
 from everybert.text.tokenizer import Encoding, Tokenizer
 from everybert.text.windows import Window
@@ -91,6 +91,7 @@ class AnswerQuestions(Task):
     saved = ("no_answer", "threshold", "longest")
     outputs = 2
     chunk = 64
+    view = View(target=lambda golds: str(sorted({plain(gold.text) for gold in golds})), contexts=True)
 
     read = staticmethod(dataset.read_questions)
     input_reader = staticmethod(dataset.question_reader)
@@ -171,6 +172,14 @@ class AnswerQuestions(Task):
                 at = 0 if found.gap > self.threshold else 1 + sum(answer.score > p[-1] for answer in answers[1:])
                 answers.insert(at, Answer("", 0, 0, float(p[-1]), cut))
             yield answers[:top] or [Answer("", 0, 0, 1.0, cut)]
+
+    def token_probabilities(self, outputs: list[np.ndarray], features: Features) -> Iterator[np.ndarray]:
+        """(m, 2) of each input: the probabilities that an answer begins and ends at each token of the context."""
+        for passage in features.back:
+            windows = [(outputs[s], lead - w.start, w) for s, lead, w in passage.places]
+            own = [x_n2[shift + w.own_start : shift + w.own_stop] for x_n2, shift, w in windows]
+            none = np.min([x_n2[0] for x_n2, _, _ in windows], axis=0)  # [CLS], in the window where it is lowest
+            yield torch.from_numpy(np.concatenate((none[None], *own))).softmax(0).numpy()[1:]
 
     def explained(self, predict: Callable[..., Any], encoding: Encoding, label: str | None) -> Explained:
         """The log-probability of the best answer's first and last token, ln p(start) + ln p(end)."""

@@ -19,7 +19,7 @@ from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
-from everybert.tasks.dataset import Examples
+from everybert.tasks.dataset import Examples, View
 from everybert.tasks.task import DIGITS, Features, Task, targets_of, text_features
 from everybert.text.tokenizer import Tokenizer
 
@@ -48,8 +48,10 @@ class Choose(Task):
     name = "choose"
     head = "choose"
     metrics = ("accuracy",)
+    graph_outputs = ()
     outputs = 1
     chunk = 256
+    view = View(sequences=lambda given: [(given[0], ending) for ending in given[1]], cuts=True)
 
     read = staticmethod(dataset.read_choices)
     input_reader = staticmethod(dataset.choice_reader)

@@ -22,8 +22,8 @@ from everybert.model.heads import Network
 from everybert.model.losses import label_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
-from everybert.tasks.dataset import Examples
-from everybert.tasks.task import DIGITS, Explained, Features, Task, combine, constant, targets_of, text_features
+from everybert.tasks.dataset import Examples, View
+from everybert.tasks.task import DIGITS, Explained, Features, Task, constant, targets_of, text_features
 from everybert.text.tokenizer import Encoding, Tokenizer
 
 Text = str | tuple[str, str]
@@ -78,7 +78,7 @@ class TextTask(Task):
         """The loss of each example's combined logits, by the form of the targets."""
         targets = targets_of(batch)
         assert targets.label_E is not None
-        logits_EC = combine(self.logits(network, batch), targets)
+        logits_EC = targets.combine(self.logits(network, batch))
         weight_C = None if self.weights is None else constant(self.weights, logits_EC.device)
         return label_loss(logits_EC, targets.label_E, weight_C)
 
@@ -103,6 +103,7 @@ class Classify(TextTask):
     name = "classify"
     metrics = ("accuracy", "f1", "f1_macro", "f1_micro", "matthews")
     saved = ("labels", "multi", "temperature", "threshold")
+    view = View(labels=lambda target: target if isinstance(target, tuple) else [target])
 
     read = staticmethod(dataset.read_classes)
 

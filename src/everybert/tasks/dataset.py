@@ -60,6 +60,39 @@ class Examples:
         return replace(self, inputs=[self.inputs[i] for i in which], targets=[self.targets[i] for i in which])
 
 
+@dataclass(frozen=True)
+class View:
+    """How the data doctor reads the examples of a task."""
+
+    sequences: Callable[[Any], Sequence[str | tuple[str, str]]] = lambda given: [given]
+    """The texts and pairs that the model reads for an input."""
+    labels: Callable[[Any], Iterable[str]] = lambda target: ()
+    """The labels of a target."""
+    target: Callable[[Any], str] = str
+    """Equal for targets that are the same."""
+    least: int = 1
+    """Words of an input that should not occur twice."""
+    contexts: bool = False
+    """Whether the second text is a context that several inputs share."""
+    cuts: bool = False
+    """Whether long inputs are truncated rather than read in windows."""
+
+    def texts(self, given: Any) -> list[str]:
+        """The different texts of an input."""
+        each = ([s] if isinstance(s, str) else s for s in self.sequences(given))
+        return list(dict.fromkeys(text for texts in each for text in texts))
+
+    def key(self, given: Any) -> tuple[str, ...]:
+        """Equal for inputs that differ in case and white space only; empty for those that may well occur twice."""
+        texts = self.texts(given)
+        return tuple(map(plain, texts)) if sum(len(text.split()) for text in texts) >= self.least else ()
+
+
+def plain(text: str) -> str:
+    """Equal for texts that differ in case and white space only."""
+    return " ".join(text.casefold().split())
+
+
 # ── rows of any source ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -240,7 +273,9 @@ def cell(row: Row, column: str) -> str:
 
 def text_reader(table: Table) -> Callable[[Row], str]:
     """Reads the text of a row without a target."""
-    text = table.texts()[0]
+    text, *others = table.texts()
+    if others:
+        raise EverybertError(f"{table.where}: read {text} or {others[0]}? Name the one of the text")
     return lambda row: cell(row, text)
 
 

@@ -8,7 +8,7 @@
 Legend: T tokens in the batch, S sequences, in a batch B; E examples, P positives and hard negatives, H hidden.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal, Self
@@ -24,7 +24,7 @@ from everybert.model.heads import Network
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
-from everybert.tasks.dataset import Examples
+from everybert.tasks.dataset import Examples, View
 from everybert.tasks.task import Features, Task, constant, targets_of, text_features
 from everybert.text.tokenizer import Tokenizer
 
@@ -47,6 +47,7 @@ class Embed(Task):
     metrics = ("recall@1", "mrr")
     window_size = 256
     saved = ("pooling", "normalize")
+    view = View(sequences=list, cuts=True)
 
     read = staticmethod(dataset.read_pairs)
     input_reader = staticmethod(dataset.text_reader)
@@ -64,10 +65,6 @@ class Embed(Task):
     def known_metrics(self) -> tuple[str, ...]:
         """Scored pairs are judged by their correlation."""
         return ("spearman", "pearson") if self.scored else self.metrics
-
-    def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[str]) -> Features:
-        """Windows of each text."""
-        return text_features(tokenizer, config, inputs, self.window, "none")
 
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
         """The two or three texts of an example, one sequence each, truncated at the window; label_E are scores."""
@@ -104,11 +101,6 @@ class Embed(Task):
         finally:
             network.train(training)
         return [out[i] for i in range(len(features.lengths_S))]
-
-    def decode(self, outputs: list[np.ndarray], features: Features, inputs: Sequence[str]) -> Iterator[np.ndarray]:
-        """(H) float32 for each text: the weighted mean over its windows."""
-        vectors = features.combine(outputs)
-        yield from (unit(vectors) if self.normalize else vectors).astype(np.float32)
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """Scored pairs: spearman and pearson of the cosine. Others: recall@1 and mrr among all positives given."""

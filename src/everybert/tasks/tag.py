@@ -24,7 +24,7 @@ from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks import words as wording
-from everybert.tasks.dataset import Examples
+from everybert.tasks.dataset import Examples, View
 from everybert.tasks.task import DIGITS, Encoded, Features, Task, make_features, targets_of
 from everybert.tasks.words import Entity, Splitter, Word, split_tag
 from everybert.text.tokenizer import Encoding, Tokenizer
@@ -70,6 +70,12 @@ class Tag(Task):
     metrics = ("f1", "precision", "recall", "accuracy", "f1_macro")
     saved = ("labels", "scheme")
     chunk = 256
+    view = View(
+        sequences=lambda words: [" ".join(words)],
+        labels=lambda tags: (t[2:] if t[1:2] == "-" else t for t in tags if t != "O" and t[:2] not in ("I-", "E-")),
+        target=" ".join,
+        least=4,  # "Why ?" may well occur twice
+    )
 
     read = staticmethod(dataset.read_tagged)
     input_reader = staticmethod(dataset.text_reader)

@@ -25,7 +25,7 @@ from everybert.model.config import EncoderConfig
 from everybert.model.engine import Inputs, ahead, run_head
 from everybert.model.heads import Network, head_logits
 from everybert.model.ragged import Ragged, Targets
-from everybert.tasks.dataset import Columns, Examples, Row, Source, Table
+from everybert.tasks.dataset import Columns, Examples, Row, Source, Table, View
 from everybert.text.tokenizer import Encoding, Tokenizer
 from everybert.text.windows import Window, windows
 
@@ -107,6 +107,12 @@ class TaskTargets(Targets):
     features_T: Tensor | None = None
     """Mode frozen: what the head reads, computed once."""
 
+    def combine(self, logits_BC: Tensor) -> Tensor:
+        """(B, C) of sequences → (E, C) of examples."""
+        if self.example_B is None or self.weight_B is None:
+            return logits_BC[: len(self.counts)]
+        return weighted_mean(logits_BC[: len(self.example_B)].float(), self.example_B, self.weight_B, len(self.counts))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Features(Inputs):
@@ -154,10 +160,9 @@ class Features(Inputs):
         return replace(self, example_S=np.repeat(np.arange(len(counts)), counts), cut=cut, most=1 << 30)
 
     def combine(self, outputs: Sequence[np.ndarray]) -> np.ndarray:
-        """(E, C): the weighted mean over the sequences of each example, as `combine` has it in training."""
-        total = np.zeros((len(self), *outputs[0].shape), dtype=np.float64)
-        np.add.at(total, self.example_S, np.stack(outputs) * self.weight_S.reshape(-1, *[1] * outputs[0].ndim))
-        return total
+        """(C) of each sequence → (E, C) of examples."""
+        x_SC, weight_S = torch.from_numpy(np.stack(outputs)), torch.from_numpy(self.weight_S).double()
+        return weighted_mean(x_SC, torch.from_numpy(self.example_S), weight_S, len(self)).numpy()
 
 
 def make_features(
@@ -286,12 +291,10 @@ def targets_of(batch: Ragged) -> TaskTargets:
     return batch.targets
 
 
-def combine(logits_BC: Tensor, targets: TaskTargets) -> Tensor:
-    """(B, C) of sequences → (E, C) of examples: the weighted mean over the windows of each example."""
-    if targets.example_B is None or targets.weight_B is None:
-        return logits_BC[: len(targets.counts)]
-    share_BC = logits_BC[: len(targets.example_B)].float() * targets.weight_B[:, None]
-    return share_BC.new_zeros(len(targets.counts), logits_BC.shape[1]).index_add(0, targets.example_B, share_BC)
+def weighted_mean(x_SC: Tensor, example_S: Tensor, weight_S: Tensor, count: int) -> Tensor:
+    """(S, C) of windows → (E, C) of the `count` examples they belong to, in each of which the weights sum to 1."""
+    share_SC = x_SC * weight_S[:, None]
+    return share_SC.new_zeros(count, x_SC.shape[1]).index_add(0, example_S, share_SC)
 
 
 @lru_cache(maxsize=256)
@@ -316,7 +319,7 @@ class Task(ABC):
     metrics: ClassVar[tuple[str, ...]]
     """The usual scores; the first is the default metric."""
     graph_outputs: ClassVar[tuple[str, ...]] = ("logits",)
-    """What an exported graph calls the outputs of the head: all together, or each by its own name."""
+    """What an exported graph calls the outputs of the head, together or each by its own name; () without a graph."""
     window_size: ClassVar[int | None] = None
     """The default window; None is the model's."""
     saved: ClassVar[tuple[str, ...]] = ()
@@ -325,6 +328,8 @@ class Task(ABC):
     """Inputs that are tokenized and predicted at a time: memory stays flat however many there are."""
     grouped: ClassVar[bool] = False
     """Whether examples that share their first text are held out together."""
+    view: ClassVar[View] = View()
+    """How the data doctor reads the examples."""
 
     # Data and settings.
 
@@ -397,9 +402,9 @@ class Task(ABC):
 
     # From inputs to sequences.
 
-    @abstractmethod
     def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Any]) -> Features:
-        """The sequences of inputs."""
+        """The sequences of inputs. A task without a head has neither these nor `decode`."""
+        raise EverybertError(f"the task {self.name} only trains and scores; the vectors of texts are Model.embed's")
 
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
         """The sequences of examples, with targets: by default label_E."""
@@ -450,9 +455,9 @@ class Task(ABC):
         head.train(training)
         return list(out) if whole else np.split(out, features.lengths_S.cumsum()[:-1])
 
-    @abstractmethod
     def decode(self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Any]) -> Iterable[Any]:
         """One prediction per input. Further parameters of a subclass are options of `predict`."""
+        raise NotImplementedError
 
     def predict(
         self, network: Network, tokenizer: Tokenizer, inputs: Sequence[Any], budget: int | None = None, **options: Any

@@ -76,10 +76,10 @@ class Tuned:
         """A Model's own attributes, from the folder, which is loaded on first use."""
         if name.startswith("_") or self.__dict__.get("folder") is None:
             raise AttributeError(name)
-        import everybert
+        from everybert.inference.model import load  # not for training: for its result (CONTRIBUTING.md names this)
 
         if "_model" not in self.__dict__:
-            object.__setattr__(self, "_model", everybert.load(str(self.folder)))
+            object.__setattr__(self, "_model", load(str(self.folder)))
         return getattr(self._model, name)
 
 
