@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from everybert.errors import EverybertError
 from everybert.model.encoder import Encoder
 from everybert.model.graphs import WAVE, filled, on_device
-from everybert.model.heads import SEQUENCE_HEADS, Network, head_logits
+from everybert.model.heads import SEQUENCE_HEADS, FeatureHead, Network, head_logits
 from everybert.model.linear import Linear
 from everybert.model.ragged import Ragged
 
@@ -90,13 +90,17 @@ def encode_layers(network: Network, inputs: Inputs, read: Callable[[list[int], R
     run_batches(network, inputs, work)
 
 
-def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = None) -> list[np.ndarray]:
+def run_head(
+    network: Network, inputs: Inputs, name: str, budget: int | None = None, features: bool = False
+) -> list[np.ndarray]:
     """Run the encoder and a head on all sequences: one float32 array per sequence, in order.
 
-    The array is (C,) for classify, choose and nsp, and (n, C) for tag and answer. Dropout is off, even if the network
-    is in training. Outputs are copied to the host while the next batches run.
+    The array is (C,) for classify, choose and nsp, and (n, C) for tag and answer; with `features` it is what a
+    `FeatureHead` reads, (F,) or (n, F). Dropout is off, even if the network is in training. Outputs are copied to the
+    host while the next batches run.
     """
-    device = device_of(network.encoder)
+    device, reader = device_of(network.encoder), network.heads[name] if features else None
+    assert reader is None or isinstance(reader, FeatureHead)
     out: dict[int, np.ndarray] = {}
     copies: deque[tuple[list[int], Ragged, Callable[[], np.ndarray]]] = deque()
 
@@ -107,8 +111,11 @@ def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = N
         out.update(zip(which, parts))
 
     def work(which: list[int], batch: Ragged) -> None:
-        logits = head_logits(network, batch.to(device), name, lambda _: forward(network.encoder, batch))
-        copies.append((which, batch, fetched(logits.float())))
+        if reader is not None:
+            rows = reader.read(network.encoder, batch.to(device))
+        else:
+            rows = head_logits(network, batch.to(device), name, lambda _: forward(network.encoder, batch))
+        copies.append((which, batch, fetched(rows.float())))
         if len(copies) > 2 and device.type != "cpu":
             collect()
 

@@ -17,7 +17,7 @@ its own activation. ELECTRA's discriminator (rtd) tells for every token whether 
 Legend: T tokens in the batch, B sequences, H hidden, E embedding width, V vocabulary, M masked positions, C labels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args, get_type_hints
 
@@ -232,16 +232,18 @@ class FeatureHead(TaskHead):
         self.mix = nn.Parameter(torch.zeros(config.layers)) if features.layers == "weighted" else None
         initialise(self, config)
 
-    def read(self, states: Sequence[Tensor], batch: Ragged) -> Tensor:
-        """The L + 1 hidden states → (B, F) for whole sequences, (T, F) for tokens."""
+    def read(self, encoder: Encoder, batch: Ragged) -> Tensor:
+        """What the head reads of the encoder's hidden states: (B, F) for whole sequences, (T, F) for tokens."""
+        states: list[Tensor] = []
+        encoder(batch, states)
         single = {"embeddings": 0, "second-to-last": -2, "last": -1}
-        last = list(states[-min(LAST, len(states) - 1) :])
+        last = states[-min(LAST, len(states) - 1) :]
         if self.features.layers in single:
             x = states[single[self.features.layers]]
         elif self.features.layers == "sum":
             x = torch.stack(last).sum(0)
         else:
-            x = torch.cat(last if self.features.layers == "concat" else list(states[1:]), dim=-1)
+            x = torch.cat(last if self.features.layers == "concat" else states[1:], dim=-1)
         return pool(x, batch, self.features.pool) if self.pooled else x
 
     def forward(self, x: Tensor) -> Tensor:
@@ -265,9 +267,7 @@ def head_logits(network: Network, batch: Ragged, name: str, encode: Callable[[Ra
     """
     head = network.head(name)
     if isinstance(head, FeatureHead):
-        states: list[Tensor] = []
-        network.encoder(batch, states)
-        return head(head.read(states, batch))
+        return head(head.read(network.encoder, batch))
     x_TH = (encode or network.encoder)(batch)
     if name in SEQUENCE_HEADS:
         return network.sequence_logits(x_TH, batch, name)

@@ -28,6 +28,7 @@ from everybert.corpus.masking import make_key, permutation
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import initialise
+from everybert.model.engine import run_head
 from everybert.model.heads import SEQUENCE_HEADS, FeatureConfig, FeatureHead, Network, add_feature_head
 from everybert.model.lora import AdapterSet, LoraConfig
 from everybert.model.ragged import Ragged
@@ -224,14 +225,10 @@ class FrozenMode(FullMode):
 
     def features(self, network: Network, task: Task, features: Features) -> Features:
         """The features that the head reads, in half precision."""
-        head = network.heads[str(task.head)]
-        output, mix = head.output, head.mix
-        head.output, head.mix = nn.Identity(), None  # type: ignore[assignment]  # the engine then returns the features
-        found = [x.astype(np.float16) for x in task.run(network, features)]
-        head.output, head.mix = output, mix
+        read = [x.astype(np.float16) for x in run_head(network, features, str(task.head), features=True)]
         if task.head in SEQUENCE_HEADS:
-            return features.with_targets(features_B=np.stack(found))
-        return features.with_targets(features_T=found)
+            return features.with_targets(features_B=np.stack(read))
+        return features.with_targets(features_T=read)
 
     def save(self, network: Network, data: "Data", task: Task, folder: Path, **extras: Any) -> None:
         """A model folder; a head that `transformers` does not have is written to a separate file."""
