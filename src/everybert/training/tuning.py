@@ -113,15 +113,15 @@ class FinetuneSettings:
             raise EverybertError(f"mode is full, top:K, frozen, fewshot or lora, not {self.mode!r}")
         for name in ("epochs", "batch_size", "accumulate", "evaluations", "log_every"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise EverybertError(f"{name} must be at least 1, not {value}")
+                raise EverybertError(f"{name.replace('_', ' ')} must be at least 1, not {value}")
         if self.lr is not None and not 0 < self.lr < 1:
             raise EverybertError(f"lr must lie between 0 and 1, not {self.lr}")
         if not 0 <= self.warmup < 1 or not 0 < self.layer_decay <= 1:
-            raise EverybertError("warmup lies in [0, 1) and layer_decay in (0, 1]")
+            raise EverybertError("warmup lies in [0, 1) and layer decay in (0, 1]")
         if self.dtype is not None and self.dtype not in DTYPES:  # float16 would need loss scaling
             raise EverybertError(f"fine-tuning has no dtype {self.dtype!r}; it has {', '.join(DTYPES)}")
         if self.start is not None and (self.mode != "lora" or self.new_pooler):
-            raise EverybertError("start is an adapter to continue from: use mode lora, without new_pooler")
+            raise EverybertError("start is an adapter to continue from: use mode lora, without a new pooler")
         if self.mode not in HEAD_ALONE and (self.features, self.pool) != ("last", "mean"):
             raise EverybertError("features and pool are what the head of a frozen encoder reads: use mode frozen")
         if self.mode == "lora" and self.reinit:
@@ -335,7 +335,7 @@ def renew(network: Network, task: Task, settings: FinetuneSettings) -> None:
     config = network.config
     by_layer = settings.mode.startswith("top:") or settings.reinit or settings.layer_decay != 1.0
     if config.layer_groups is not None and by_layer:
-        raise EverybertError("this model's layers share their weights: top:K, reinit and layer_decay do not apply")
+        raise EverybertError("this model's layers share their weights: top:K, reinit and layer decay do not apply")
     if settings.reinit > config.layers:
         raise EverybertError(f"reinit {settings.reinit} is more than the model's {config.layers} layers")
     if config.causal is True and settings.mode not in HEAD_ALONE and task.head in SEQUENCE_HEADS:
