@@ -6,8 +6,7 @@ an index. So it is the same in every worker and rank, in any order, and with any
 The masking strategies (tokens, whole words, spans, collocations) differ only in their units: runs of tokens that are
 masked together. A mask depends on the example's key and on the positions within the example, not on its pack.
 
-Legend: T tokens in the pack, B sequences, P parts of sequences, U units, R runs of words, K tiles of runs, M masked
-positions, V vocabulary.
+Legend: T tokens in the pack, B sequences, P parts, U units, R runs of words, K tiles, M masked, V vocabulary.
 """
 
 from dataclasses import dataclass

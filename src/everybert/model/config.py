@@ -131,7 +131,7 @@ class EncoderConfig:
         for name, known in (choices | {"family": FAMILIES}).items():
             if (value := getattr(self, name)) not in known:
                 refuse(f"{name} {value!r} is not known; choose one of {', '.join(map(str, known))}")
-        poolings = {"modernbert": ("cls", "mean"), "eurobert": ("cls", "mean", "late")}.get(self.family, ("cls",))
+        poolings = FAMILY_TABLES["poolings"].get(self.family, ["cls"])
         if self.classifier_pooling not in poolings:
             refuse(f"classifier_pooling {self.classifier_pooling!r} is not for {self.family}: {' or '.join(poolings)}")
         sizes = ("vocab_size", "hidden_size", "layers", "inner_layers", "heads", "intermediate_size", "max_positions")

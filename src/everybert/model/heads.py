@@ -34,6 +34,7 @@ from everybert.model.ragged import Ragged
 HEADS = ("mlm", "nsp", "rtd", "classify", "choose", "tag", "answer")
 SEQUENCE_HEADS = ("classify", "choose", "nsp")
 """The heads with one output per sequence; the others have one per token."""
+MASKED_LM: dict[str, list[str]] = FAMILY_TABLES["masked_lm"]
 
 
 class Pooler(nn.Module):
@@ -57,11 +58,10 @@ class MaskedLM(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         width = config.embedding_width
-        # These use the exact GELU here, whatever their layers use.
-        exact = {_family(config), config.family} & {"roberta", "modernbert", "electra", "gte"}
-        self.activation = "gelu" if exact else config.activation
+        exact_gelu = {_family(config), config.family}.intersection(MASKED_LM["exact_gelu"])
+        self.activation = "gelu" if exact_gelu else config.activation
         self.dense = self.norm = self.bias = None
-        if config.family != "eurobert":
+        if config.family not in MASKED_LM["decoder_alone"]:
             self.dense = Linear(config.hidden_size, width, bias=config.head_bias)
             self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
             self.bias = nn.Parameter(torch.zeros(config.vocab_size))
