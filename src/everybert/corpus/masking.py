@@ -211,14 +211,14 @@ class Masker:
         place = ranges(text.part_start_P, text.part_length_P)
         token = text.tokens_T[place]
         special = self.layout.special_V[token]
-        first = np.ones(len(place), bool)
+        begins_unit = np.ones(len(place), bool)
         if self.config.strategy != "token":
-            first = ~self.layout.continues_V[token] | special
-            first[1:] |= special[:-1] | (np.diff(place) > 1)
-            first[:1] = True
+            begins_unit = ~self.layout.continues_V[token] | special
+            begins_unit[1:] |= special[:-1] | (np.diff(place) > 1)
+            begins_unit[:1] = True
         if self.phrases is not None:
-            first = self.phrases.join(token, first, np.append(np.diff(place) > 1, True))
-        begin = np.flatnonzero(first)
+            begins_unit = self.phrases.join(token, begins_unit, np.append(np.diff(place) > 1, True))
+        begin = np.flatnonzero(begins_unit)
         size = np.diff(np.append(begin, len(place)))
         ordinary = ~special[begin]
         begin, size = begin[ordinary], size[ordinary]

@@ -52,9 +52,9 @@ class Inputs:
 
     def batch(self, which: Sequence[int]) -> Ragged:
         """Some of the sequences as one batch, on the host."""
-        given = (self.ids, self.segments, self.global_tokens)
-        ids, segments, marked = (None if x is None else [x[i] for i in which] for x in given)
-        return Ragged.of(ids or [], segments, marked)
+        fields = (self.ids, self.segments, self.global_tokens)
+        ids, segments, global_tokens = (None if x is None else [x[i] for i in which] for x in fields)
+        return Ragged.of(ids or [], segments, global_tokens)
 
 
 # ── what is computed ─────────────────────────────────────────────────────────────────────────────────────────
@@ -95,9 +95,8 @@ def run_head(
 ) -> list[np.ndarray]:
     """Run the encoder and a head on all sequences: one float32 array per sequence, in order.
 
-    The array is (C,) for classify, choose and nsp, and (n, C) for tag and answer; with `features` it is what a
-    `FeatureHead` reads, (F,) or (n, F). Dropout is off, even if the network is in training. Outputs are copied to the
-    host while the next batches run.
+    The array is (C,) for classify, choose and nsp, (n, C) for tag and answer; with `features` it is what a FeatureHead
+    reads. Dropout is off, even if the network is in training. Outputs are copied while the next batches run.
     """
     device, reader = device_of(network.encoder), network.heads[name] if features else None
     assert reader is None or isinstance(reader, FeatureHead)
@@ -140,7 +139,7 @@ def masked_logits(
     """
     causal = network.config.causal
     beside = 1 if causal == "reverse" else -1 if causal else 0
-    if causal and any(not 0 <= p + beside < len(ids) for ids, own in zip(inputs.ids, places) for p in own):
+    if causal and any(not 0 <= p + beside < len(ids) for ids, chosen in zip(inputs.ids, places) for p in chosen):
         raise EverybertError("a causal model predicts a token from its neighbour: the first and last have none")
 
     def predict(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
@@ -169,18 +168,18 @@ def token_log_probs(
             rows.append((copy, places, copy[places].tolist()))
             if not network.config.causal:
                 copy[places] = mask_id
-    found: list[tuple[list[int], Callable[[], np.ndarray]]] = []
+    copies: list[tuple[list[int], Callable[[], np.ndarray]]] = []
 
     def read(which: list[int], logits_MV: Tensor) -> None:
         gold_M = torch.tensor([token for k in which for token in rows[k][2]]).to(logits_MV.device)
-        found.append((which, fetched(logits_MV.log_softmax(-1).gather(1, gold_M[:, None])[:, 0])))
+        copies.append((which, fetched(logits_MV.log_softmax(-1).gather(1, gold_M[:, None])[:, 0])))
 
     if rows:
         masked_logits(network, Inputs([ids for ids, *_ in rows]), [places for _, places, _ in rows], read)
     values = [np.empty(0)] * len(rows)
-    for which, wait in found:
-        for k, own in zip(which, np.split(wait(), np.cumsum([len(rows[k][1]) for k in which])[:-1])):
-            values[k] = own.astype(np.float64)
+    for which, wait in copies:
+        for k, log_probs in zip(which, np.split(wait(), np.cumsum([len(rows[k][1]) for k in which])[:-1])):
+            values[k] = log_probs.astype(np.float64)
     ends_of = np.cumsum([len(chosen) for chosen in positions])[:-1]
     return np.split(np.concatenate([np.empty(0), *values]), ends_of) if len(positions) else []
 

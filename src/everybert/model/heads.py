@@ -115,7 +115,7 @@ def make_head(config: EncoderConfig, name: str, labels: int | None = None) -> nn
     if name in ("classify", "tag") and (labels is None or labels < 1):
         raise EverybertError(f"the {name} head needs its number of labels")
     form, token_form = FORMS[family], "norm" if family == "modernbert" else "linear"
-    made: dict[str, tuple[int, str, bool]] = {  # outputs, form, whether it has dropout
+    shapes: dict[str, tuple[int, str, bool]] = {  # outputs, form, whether it has dropout
         "nsp": (2, "linear", family == "albert"),
         "classify": (labels or 0, "linear" if config.classifier_form == "cls" else form, True),
         "rtd": (1, "detect", False),
@@ -123,7 +123,7 @@ def make_head(config: EncoderConfig, name: str, labels: int | None = None) -> nn
         "tag": (labels or 0, token_form, True),
         "answer": (2, token_form, family in ("distilbert", "modernbert")),
     }
-    head = MaskedLM(config) if name == "mlm" else TaskHead(config, *made[name])
+    head = MaskedLM(config) if name == "mlm" else TaskHead(config, *shapes[name])
     initialise(head, config)
     return head
 
@@ -216,9 +216,9 @@ class FeatureConfig:
     """For whole sequences: the mean over tokens, or [CLS]."""
 
     def __post_init__(self) -> None:
-        known = get_args(get_type_hints(FeatureConfig)["layers"])
-        if self.layers not in known or self.pool not in ("mean", "cls"):
-            raise EverybertError(f"features are {', '.join(known)}, pooled by mean or cls")
+        choices = get_args(get_type_hints(FeatureConfig)["layers"])
+        if self.layers not in choices or self.pool not in ("mean", "cls"):
+            raise EverybertError(f"features are {', '.join(choices)}, pooled by mean or cls")
 
 
 class FeatureHead(TaskHead):
