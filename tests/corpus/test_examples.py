@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +18,7 @@ from everybert.corpus.examples import (
     pair_examples,
     sentence_examples,
 )
+from everybert.corpus.masking import make_key
 from everybert.corpus.packs import epoch_documents
 from everybert.errors import EverybertError
 
@@ -225,6 +227,24 @@ def test_an_example_has_one_language(kind):
     languages = corpus.document_language
     for e in range(len(examples)):
         assert len({languages[document_of(corpus, a)] for a, _ in parts(examples, e)}) == 1
+
+
+def test_the_worked_example_of_the_planner():
+    """Ten tokens, room for 8: see `_next_chunks`."""
+    corpus = MemoryCorpus([[3, 4, 3], [9]])
+    block = Block.of(corpus, np.array([0]), np.array([0]))
+    splits = set()
+    for seed in range(20):
+        config = ExampleConfig("pairs", 11, short_probability=0.0)
+        chunks = module._walk(block, config, 8, make_key(seed))
+        assert chunks.begin_E[0] == 0 and chunks.end_E[0] == 8
+        splits.add(int(chunks.split_E[0]))
+        replaced = chunks.label_E[0] == 1
+        assert chunks.begin_E[1] == (chunks.split_E[0] if replaced else 8) and chunks.end_E[1] == 10
+        chunks = module._walk(block, replace(config, kind="order"), 8, make_key(seed))
+        assert list(zip(chunks.begin_E, chunks.split_E, chunks.end_E)) == [(0, 3, 7), (7, 10, 10)]
+        assert chunks.label_E[0] in (0, 1) and chunks.label_E[1] == UNLABELLED
+    assert splits == {3, 7}
 
 
 def test_empty_documents_and_sentences_do_no_harm():

@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 from memory_corpus import SPECIALS, layout
 from scipy import stats
 
+from everybert.corpus import masking
 from everybert.corpus.masking import (
     STRATEGIES,
     Masker,
     MaskingConfig,
     PackText,
+    Units,
     below,
     bits,
     make_key,
@@ -128,6 +130,17 @@ def test_spans_are_short_whole_and_apart(text, rate, most, seed):
         assert begins_word[stop] and stop - 1 not in text.sequence_offsets_B1
         changed = masked.tokens_T[start:stop]  # a span has one fate
         assert (changed == LAYOUT.mask_id).all() or not (changed == LAYOUT.mask_id).any()
+
+
+def test_the_worked_example_of_the_tiler(monkeypatch):
+    """A run of ten words, lengths 2, 3, 1 and 4: see `Masker.spans`."""
+    spanning = masker("span")
+    first, rest = np.append(0, spanning.first_cdf), np.append(0, spanning.span_cdf)
+    draws = [first[2], *rest[[2, 0, 3, 0, 0, 0]]]  # at the lower edges of 2, 3, 1, 4, 1 …
+    monkeypatch.setattr(masking, "uniform", lambda key, index: np.array(draws) + 1e-9)
+    words = Units(np.arange(1, 11), np.ones(10, np.int64), np.zeros(10, np.int64))
+    spans = spanning.spans(words, np.array([0, 12]), make_key(0, np.arange(1)))
+    assert (spans.start_U - 1).tolist() == [0, 3, 7, 9] and spans.size_U.tolist() == [2, 3, 1, 1]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

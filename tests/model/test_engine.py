@@ -154,6 +154,10 @@ def test_a_head_gives_one_array_per_sequence(tiny: Network, cores, name, feature
         wanted = wanted[0] if name == "classify" else wanted
         assert found[i].dtype == np.float32
         np.testing.assert_allclose(found[i], wanted.numpy(), atol=1e-5, rtol=0)
+    if features is not None:
+        read = torch.from_numpy(run_head(tiny, Inputs(given[:1], segments[:1]), name, features=True)[0])
+        with torch.inference_mode():
+            np.testing.assert_allclose(found[0], tiny.heads[name](read).numpy(), atol=1e-5, rtol=0)
 
 
 def test_a_missing_head_is_named(tiny: Network):

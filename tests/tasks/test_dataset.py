@@ -441,7 +441,7 @@ def test_embedding_examples():
 
 def test_weights_for_every_class_are_asked_for():
     examples = Classify.read([("x", "a"), ("y", "b")])
-    refuses("class_weights", Classify.from_examples, examples, CONFIG, class_weights=[1.0])
+    refuses("class weights", Classify.from_examples, examples, CONFIG, class_weights=[1.0])
 
 
 @pytest.mark.parametrize(

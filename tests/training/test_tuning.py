@@ -79,7 +79,7 @@ def test_a_new_pooler(base, tmp_path, mode):
 def test_an_adapter_holds_no_layers():
     with pytest.raises(EverybertError, match="no encoder layers"):
         FinetuneSettings(mode="lora", reinit=1)
-    with pytest.raises(EverybertError, match="without new_pooler"):
+    with pytest.raises(EverybertError, match="without a new pooler"):
         FinetuneSettings(mode="lora", start="a", new_pooler=True)
 
 

@@ -8,7 +8,6 @@ commands.toml. A parameter whose type is a dataclass, or `Fields`, stands for on
 import ast
 import inspect
 import json
-import re
 import sys
 import tomllib
 import types
@@ -164,9 +163,6 @@ def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
         if prints := hints["return"] is Output:
             every.append(parameter("json_", bool, False, "Print the result as JSON."))
 
-        python = [one.name if "_" in one.name.strip("_") else f"{one.name}(?==True)" for one in every]
-        names = rf"(?<![-\w/.])({'|'.join(python)})(?:=True)?\b(?![.=/])"
-
         @wraps(function)
         def run(**values: Any) -> None:
             as_json = values.pop("json_") if prints else False
@@ -175,9 +171,11 @@ def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
                 values[name] = kind(**{k: v for k, v in given.items() if v is not None and v is not False})
             try:
                 result = function(**values)
-            except EverybertError as error:  # the library's names of options become those of the command line
-                found = re.sub(names, lambda one: "--" + one[1].replace("_", "-"), str(error))
-                raise EverybertError(found) from error
+            except EverybertError as error:
+                text = str(error)
+                for option in every:  # a flag, which the library writes as skip_bad=True, is --skip-bad here
+                    text = text.replace(f"{option.name}=True", f"--{option.name.replace('_', '-')}")
+                raise EverybertError(text) from error
             if prints:
                 result.show(as_json)
 

@@ -139,10 +139,10 @@ class RandomSegments:
     def _place(self, key_E: np.ndarray, index: int, document_E: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Global token offset of one random sentence per example, and of the end of its document."""
         language, rank = self.language[document_E], self.rank[document_E]
-        own_start = self.cumulative[rank]
-        own = self.cumulative[rank + 1] - own_start
-        place = self.first[language] + below(key_E, index, self.total[language] - own)
-        place += np.where(place >= own_start, own, 0)
+        own_start, own_end = self.cumulative[rank], self.cumulative[rank + 1]
+        skipped = own_end - own_start  # the sentences of the example's own document
+        place = self.first[language] + below(key_E, index, self.total[language] - skipped)
+        place += np.where(place >= own_start, skipped, 0)
         slot = np.searchsorted(self.cumulative, place, side="right") - 1
         document = self.order[slot]
         sentence = self.corpus.document_sentences[document] + place - self.cumulative[slot]
@@ -197,14 +197,14 @@ class ExampleRanges:
 
 
 class Chunks(NamedTuple):
-    """Runs of consecutive sentences that are split in two: local tokens begin … split … end."""
+    """Runs of consecutive sentences that are split in two, one per example: local tokens begin … split … end."""
 
-    begin: np.ndarray
-    split: np.ndarray
-    end: np.ndarray
-    d: np.ndarray
-    label: np.ndarray
-    key: np.ndarray
+    begin_E: np.ndarray
+    split_E: np.ndarray
+    end_E: np.ndarray
+    d_E: np.ndarray
+    label_E: np.ndarray
+    key_E: np.ndarray
 
 
 def pair_examples(
@@ -223,20 +223,21 @@ def pair_examples(
         block = block.mirror(mirrored_D)
     begin, split, end, d, label, key = _walk(block, config, room, make_key(seed, 3, epoch))
     id_E = block.example_id(begin, d)
-    ends = block.base_D1[d] + block.base_D1[d + 1]
-    begin, split, end = np.where(mirrored_D[d], (ends - end, ends - split, ends - begin), (begin, split, end))
+    both_ends = block.base_D1[d] + block.base_D1[d + 1]  # minus a token: its mirror image in the document
+    mirrored = both_ends - end, both_ends - split, both_ends - begin
+    begin, split, end = np.where(mirrored_D[d], mirrored, (begin, split, end))
     split = np.where(label == UNLABELLED, end, split)
     shift = block.shift_D[d]
     first, first_length = begin + shift, split - begin
     second, second_length = split + shift, end - split
-    e = np.flatnonzero(label == 1)
+    ones = np.flatnonzero(label == 1)
     if random_segments is not None:
-        fills = end[e] - begin[e] == room
-        start, stop = random_segments.draw(key[e], block.document_D[d[e]], second_length[e], fills)
-        second[e], second_length[e] = start, np.minimum(stop - start, room - first_length[e])
+        fills = end[ones] - begin[ones] == room
+        start, stop = random_segments.draw(key[ones], block.document_D[d[ones]], second_length[ones], fills)
+        second[ones], second_length[ones] = start, np.minimum(stop - start, room - first_length[ones])
     else:
-        first[e], second[e] = second[e], first[e]
-        first_length[e], second_length[e] = second_length[e], first_length[e]
+        first[ones], second[ones] = second[ones], first[ones]
+        first_length[ones], second_length[ones] = second_length[ones], first_length[ones]
     length = np.stack([first_length, second_length], 1).ravel()
     return ExampleRanges(
         id_E=id_E,
@@ -251,21 +252,22 @@ def pair_examples(
 
 def _walk(block: Block, config: ExampleConfig, room: int, key: np.ndarray) -> Chunks:
     """Cut every document of the block into chunks, all documents (or lanes of long ones) in parallel."""
-    pieces = -(-np.diff(block.base_D1) // LANE)
-    marks = np.repeat(block.base_D1[:-1], pieces) + ranges(np.zeros_like(pieces), pieces) * LANE
-    inner = block.end_S[np.searchsorted(block.end_S, marks[~np.isin(marks, block.base_D1)])]
-    edges = np.unique(np.concatenate([block.base_D1, inner]))
+    lanes_D = -(-np.diff(block.base_D1) // LANE)
+    mark = np.repeat(block.base_D1[:-1], lanes_D) + ranges(np.zeros_like(lanes_D), lanes_D) * LANE
+    inner_mark = mark[~np.isin(mark, block.base_D1)]
+    lane_end = block.end_S[np.searchsorted(block.end_S, inner_mark)]  # of the sentence at the mark
+    edges = np.unique(np.concatenate([block.base_D1, lane_end]))
     cursor, stop = edges[:-1], edges[1:]
     d = np.searchsorted(block.base_D1, cursor, side="right") - 1
-    rows = [_next_chunks(block, config, room, key, cursor[:0], stop[:0], d[:0])]  # an empty row, for the dtypes
+    rounds = [_next_chunks(block, config, room, key, cursor[:0], stop[:0], d[:0])]  # an empty one, for the dtypes
     while len(cursor):
         chunks = _next_chunks(block, config, room, key, cursor, stop, d)
-        rows.append(chunks)
-        replaced = (chunks.label == 1) & (config.kind == "pairs")  # their true second segment is used again
-        cursor = np.where(replaced, chunks.split, chunks.end)
-        left = cursor < stop
-        cursor, stop, d = cursor[left], stop[left], d[left]
-    return Chunks(*(np.concatenate(column) for column in zip(*rows)))
+        rounds.append(chunks)
+        replaced = (chunks.label_E == 1) & (config.kind == "pairs")  # their true second segment is used again
+        cursor = np.where(replaced, chunks.split_E, chunks.end_E)
+        unfinished = cursor < stop
+        cursor, stop, d = cursor[unfinished], stop[unfinished], d[unfinished]
+    return Chunks(*(np.concatenate(column) for column in zip(*rounds)))
 
 
 def _next_chunks(
@@ -279,25 +281,30 @@ def _next_chunks(
     replaced. ALBERT's chunks are whole sentences, because a cut at one end would reveal which half came first; only
     a sentence longer than `room` is cut, and continues in the next chunk. A chunk without a boundary inside (one
     sentence is left, or one long sentence fills it) is an example of one segment without a label.
+
+    Example: a document of ten tokens, whose sentences end at 3, 7 and 10, with room for 8. BERT's first chunk is 0 … 8.
+    It has boundaries at 3 and 7. If 3 is drawn, its segments are 0 … 3 and 3 … 8, and the next chunk is 8 … 10; if the
+    second segment is replaced, the next chunk is 3 … 10. ALBERT's first chunk is 0 … 7, as the third sentence does not
+    fit; its one boundary is 3. The next chunk, 7 … 10, has none, so it is one segment without a label.
     """
     key_E = make_key(key, block.example_id(cursor, d))
     short = uniform(key_E, 0) < config.short_probability
     target = np.where(short, 2 + below(key_E, 1, room - 1), room)
+    limit = cursor + room
     end_S = block.end_S
-    first = np.searchsorted(end_S, cursor, side="right")
-    reach = np.searchsorted(end_S, cursor + target)
-    end = np.minimum(end_S[np.minimum(np.maximum(reach, first + 1), len(end_S) - 1)], stop)
+    first = np.searchsorted(end_S, cursor, side="right")  # the sentence at the cursor
+    last = np.maximum(np.searchsorted(end_S, cursor + target), first + 1)  # the sentence that meets the target
+    end = np.minimum(end_S[np.minimum(last, len(end_S) - 1)], stop)
     if config.kind == "pairs":
-        end = np.minimum(end, cursor + room)
-        boundaries = np.searchsorted(end_S, end) - first
+        end = np.minimum(end, limit)
+        splits = np.ones(len(cursor), bool)
     else:
-        before = np.searchsorted(end_S, cursor + room, side="right") - 1
-        fitting = np.where(before >= first, end_S[before], cursor + room)
-        end = np.where(end > cursor + room, fitting, end)
-        whole = (cursor == block.base_D1[d]) | (end_S[first - 1] == cursor)
-        boundaries = np.where(whole, np.searchsorted(end_S, end) - first, 0)
-    at = first + below(key_E, 2, np.maximum(boundaries, 1))
-    split = np.where(boundaries > 0, end_S[at], end)
+        last_whole = np.searchsorted(end_S, limit, side="right") - 1
+        end = np.where(end <= limit, end, np.where(last_whole >= first, end_S[last_whole], limit))
+        splits = (cursor == block.base_D1[d]) | (end_S[first - 1] == cursor)  # not after a cut in a long sentence
+    boundaries = np.where(splits, np.searchsorted(end_S, end) - first, 0)
+    drawn = first + below(key_E, 2, np.maximum(boundaries, 1))
+    split = np.where(boundaries > 0, end_S[drawn], end)
     label = np.where(boundaries > 0, (uniform(key_E, 3) < 0.5).astype(np.int64), UNLABELLED)
     return Chunks(cursor, split, end, d, label, key_E)
 
@@ -315,10 +322,10 @@ def sentence_examples(block: Block, config: ExampleConfig) -> ExampleRanges:
     end_U = np.minimum(begin_U + room, np.repeat(block.end_S, pieces))
     d_U = np.searchsorted(block.base_D1, begin_U, side="right") - 1
     group_U = block.language_D[d_U] if config.kind == "full" else d_U
-    change = np.append(np.flatnonzero(np.diff(group_U)) + 1, len(group_U))
+    group_end = np.append(np.flatnonzero(np.diff(group_U)) + 1, len(group_U))
     # Each further document costs one separator, so document numbers are added to the lengths.
     next_U = np.searchsorted(end_U + d_U, begin_U + d_U + room, side="right")
-    next_U = np.minimum(next_U, change[np.searchsorted(change, np.arange(len(group_U)), side="right")])
+    next_U = np.minimum(next_U, group_end[np.searchsorted(group_end, np.arange(len(group_U)), side="right")])
     follow, starts, u = next_U.tolist(), [], 0
     while u < len(follow):
         starts.append(u)

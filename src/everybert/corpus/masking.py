@@ -6,7 +6,7 @@ an index. So it is the same in every worker and rank, in any order, and with any
 The masking strategies (tokens, whole words, spans, collocations) differ only in their units: runs of tokens that are
 masked together. A mask depends on the example's key and on the positions within the example, not on its pack.
 
-Legend: T tokens in the pack, B sequences, P parts of sequences, U units, M masked positions, V vocabulary.
+Legend: T tokens in the pack, B sequences, P parts, U units, R runs of words, K tiles, M masked, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -211,14 +211,14 @@ class Masker:
         place = ranges(text.part_start_P, text.part_length_P)
         token = text.tokens_T[place]
         special = self.layout.special_V[token]
-        first = np.ones(len(place), bool)
+        begins_unit = np.ones(len(place), bool)
         if self.config.strategy != "token":
-            first = ~self.layout.continues_V[token] | special
-            first[1:] |= special[:-1] | (np.diff(place) > 1)
-            first[:1] = True
+            begins_unit = ~self.layout.continues_V[token] | special
+            begins_unit[1:] |= special[:-1] | (np.diff(place) > 1)
+            begins_unit[:1] = True
         if self.phrases is not None:
-            first = self.phrases.join(token, first, np.append(np.diff(place) > 1, True))
-        begin = np.flatnonzero(first)
+            begins_unit = self.phrases.join(token, begins_unit, np.append(np.diff(place) > 1, True))
+        begin = np.flatnonzero(begins_unit)
         size = np.diff(np.append(begin, len(place)))
         ordinary = ~special[begin]
         begin, size = begin[ordinary], size[ordinary]
@@ -230,27 +230,29 @@ class Masker:
         return units, text_B
 
     def spans(self, words: Units, sequence_offsets_B1: np.ndarray, key_B: np.ndarray) -> Units:
-        """Tile each run of words with spans of geometric length, one word apart."""
-        ends_U = words.start_U + words.size_U
-        gap = np.flatnonzero(words.start_U[1:] != ends_U[:-1]) + 1
-        stretch = np.concatenate([[0], gap]) if len(ends_U) else np.zeros(0, np.int64)
-        count = np.diff(np.append(stretch, len(ends_U)))
-        tiles = count // 2 + 2
-        number = ranges(np.zeros_like(tiles), tiles)
-        sequence = words.sequence_U[stretch]
-        key = make_key(make_key(key_B, 4)[sequence], words.start_U[stretch] - sequence_offsets_B1[sequence])
-        draw = uniform(np.repeat(key, tiles), number)
-        length = np.where(number == 0, np.searchsorted(self.first_cdf, draw), np.searchsorted(self.span_cdf, draw) + 1)
-        before = offsets(length + 1)[:-1]
-        before -= np.repeat(before[offsets(tiles)[:-1]], tiles)
-        length = np.minimum(length, np.repeat(count, tiles) - before)
-        real = length > 0
-        word = (np.repeat(stretch, tiles) + before)[real]
-        return Units(
-            words.start_U[word],
-            ends_U[word + length[real] - 1] - words.start_U[word],
-            words.sequence_U[word],
-        )
+        """Tile each run of words with spans of geometric length, one word apart.
+
+        Example: a run of ten words, and the lengths 2, 3, 1, 4, … drawn for its tiles, each a span and the word after
+        it. The tiles begin at words 0, 3, 7 and 9; the spans are the words 0–1, 3–5, 7 and 9 (of four, one is left).
+        The words between them (2, 6, 8) are in no unit, so this mask leaves them as they are.
+        """
+        end_U = words.start_U + words.size_U
+        first_R = np.flatnonzero(words.start_U != np.append(-1, end_U)[:-1])  # the run's first word
+        words_R = np.diff(np.append(first_R, len(end_U)))
+        sequence_R = words.sequence_U[first_R]
+        key_R = make_key(make_key(key_B, 4)[sequence_R], words.start_U[first_R] - sequence_offsets_B1[sequence_R])
+        tiles_R = words_R // 2 + 2  # enough: all but the first have two words or more
+        number_K = ranges(np.zeros_like(tiles_R), tiles_R)  # of the tile in its run
+        draw_K = uniform(np.repeat(key_R, tiles_R), number_K)
+        first_length_K, length_K = np.searchsorted(self.first_cdf, draw_K), np.searchsorted(self.span_cdf, draw_K) + 1
+        length_K = np.where(number_K == 0, first_length_K, length_K)
+        begin_K = offsets(length_K + 1)[:-1]
+        begin_K -= np.repeat(begin_K[number_K == 0], tiles_R)  # the words of the run before the tile
+        length_K = np.minimum(length_K, np.repeat(words_R, tiles_R) - begin_K)
+        kept = length_K > 0
+        first_U = (np.repeat(first_R, tiles_R) + begin_K)[kept]
+        start_U = words.start_U[first_U]
+        return Units(start_U, end_U[first_U + length_K[kept] - 1] - start_U, words.sequence_U[first_U])
 
 
 def neighbours(text: PackText, reverse: bool) -> Masked:

@@ -160,12 +160,12 @@ class PackStream:
         block = Block.of(self.corpus, documents[cut], copies[cut], by_language=self.examples.kind == "full")
         if self.examples.paired:
             separators = self.layout.pair_separators
-            found = pair_examples(block, self.examples, separators, self.seed, content, self.random_segments)
+            examples = pair_examples(block, self.examples, separators, self.seed, content, self.random_segments)
         else:
-            found = sentence_examples(block, self.examples)
-        order = permutation(make_key(self.seed, 5, epoch, number), len(found))
-        packed, offsets_N1 = fill_packs(found.length_E[order], self.capacity)
-        return Plan(found.take(order[packed]), offsets_N1)
+            examples = sentence_examples(block, self.examples)
+        order = permutation(make_key(self.seed, 5, epoch, number), len(examples))
+        packed, offsets_N1 = fill_packs(examples.length_E[order], self.capacity)
+        return Plan(examples.take(order[packed]), offsets_N1)
 
     def positions(self, start: Position | None = None, epochs: int | None = None) -> Iterator[Position]:
         """All positions from `start` on, endless or for the given number of epochs."""

@@ -73,7 +73,7 @@ class FileOptions:
         if self.workers is not None and self.engine == "local":
             raise EverybertError("workers are processes of a cluster: give engine ray")
         if self.part_rows < 1 or (self.workers is not None and self.workers < 1):
-            raise EverybertError("part_rows and workers must be at least 1")
+            raise EverybertError("the rows of a part, and the workers, must be at least 1")
 
 
 @dataclass(frozen=True)

@@ -185,8 +185,8 @@ def rotate(x_TAD: Tensor, cos_TD: Tensor, sin_TD: Tensor, pairs: bool = False) -
     if pairs:
         turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
     else:
-        one, two = x.chunk(2, dim=-1)
-        turned = torch.cat((-two, one), dim=-1)
+        first_half, second_half = x.chunk(2, dim=-1)
+        turned = torch.cat((-second_half, first_half), dim=-1)
     return (x * cos_TD[:, None] + turned * sin_TD[:, None]).to(x_TAD.dtype)
 
 

@@ -127,11 +127,11 @@ class EncoderConfig:
         def refuse(why: str) -> None:
             raise EverybertError(f"encoder configuration: {why}")
 
-        choices = {one.name: get_args(one.type) for one in dataclasses.fields(self) if get_origin(one.type) is Literal}
-        for name, known in (choices | {"family": FAMILIES}).items():
-            if (value := getattr(self, name)) not in known:
-                refuse(f"{name} {value!r} is not known; choose one of {', '.join(map(str, known))}")
-        poolings = {"modernbert": ("cls", "mean"), "eurobert": ("cls", "mean", "late")}.get(self.family, ("cls",))
+        choices = {f.name: get_args(f.type) for f in dataclasses.fields(self) if get_origin(f.type) is Literal}
+        for name, allowed in (choices | {"family": FAMILIES}).items():
+            if (value := getattr(self, name)) not in allowed:
+                refuse(f"{name} {value!r} is not known; choose one of {', '.join(map(str, allowed))}")
+        poolings = FAMILY_TABLES["poolings"].get(self.family, ["cls"])
         if self.classifier_pooling not in poolings:
             refuse(f"classifier_pooling {self.classifier_pooling!r} is not for {self.family}: {' or '.join(poolings)}")
         sizes = ("vocab_size", "hidden_size", "layers", "inner_layers", "heads", "intermediate_size", "max_positions")
@@ -219,15 +219,15 @@ def padded_vocabulary(size: int) -> int:
 
 def _read_presets() -> dict[str, EncoderConfig]:
     """The models of presets.toml."""
-    found = {}
-    for name, given in FAMILY_TABLES["presets"].items():
-        size, own = FAMILY_TABLES["sizes"][given["size"]], FAMILY_TABLES["families"][given["family"]]
+    presets = {}
+    for name, row in FAMILY_TABLES["presets"].items():
+        size, family = FAMILY_TABLES["sizes"][row["size"]], FAMILY_TABLES["families"][row["family"]]
         shape = dict(zip(("layers", "hidden_size", "heads", "intermediate_size"), size))
-        values = {**FAMILY_TABLES["families"].get(own.get("like"), {}), **own, **shape, **given}
+        values = {**FAMILY_TABLES["families"].get(family.get("like"), {}), **family, **shape, **row}
         if pattern := values.get("windows"):
             values["windows"] = tuple(pattern[i % len(pattern)] for i in range(shape["layers"]))
-        found[name] = EncoderConfig(**{key: value for key, value in values.items() if key not in ("like", "size")})
-    return found
+        presets[name] = EncoderConfig(**{key: value for key, value in values.items() if key not in ("like", "size")})
+    return presets
 
 
 PRESETS = _read_presets()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from everybert.model.attention import Rotary, Watch
-from everybert.model.config import EncoderConfig
+from everybert.model.config import FAMILY_TABLES, EncoderConfig
 from everybert.model.linear import Linear
 from everybert.model.ragged import Ragged
 
@@ -31,7 +31,7 @@ class Embeddings(nn.Module):
         self.task = nn.Embedding(config.task_types, width) if config.task_types else None
         if config.embedding_norm:
             self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
-        self.dropout = nn.Dropout(0.0 if config.family == "esm" else config.dropout)
+        self.dropout = nn.Dropout(0.0 if config.family in FAMILY_TABLES["embeddings"]["no_dropout"] else config.dropout)
         self.mask_id = config.mask_id
         if config.embedding_size is not None:  # V·E + E·H parameters instead of V·H
             self.projection = Linear(width, config.hidden_size)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from everybert.errors import EverybertError
 from everybert.model.encoder import Encoder
 from everybert.model.graphs import WAVE, filled, on_device
-from everybert.model.heads import SEQUENCE_HEADS, Network, head_logits
+from everybert.model.heads import SEQUENCE_HEADS, FeatureHead, Network, head_logits
 from everybert.model.linear import Linear
 from everybert.model.ragged import Ragged
 
@@ -52,9 +52,9 @@ class Inputs:
 
     def batch(self, which: Sequence[int]) -> Ragged:
         """Some of the sequences as one batch, on the host."""
-        given = (self.ids, self.segments, self.global_tokens)
-        ids, segments, marked = (None if x is None else [x[i] for i in which] for x in given)
-        return Ragged.of(ids or [], segments, marked)
+        fields = (self.ids, self.segments, self.global_tokens)
+        ids, segments, global_tokens = (None if x is None else [x[i] for i in which] for x in fields)
+        return Ragged.of(ids or [], segments, global_tokens)
 
 
 # ── what is computed ─────────────────────────────────────────────────────────────────────────────────────────
@@ -90,13 +90,16 @@ def encode_layers(network: Network, inputs: Inputs, read: Callable[[list[int], R
     run_batches(network, inputs, work)
 
 
-def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = None) -> list[np.ndarray]:
+def run_head(
+    network: Network, inputs: Inputs, name: str, budget: int | None = None, features: bool = False
+) -> list[np.ndarray]:
     """Run the encoder and a head on all sequences: one float32 array per sequence, in order.
 
-    The array is (C,) for classify, choose and nsp, and (n, C) for tag and answer. Dropout is off, even if the network
-    is in training. Outputs are copied to the host while the next batches run.
+    The array is (C,) for classify, choose and nsp, (n, C) for tag and answer; with `features` it is what a FeatureHead
+    reads. Dropout is off, even if the network is in training. Outputs are copied while the next batches run.
     """
-    device = device_of(network.encoder)
+    device, reader = device_of(network.encoder), network.heads[name] if features else None
+    assert reader is None or isinstance(reader, FeatureHead)
     out: dict[int, np.ndarray] = {}
     copies: deque[tuple[list[int], Ragged, Callable[[], np.ndarray]]] = deque()
 
@@ -107,8 +110,11 @@ def run_head(network: Network, inputs: Inputs, name: str, budget: int | None = N
         out.update(zip(which, parts))
 
     def work(which: list[int], batch: Ragged) -> None:
-        logits = head_logits(network, batch.to(device), name, lambda _: forward(network.encoder, batch))
-        copies.append((which, batch, fetched(logits.float())))
+        if reader is not None:
+            rows = reader.read(network.encoder, batch.to(device))
+        else:
+            rows = head_logits(network, batch.to(device), name, lambda _: forward(network.encoder, batch))
+        copies.append((which, batch, fetched(rows.float())))
         if len(copies) > 2 and device.type != "cpu":
             collect()
 
@@ -133,7 +139,7 @@ def masked_logits(
     """
     causal = network.config.causal
     beside = 1 if causal == "reverse" else -1 if causal else 0
-    if causal and any(not 0 <= p + beside < len(ids) for ids, own in zip(inputs.ids, places) for p in own):
+    if causal and any(not 0 <= p + beside < len(ids) for ids, chosen in zip(inputs.ids, places) for p in chosen):
         raise EverybertError("a causal model predicts a token from its neighbour: the first and last have none")
 
     def predict(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
@@ -162,18 +168,18 @@ def token_log_probs(
             rows.append((copy, places, copy[places].tolist()))
             if not network.config.causal:
                 copy[places] = mask_id
-    found: list[tuple[list[int], Callable[[], np.ndarray]]] = []
+    copies: list[tuple[list[int], Callable[[], np.ndarray]]] = []
 
     def read(which: list[int], logits_MV: Tensor) -> None:
         gold_M = torch.tensor([token for k in which for token in rows[k][2]]).to(logits_MV.device)
-        found.append((which, fetched(logits_MV.log_softmax(-1).gather(1, gold_M[:, None])[:, 0])))
+        copies.append((which, fetched(logits_MV.log_softmax(-1).gather(1, gold_M[:, None])[:, 0])))
 
     if rows:
         masked_logits(network, Inputs([ids for ids, *_ in rows]), [places for _, places, _ in rows], read)
     values = [np.empty(0)] * len(rows)
-    for which, wait in found:
-        for k, own in zip(which, np.split(wait(), np.cumsum([len(rows[k][1]) for k in which])[:-1])):
-            values[k] = own.astype(np.float64)
+    for which, wait in copies:
+        for k, log_probs in zip(which, np.split(wait(), np.cumsum([len(rows[k][1]) for k in which])[:-1])):
+            values[k] = log_probs.astype(np.float64)
     ends_of = np.cumsum([len(chosen) for chosen in positions])[:-1]
     return np.split(np.concatenate([np.empty(0), *values]), ends_of) if len(positions) else []
 

@@ -17,7 +17,7 @@ its own activation. ELECTRA's discriminator (rtd) tells for every token whether 
 Legend: T tokens in the batch, B sequences, H hidden, E embedding width, V vocabulary, M masked positions, C labels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args, get_type_hints
 
@@ -34,6 +34,7 @@ from everybert.model.ragged import Ragged
 HEADS = ("mlm", "nsp", "rtd", "classify", "choose", "tag", "answer")
 SEQUENCE_HEADS = ("classify", "choose", "nsp")
 """The heads with one output per sequence; the others have one per token."""
+MASKED_LM: dict[str, list[str]] = FAMILY_TABLES["masked_lm"]
 
 
 class Pooler(nn.Module):
@@ -57,11 +58,10 @@ class MaskedLM(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         width = config.embedding_width
-        # These use the exact GELU here, whatever their layers use.
-        exact = {_family(config), config.family} & {"roberta", "modernbert", "electra", "gte"}
-        self.activation = "gelu" if exact else config.activation
+        exact_gelu = {_family(config), config.family}.intersection(MASKED_LM["exact_gelu"])
+        self.activation = "gelu" if exact_gelu else config.activation
         self.dense = self.norm = self.bias = None
-        if config.family != "eurobert":
+        if config.family not in MASKED_LM["decoder_alone"]:
             self.dense = Linear(config.hidden_size, width, bias=config.head_bias)
             self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
             self.bias = nn.Parameter(torch.zeros(config.vocab_size))
@@ -115,7 +115,7 @@ def make_head(config: EncoderConfig, name: str, labels: int | None = None) -> nn
     if name in ("classify", "tag") and (labels is None or labels < 1):
         raise EverybertError(f"the {name} head needs its number of labels")
     form, token_form = FORMS[family], "norm" if family == "modernbert" else "linear"
-    made: dict[str, tuple[int, str, bool]] = {  # outputs, form, whether it has dropout
+    shapes: dict[str, tuple[int, str, bool]] = {  # outputs, form, whether it has dropout
         "nsp": (2, "linear", family == "albert"),
         "classify": (labels or 0, "linear" if config.classifier_form == "cls" else form, True),
         "rtd": (1, "detect", False),
@@ -123,7 +123,7 @@ def make_head(config: EncoderConfig, name: str, labels: int | None = None) -> nn
         "tag": (labels or 0, token_form, True),
         "answer": (2, token_form, family in ("distilbert", "modernbert")),
     }
-    head = MaskedLM(config) if name == "mlm" else TaskHead(config, *made[name])
+    head = MaskedLM(config) if name == "mlm" else TaskHead(config, *shapes[name])
     initialise(head, config)
     return head
 
@@ -216,9 +216,9 @@ class FeatureConfig:
     """For whole sequences: the mean over tokens, or [CLS]."""
 
     def __post_init__(self) -> None:
-        known = get_args(get_type_hints(FeatureConfig)["layers"])
-        if self.layers not in known or self.pool not in ("mean", "cls"):
-            raise EverybertError(f"features are {', '.join(known)}, pooled by mean or cls")
+        choices = get_args(get_type_hints(FeatureConfig)["layers"])
+        if self.layers not in choices or self.pool not in ("mean", "cls"):
+            raise EverybertError(f"features are {', '.join(choices)}, pooled by mean or cls")
 
 
 class FeatureHead(TaskHead):
@@ -232,16 +232,18 @@ class FeatureHead(TaskHead):
         self.mix = nn.Parameter(torch.zeros(config.layers)) if features.layers == "weighted" else None
         initialise(self, config)
 
-    def read(self, states: Sequence[Tensor], batch: Ragged) -> Tensor:
-        """The L + 1 hidden states → (B, F) for whole sequences, (T, F) for tokens."""
+    def read(self, encoder: Encoder, batch: Ragged) -> Tensor:
+        """What the head reads of the encoder's hidden states: (B, F) for whole sequences, (T, F) for tokens."""
+        states: list[Tensor] = []
+        encoder(batch, states)
         single = {"embeddings": 0, "second-to-last": -2, "last": -1}
-        last = list(states[-min(LAST, len(states) - 1) :])
+        last = states[-min(LAST, len(states) - 1) :]
         if self.features.layers in single:
             x = states[single[self.features.layers]]
         elif self.features.layers == "sum":
             x = torch.stack(last).sum(0)
         else:
-            x = torch.cat(last if self.features.layers == "concat" else list(states[1:]), dim=-1)
+            x = torch.cat(last if self.features.layers == "concat" else states[1:], dim=-1)
         return pool(x, batch, self.features.pool) if self.pooled else x
 
     def forward(self, x: Tensor) -> Tensor:
@@ -265,9 +267,7 @@ def head_logits(network: Network, batch: Ragged, name: str, encode: Callable[[Ra
     """
     head = network.head(name)
     if isinstance(head, FeatureHead):
-        states: list[Tensor] = []
-        network.encoder(batch, states)
-        return head(head.read(states, batch))
+        return head(head.read(network.encoder, batch))
     x_TH = (encode or network.encoder)(batch)
     if name in SEQUENCE_HEADS:
         return network.sequence_logits(x_TH, batch, name)

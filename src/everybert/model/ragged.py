@@ -200,8 +200,8 @@ class Ragged:
 
     def padded(self, count: int, longest: int, pad_id: int = 0) -> "Ragged":
         """The batch and `count` tokens of padding after it, in sequences of at most `longest`; targets are dropped."""
-        rest = count % longest
-        lengths = [*self.lengths, *[longest] * (count // longest), *[rest] * (rest > 0)]
+        whole, remainder = divmod(count, longest)
+        lengths = [*self.lengths, *[longest] * whole, *[remainder] * (remainder > 0)]
 
         def extended(x_T: Tensor | None, value: int = 0) -> Any:
             # by numpy: torch wakes all its threads for more than 32,768 numbers, for milliseconds while others tokenize
@@ -212,23 +212,23 @@ class Ragged:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the batch by name, targets included."""
-        own = {name: getattr(self, name) for name in TENSORS}
-        more = {} if self.targets is None else self.targets.tensors()
-        return {name: x for name, x in {**own, **more}.items() if isinstance(x, Tensor)}
+        tensors = {name: getattr(self, name) for name in TENSORS}
+        targets = {} if self.targets is None else self.targets.tensors()
+        return {name: x for name, x in {**tensors, **targets}.items() if isinstance(x, Tensor)}
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> "Ragged":
         """The same batch with `fn` applied to each tensor, targets included."""
-        own: dict[str, Any] = {name: fn(x) for name in TENSORS if (x := getattr(self, name)) is not None}
-        return replace(self, **own, targets=self.targets and self.targets.map(fn))
+        mapped: dict[str, Any] = {name: fn(x) for name in TENSORS if (x := getattr(self, name)) is not None}
+        return replace(self, **mapped, targets=self.targets and self.targets.map(fn))
 
     def to(self, device: torch.device | str | None) -> "Ragged":
         """The same batch on another device. To a CUDA device the copies run while the host goes on."""
         if device is None:
             return self
-        there = torch.device(device)
-        if there.type == self.device.type and there.index in (None, self.device.index):
+        target = torch.device(device)
+        if target.type == self.device.type and target.index in (None, self.device.index):
             return self
-        return self.map(lambda x: pinned(x, there).to(there, non_blocking=True))
+        return self.map(lambda x: pinned(x, target).to(target, non_blocking=True))
 
 
 TENSORS = ("tokens_T", "offsets_B1", "positions_T", "segments_T", "globals_T", "token_TE")

@@ -232,17 +232,17 @@ DROPPED = ("legacy", "_name_or_path", "auto_map", "torch_dtype", "dtype", "archi
 
 
 def _fields(config: EncoderConfig) -> dict[str, Any]:
-    family, names = config.family, LAYOUTS[config.family].config
-    fields: dict[str, Any] = {"model_type": LAYOUTS[family].model_type or family, **LAYOUTS[family].demanded}
+    family, layout = config.family, LAYOUTS[config.family]
+    fields: dict[str, Any] = {"model_type": layout.model_type or family, **layout.demanded}
     usual: dict[str, Any] = {"embedding_size": config.hidden_size, "key_value_heads": config.heads}
-    if family in ("distilbert", "albert", "modernbert"):  # these have no "same as dropout"
+    if "classifier_dropout" in layout.defaults:  # these have no "same as dropout"
         usual["classifier_dropout"] = config.dropout
-    for ours, their in names.items():
+    for ours, their in layout.config.items():
         value = getattr(config, ours)
         fields[their] = usual.get(ours) if value is None else value
-    if "activation" in names:
-        fields[names["activation"]] = ACTIVATION_NAMES[config.activation]
-    if LAYOUTS[family].positions_after_pad:
+    if "activation" in layout.config:
+        fields[layout.config["activation"]] = ACTIVATION_NAMES[config.activation]
+    if layout.positions_after_pad:
         fields["max_position_embeddings"] += config.position_offset
     if family == "distilbert":
         fields["sinusoidal_pos_embds"] = config.positions == "sinusoidal"
@@ -254,13 +254,13 @@ def _fields(config: EncoderConfig) -> dict[str, Any]:
     if family == "deberta-v2":
         fields |= {"pos_att_type": ["p2c", "c2p"], "max_relative_positions": config.relative_distance}
         fields["position_biased_input"] = config.positions == "learned"
-    if "rotary_theta" in LAYOUTS[family].defaults and "rotary_theta" not in names:
+    if "rotary_theta" in layout.defaults and "rotary_theta" not in layout.config:
         scaled = {"rope_type": "linear", "factor": config.rotary_scale} if config.rotary_scale != 1 else {}
         fields["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rotary_theta, **scaled}
     if family == "ernie":
         fields["use_task_id"] = config.task_types > 0
         fields["task_type_vocab_size"] = config.task_types or 3
-    if config.causal is True and LAYOUTS[family].generator:
+    if config.causal is True and layout.generator:
         fields["is_decoder"] = True
     if family == "longformer":
         fields["attention_window"] = [2 * (w or 0) for w in config.windows or ()]

@@ -42,6 +42,7 @@ class Layout:
     positions_after_pad: bool = False
     token_ids: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
+    rotary_rates: str = ""
     generator: str = ""
     model_type: str = ""
     hub: Mapping[str, Any] = field(default_factory=dict)
@@ -102,10 +103,9 @@ def to_transformers(network: Network, suffix: str) -> dict[str, Tensor]:
         bare = name.startswith(HEAD_PREFIX) or suffix == "Model" or parts[0].startswith(OWN)
         for part, piece in zip(parts, value.detach().cpu().split(part_rows(config, len(parts), len(value)))):
             tensors[part if bare else layout.prefix + part] = piece.contiguous()
-    if config.family == "esm":  # by the names of its published files
-        for i in range(config.layers):
-            name = f"encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq"
-            tensors[name if suffix == "Model" else layout.prefix + name] = rotary_rates(config, config.rotary_theta)
+    for i in range(config.layers if layout.rotary_rates else 0):
+        name = layout.rotary_rates.format(i=i)
+        tensors[name if suffix == "Model" else layout.prefix + name] = rotary_rates(config, config.rotary_theta)
     if not config.tied:  # an untied class stores the bias twice
         for second, first in copies(config.family).items():
             if first in tensors:

@@ -320,5 +320,5 @@ def label_weights(
         return tuple(rows / (len(order) * max(counts[n], 1)) for n in order)
     weights = tuple(float(w) for w in given)
     if len(weights) != len(order) or min(weights) <= 0:
-        raise EverybertError(f"class_weights needs one positive number for each of {', '.join(order)}")
+        raise EverybertError(f"class weights need one positive number for each of {', '.join(order)}")
     return weights

@@ -120,10 +120,10 @@ def by_length(pack: dict[str, Any]) -> dict[str, Any]:
     order = np.argsort(lengths, kind="stable")
     source = np.argsort(np.repeat(lengths, lengths), kind="stable")  # where each token of the new order was
     target = np.argsort(source)
-    out: dict[str, Any] = {name: pack[name][source] for name in ("tokens", "segments") if name in pack}
-    out |= {name: pack[name][order] for name in ("lengths", "pair_label")}
-    out |= {name: target[pack[name]] for name in ("mask_index", "span_left", "span_right") if name in pack}
-    return pack | out
+    moved: dict[str, Any] = {name: pack[name][source] for name in ("tokens", "segments") if name in pack}
+    moved |= {name: pack[name][order] for name in ("lengths", "pair_label")}
+    moved |= {name: target[pack[name]] for name in ("mask_index", "span_left", "span_right") if name in pack}
+    return pack | moved
 
 
 def to_item(pack: dict[str, Any], stream: PackStream, fill: bool, phase: int = 0, number: int = 0) -> Item:

@@ -135,9 +135,9 @@ def claim(context: RunContext) -> None:
     if not path.exists() or not (checkpoints(path.with_name("checkpoints")) or path.with_name("model").exists()):
         write_json(path, facts)
         return
-    there = read_json(path)
-    other = context.recipe.differences(there.get("recipe", {}))
-    other += [name for name in facts if name != "recipe" and there.get(name) != facts[name]]
+    recorded = read_json(path)
+    other = context.recipe.differences(recorded.get("recipe", {}))
+    other += [name for name in facts if name != "recipe" and recorded.get(name) != facts[name]]
     if other:
         raise EverybertError(f"{context.out} holds a run with another {', '.join(other)}: use that, or another folder")
 
@@ -234,10 +234,10 @@ def run(context: RunContext, network: Network, loss: LossFunction, names: tuple[
         compute = Compute(network, loss, context.device, context.dtype, context.compiled)
         optimizer = Optimizer(compute.master, recipe.optimizer)
         progress = Progress(total=recipe.steps)
-        found = find_checkpoint(out / "checkpoints", world)
-        if found is not None:
+        checkpoint = find_checkpoint(out / "checkpoints", world)
+        if checkpoint is not None:
             with world.together():
-                progress = load_checkpoint(found, compute.master, optimizer)
+                progress = load_checkpoint(checkpoint, compute.master, optimizer)
             compute.refresh()
         finished = world.gather(progress.finished and is_complete(out / "model"))[0]
         folder, silent = None if finished or not world.first else out, quiet or not world.first
@@ -245,7 +245,7 @@ def run(context: RunContext, network: Network, loss: LossFunction, names: tuple[
         if finished:
             logs.print(f"{out} is finished ({progress.step:,} steps): nothing to do. The model is in {out / 'model'}")
             return Result(out, True, progress.step, progress.figures)
-        if found is not None:
+        if checkpoint is not None:
             logs.print(f"resuming {out} from step {progress.step:,}")
         elif recipe.model.init is None and network.config.positions == "learned" and recipe.longest < most:
             far = f"no example has more than {recipe.longest} tokens, so the positions up to {most} stay random"

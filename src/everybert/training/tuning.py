@@ -28,6 +28,7 @@ from everybert.corpus.masking import make_key, permutation
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.encoder import initialise
+from everybert.model.engine import run_head
 from everybert.model.heads import SEQUENCE_HEADS, FeatureConfig, FeatureHead, Network, add_feature_head
 from everybert.model.lora import AdapterSet, LoraConfig
 from everybert.model.ragged import Ragged
@@ -112,15 +113,15 @@ class FinetuneSettings:
             raise EverybertError(f"mode is full, top:K, frozen, fewshot or lora, not {self.mode!r}")
         for name in ("epochs", "batch_size", "accumulate", "evaluations", "log_every"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise EverybertError(f"{name} must be at least 1, not {value}")
+                raise EverybertError(f"{name.replace('_', ' ')} must be at least 1, not {value}")
         if self.lr is not None and not 0 < self.lr < 1:
             raise EverybertError(f"lr must lie between 0 and 1, not {self.lr}")
         if not 0 <= self.warmup < 1 or not 0 < self.layer_decay <= 1:
-            raise EverybertError("warmup lies in [0, 1) and layer_decay in (0, 1]")
+            raise EverybertError("warmup lies in [0, 1) and layer decay in (0, 1]")
         if self.dtype is not None and self.dtype not in DTYPES:  # float16 would need loss scaling
             raise EverybertError(f"fine-tuning has no dtype {self.dtype!r}; it has {', '.join(DTYPES)}")
         if self.start is not None and (self.mode != "lora" or self.new_pooler):
-            raise EverybertError("start is an adapter to continue from: use mode lora, without new_pooler")
+            raise EverybertError("start is an adapter to continue from: use mode lora, without a new pooler")
         if self.mode not in HEAD_ALONE and (self.features, self.pool) != ("last", "mean"):
             raise EverybertError("features and pool are what the head of a frozen encoder reads: use mode frozen")
         if self.mode == "lora" and self.reinit:
@@ -224,14 +225,10 @@ class FrozenMode(FullMode):
 
     def features(self, network: Network, task: Task, features: Features) -> Features:
         """The features that the head reads, in half precision."""
-        head = network.heads[str(task.head)]
-        output, mix = head.output, head.mix
-        head.output, head.mix = nn.Identity(), None  # type: ignore[assignment]  # the engine then returns the features
-        found = [x.astype(np.float16) for x in task.run(network, features)]
-        head.output, head.mix = output, mix
+        read = [x.astype(np.float16) for x in run_head(network, features, str(task.head), features=True)]
         if task.head in SEQUENCE_HEADS:
-            return features.with_targets(features_B=np.stack(found))
-        return features.with_targets(features_T=found)
+            return features.with_targets(features_B=np.stack(read))
+        return features.with_targets(features_T=read)
 
     def save(self, network: Network, data: "Data", task: Task, folder: Path, **extras: Any) -> None:
         """A model folder; a head that `transformers` does not have is written to a separate file."""
@@ -338,7 +335,7 @@ def renew(network: Network, task: Task, settings: FinetuneSettings) -> None:
     config = network.config
     by_layer = settings.mode.startswith("top:") or settings.reinit or settings.layer_decay != 1.0
     if config.layer_groups is not None and by_layer:
-        raise EverybertError("this model's layers share their weights: top:K, reinit and layer_decay do not apply")
+        raise EverybertError("this model's layers share their weights: top:K, reinit and layer decay do not apply")
     if settings.reinit > config.layers:
         raise EverybertError(f"reinit {settings.reinit} is more than the model's {config.layers} layers")
     if config.causal is True and settings.mode not in HEAD_ALONE and task.head in SEQUENCE_HEADS:
