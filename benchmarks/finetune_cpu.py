@@ -24,9 +24,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from everybert.data import rows
+from everybert.store.huggingface import load_network
 from everybert.tasks import Classify
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.finetune import load_base, prepare_data
+from everybert.training.finetune import prepare_data
 from everybert.training.tuning import FinetuneSettings, tune
 
 
@@ -58,7 +59,7 @@ class Everybert:
 
     def __call__(self) -> tuple[float, float]:
         """(seconds of training, accuracy)."""
-        network = load_base(self.data, 0).network
+        network = load_network(self.data.folder, heads={"classify": 2}, dtype=torch.float32).network
         marks: list[float] = []
         kind = type(self.data.task)
         score = kind.score

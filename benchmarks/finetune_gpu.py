@@ -22,17 +22,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from everybert.model.config import PRESETS
 from everybert.model.heads import Network
-from everybert.store.huggingface import save_network
+from everybert.store.huggingface import load_network, save_network
 from everybert.tasks import Classify
 from everybert.text.tokenizer import Tokenizer
-from everybert.training.finetune import load_base, prepare_data
+from everybert.training.finetune import prepare_data
 from everybert.training.tuning import FinetuneSettings, tune
 
 
 def everybert(folder: Path, train, dev, settings: FinetuneSettings) -> tuple[float, float]:
     """(seconds of training, accuracy)."""
     data = prepare_data("classify", folder, Tokenizer.load(folder), train, dev)
-    network = load_base(data, 0).network
+    network = load_network(folder, heads={"classify": 2}, dtype=torch.float32).network
     began = time.perf_counter()
     run = tune(data, network, settings, quiet=True)
     return time.perf_counter() - began, run.scores["accuracy"]

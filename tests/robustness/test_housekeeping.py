@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,16 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             node.body = [ast.Pass()]
     return {name for node in ast.walk(tree) for name in modules(node)}
+
+
+def test_scripts_import_names_that_exist():
+    for script in (file for folder in ("benchmarks", "contrib", "recipes") for file in (ROOT / folder).glob("*.py")):
+        for node in ast.walk(ast.parse(script.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "everybert":
+                module = import_module(node.module)
+                for name in (alias.name for alias in node.names):
+                    inside = hasattr(module, "__path__") and find_spec(f"{node.module}.{name}")
+                    assert hasattr(module, name) or inside, f"{script.name} imports {name} from {node.module}"
 
 
 def test_rooms_import_only_what_contributing_says():

@@ -1,7 +1,7 @@
 """Linear layers, whose products on the CPU in fp32 are oneDNN's.
 
-torch itself uses MKL, which is half as fast as oneDNN on AMD processors (docs/LOG.md; not measured on Intel's). On
-other devices, in other types, and for export, the product is torch's own.
+torch itself uses MKL, which is half as fast as oneDNN on some AMD processors and as fast on others (docs/LOG.md; not
+measured on Intel's). On other devices, in other types, and for export, the product is torch's own.
 
 Legend: T tokens, I inputs, O outputs.
 """
