@@ -70,7 +70,7 @@ def test_the_published_figures(name):
     assert total == pytest.approx(PUBLISHED[name] * 1e6, rel=0.03)
 
 
-def test_the_comparison_has_base_and_large_of_every_flavour():
+def test_the_comparison_has_base_and_large_of_every_architecture():
     rows = {row["name"]: row for row in compare()}
     for family in ("bert", "roberta", "xlm-roberta", "albert", "longformer", "modernbert"):
         assert any(name.startswith(f"{family}-base") for name in rows)

@@ -222,7 +222,7 @@ class Ragged:
         return replace(self, **mapped, targets=self.targets and self.targets.map(fn))
 
     def to(self, device: torch.device | str | None) -> "Ragged":
-        """The same batch on another device. To a CUDA device the copies run while the host goes on."""
+        """The same batch on another device. Copies to a CUDA device do not make the host wait."""
         if device is None:
             return self
         target = torch.device(device)
