@@ -180,9 +180,9 @@ class Checkout:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
         )
-        self.names = self._read()
 
-    def _read(self) -> list:
+    def read(self) -> list:
+        """The next answer; the first one is the list of workloads."""
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 
@@ -190,7 +190,7 @@ class Checkout:
         """(units, seconds) of a workload."""
         assert self.process.stdin is not None
         print(name, file=self.process.stdin, flush=True)
-        units, seconds = self._read()
+        units, seconds = self.read()
         return units, seconds
 
 
@@ -210,9 +210,10 @@ def main() -> None:
         return
     passed = ["--device", args.device, *(["--tiny"] if args.tiny else [])]
     old, new = (Checkout(folder, passed) for folder in args.checkouts)
+    names = [old.read(), new.read()][1]
     print("| work | old, units/s | new, units/s | new ÷ old, median | lowest, highest | of the best rounds |")
     print("|---|---|---|---|---|---|")
-    for name in (n for part in args.only.split(",") for n in new.names if part in n):
+    for name in (n for part in args.only.split(",") for n in names if part in n):
         speeds: list[tuple[float, float]] = []
         for number in range(-2, args.rounds):
             pair = [(which, which(name)) for which in ((old, new) if number % 2 else (new, old))]
