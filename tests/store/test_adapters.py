@@ -202,6 +202,11 @@ def test_an_adapter_knows_its_base(tmp_path):
     other = AdapterSet(load_network(tmp_path / "base1").network)
     with pytest.raises(EverybertError, match=r"trained on another base \(base0\)"):
         load_adapter(other, "x", read_adapter(tmp_path / "adapter"))
+    content = json.loads((tmp_path / "adapter" / "everybert.json").read_text())
+    content["base"] = "02ea6cdc40e4540ea9fc402f554a1b173bdee19fc34df1140a357b966384668c"  # everybert-small, version 1
+    (tmp_path / "adapter" / "everybert.json").write_text(json.dumps(content))
+    with pytest.raises(EverybertError, match=r"another base \(everybert-small of everybert 1\.0\); load that one, or"):
+        load_adapter(other, "x", read_adapter(tmp_path / "adapter"))
     roberta = AdapterSet(load_network(tiny_models.saved(tmp_path / "d", "distilbert")).network)
     with pytest.raises(EverybertError, match="no tensor fits a distilbert"):
         load_adapter(roberta, "x", read_adapter(tmp_path / "adapter"), verify=False)

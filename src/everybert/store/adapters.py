@@ -39,6 +39,8 @@ BUNDLED = "adapters"
 UNSUPPORTED = ("fan_in_fan_out", "alora_invocation_tokens", "layer_replication", "use_qalora", "use_bdlora")
 HARMLESS_INITS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights; others (pissa, olora …) change the weights of the base too."""
+EARLIER = {"02ea6cdc40e4540ea9fc402f554a1b173bdee19fc34df1140a357b966384668c": "everybert-small of everybert 1.0"}
+"""Bundled encoders of earlier versions by their hash: adapters of theirs are refused with the version to install."""
 
 
 def encoder_digest(network: Network) -> str:
@@ -156,7 +158,8 @@ def load_adapter(adapters: AdapterSet, name: str, file: AdapterFile, verify: boo
     """Add an adapter under a name. `verify` checks that the encoder is the one it was trained on."""
     network, config = adapters.network, adapters.network.config
     if verify and file.digest is not None and file.digest != encoder_digest(network):
-        raise EverybertError(f"{file.folder} was trained on another base ({file.base or 'unnamed'}); load that one")
+        base, again = EARLIER.get(file.digest, file.base or "unnamed"), "or train it again on this one"
+        raise EverybertError(f"{file.folder} was trained on another base ({base}); load that one, {again}")
     auto, layout = file.raw.get("auto_mapping"), layouts.LAYOUTS[config.family]
     made = str(auto.get("base_model_class")) if isinstance(auto, dict) else ""
     known = {one.stem + suffix for one in layouts.LAYOUTS.values() for suffix in one.classes}
