@@ -83,17 +83,17 @@ def test_embeddings_are_unit_vectors(name, tmp_path):
 
 def test_transformers_reads_its_export(small, tmp_path):
     small.save(tmp_path / "hf")
-    theirs = transformers.MegatronBertForPreTraining.from_pretrained(tmp_path / "hf").eval()
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "hf").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     pair = ("Istanbul is a great [MASK] to visit", "I was just there.")
     given = tokenizer(*pair, return_tensors="pt")
     with torch.no_grad():
-        out = theirs(**given)
+        logits = theirs(**given).logits
     at = int((given.input_ids[0] == tokenizer.mask_token_id).nonzero())
     for guess in small.fill(pair[0], top=5, pair=pair[1])[0]:
-        assert out.prediction_logits[0, at].softmax(-1)[guess.id].item() == pytest.approx(guess.score, abs=1e-5)
-    follows = out.seq_relationship_logits.softmax(-1)[0, 0].item()
-    assert follows == pytest.approx(small.next_sentence(*pair), abs=1e-5)
+        assert logits[0, at].softmax(-1)[guess.id].item() == pytest.approx(guess.score, abs=1e-5)
+    again = everybert.load(tmp_path / "hf", device="cpu")
+    assert again.next_sentence(*pair) == pytest.approx(small.next_sentence(*pair), abs=1e-5)
 
 
 def test_a_cold_start_takes_little_time():
