@@ -91,6 +91,8 @@ def test_the_equations_are_those_of_the_family(words, name):
         assert ("q = W_Q·y" in equations) == normed and ("W₁y" in equations) == (config.norm == "pre")
         assert ("+ B" in equations) == (config.relative != "none")
         assert ("+ b" in equations) == config.linear_bias and ("+ β" in equations) == config.norm_bias
+    step, several = explain_steps(found)[1], config.segments > 0 or "embeddings.position" in found.values
+    assert ("summed" in step.title) == (len(step.parts) > 1) == several
 
 
 def test_story_names_what_it_keeps(words):

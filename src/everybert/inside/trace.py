@@ -169,7 +169,8 @@ def explain_steps(trace: Trace, layer: int = 0, head: int = 0) -> list[Explained
     normed = pre and (layer > 0 or config.first_attention_norm)
     shown = {"shown_layer": layer + 1, "shown_head": head + 1}  # as the literature counts
     values = {"layer": layer, "head": head, **shown, **_values(trace, layer, pre, normed)}
-    keys = ["tokens", "embeddings"]
+    summed = any(f"embeddings.{name}" in trace.values for name in ("segment", "position"))
+    keys = ["tokens", "embeddings" if summed else "lookup"]
     keys += ["embedding_norm"] if config.embedding_norm or config.embedding_size is not None else []
     keys += ["attention_norm"] if normed else []
     keys += ["qkv", "scores", "softmax", "mixed", "joined", "attention_residual"]
