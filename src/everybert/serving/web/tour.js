@@ -3,7 +3,7 @@ import { h } from "./kit.js";
 
 const STOPS = [
   ["tokens", { text: "I love my pet Python, unbelievably so!" }, "Tokens", "BERT reads tokens: whole words if they are frequent, pieces marked ## if they are rare. Each has a number. [CLS] and [SEP] mark the ends."],
-  ["steps", { text: "The dog [MASK] in the garden.", step: 1 }, "Three embeddings, summed", "Every token becomes a vector: one for the token, one for its position, one for its segment. The sum is what the first layer reads."],
+  ["steps", { text: "The dog [MASK] in the garden.", step: 1 }, "Embeddings", "Every token becomes a vector, which the first layer reads. In BERT it is the sum of three: one for the token, one for its position, one for its segment."],
   ["steps", { text: "The dog [MASK] in the garden.", step: 4 }, "Scores", "One head compares the query of each token with the key of each other token. Click a number: it is a sum of products, one per dimension."],
   ["attention", {}, "Attention", "After the softmax the scores are weights. Here is the head in which “she” reads most from “friend”. Click other heads: some read the next token, some the whole sentence."],
   ["context", { word: "python", texts: "I love my pet Python\nI love coding in Python" }, "Words in context", "Both start with the same vector. Layer by layer they move apart: one towards pets, one towards programs."],
