@@ -51,17 +51,17 @@ from everybert.training.evaluate import score_corpus
 from everybert.training.recipe import Recipe
 
 HERE = Path(__file__).parent
-RECIPES = {"first": HERE / "everybert-small.toml", "run": HERE / "everybert-small-pairs.toml"}
+RECIPES = {"first": HERE / "everybert-small.toml", "run": HERE / "everybert-small-second.toml"}
 """The recipe of each of the two runs, by its folder below W."""
 TINY_RUN: dict[str, Any] = {"batch__tokens": 2048, "batch__pack": 2048, "batch__length": 128, "schedule__warmup": 10}
 TINY_RUN |= {"budget": "20s", "run__workers": 0, "run__save_every": 20, "run__evaluate_every": 20}
 TINY_SHAPE = {"model__layers": 2, "model__hidden_size": 64, "model__heads": 2, "model__intermediate_size": 128}
 TINY_SHAPE |= {"model__max_positions": 128}
-TINY_PHASES: list[dict[str, Any]] = [{"share": 0.5, "length": 64}, {"share": 0.5, "length": 128}]
+TINY_PHASES: list[dict[str, Any]] = [{"share": 0.5, "length": 64}, {"share": 0.5, "length": 128, "kind": "pairs"}]
 TINY: dict[str, dict[str, Any]] = {
     "first": TINY_RUN | TINY_SHAPE | {"phase": TINY_PHASES},
-    "run": TINY_RUN | {"phase": [TINY_PHASES[0], TINY_PHASES[1] | {"kind": "pairs"}]},
-    "student": TINY_RUN | TINY_SHAPE | {"model__layers": 1, "phase": TINY_PHASES},
+    "run": TINY_RUN | {"phase": TINY_PHASES},
+    "student": TINY_RUN | TINY_SHAPE | {"model__layers": 1, "phase": [{"share": 1.0, "length": 128}]},
 }
 """Changes of the recipes for --tiny."""
 EVERYDAY = 3
@@ -74,9 +74,9 @@ EACH = 150
 
 
 def pretrain(args: argparse.Namespace) -> None:
-    """Train the tokenizer, build the corpus, pre-train: W/first of running text, W/run from its weights.
+    """Train the tokenizer, build the corpus, pre-train: W/first, and W/run from its weights.
 
-    The result is W/run/model.
+    The result is W/run/model. Weights in W/first/model are taken as they are.
     """
     tokenizer_folder, corpus = args.work / "tokenizer", args.work / "corpus"
     if not tokenizer_folder.exists():

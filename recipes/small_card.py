@@ -113,15 +113,15 @@ def training(work: Path) -> str:
         "| run | recipe | steps | tokens | minutes on one NVIDIA H200, start-up and evaluation included |",
         "|---|---|---|---|---|",
     ]
-    for run, recipe in (("first", "everybert-small"), ("run", "everybert-small-pairs")):
+    for run, recipe in (("first", "everybert-small"), ("run", "everybert-small-second")):
         rows = [json.loads(line) for line in (work / run / "log.jsonl").read_text("utf-8").splitlines()]
         last = [row for row in rows if "tokens" in row][-1]
         cells = (run, f"`{recipe}`", f"{last['step']:,}", f"{last['tokens'] / 1e9:.2f}B", f"{last['seconds'] / 60:.1f}")
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
-        "The first run reads running text, the second continues from its weights and ends with sentence pairs. The "
-        "learning\nrate rises again where the second begins. Both, and all later steps, by "
+        "Each run reads running text first and sentence pairs last. The second starts from the weights of the first, "
+        "as they\nare in int8; the learning rate rises again there. Both, and all later steps, by "
         "`recipes/everybert_small.py`:",
         "",
         "```sh",
