@@ -52,8 +52,8 @@ from everybert.model.losses import label_loss
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.tasks import Classify
+from everybert.tasks.features import make_batch, targets_of
 from everybert.tasks.metrics import Interval, interval
-from everybert.tasks.task import batch, targets_of
 from everybert.training.optim import Optimizer, OptimizerConfig
 from everybert.training.pretrain import pretrain
 from everybert.training.recipe import read_value
@@ -240,7 +240,7 @@ def dev_accuracy(network: nn.Module, data: Data, device: torch.device) -> float:
     """Share of the dev set's texts whose label is the most probable one."""
     right = 0
     for which in np.array_split(np.arange(len(data.dev)), math.ceil(len(data.dev) / CHUNK)):
-        given = batch(data.dev, which).to(device)
+        given = make_batch(data.dev, which).to(device)
         right += int((network(given).argmax(-1) == targets_of(given).label_E).sum())
     return right / len(data.dev)
 

@@ -10,7 +10,7 @@ from everybert.errors import EverybertError
 from everybert.inference.model import Model, default_adapter, load
 from everybert.model.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.serving.limits import HttpError, Limits, RequestContext, check_limit
-from everybert.tasks.task import longest_first
+from everybert.text.windows import OVERLAP, longest_first
 
 LARGE = 4096
 """Bytes of a body above which its work is not done by the event loop."""
@@ -195,6 +195,6 @@ def count_tokens(model: Model, inputs: Sequence[str | tuple[str, ...]], context:
 
 def pair_windows(a: int, b: int, window: int, special: int) -> int:
     """About how many tokens are computed for a pair of `a` and `b` tokens: both texts are read in windows."""
-    rooms, overlap = longest_first(a, b, window - special), min(128, window // 4)
+    rooms, overlap = longest_first(a, b, window - special), min(OVERLAP, window // 4)
     counts = [-(-n // max(room - min(overlap, room // 2), 1)) for n, room in zip((a, b), rooms) if n > room]
     return math.prod(counts) * window if counts else a + b + special

@@ -5,7 +5,7 @@ by single spaces and tokenized, and a word's label is on its first piece. A word
 unknown token, so that every word has a label. In a long text a word's label comes from the window that owns its
 first piece.
 
-Legend: n words of a text, T tokens of a sequence or batch, C labels.
+Legend: n words of a text, T tokens of a sequence or batch, E examples, C labels.
 """
 
 import logging
@@ -25,7 +25,8 @@ from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks import words as wording
 from everybert.tasks.dataset import Examples, View
-from everybert.tasks.task import DIGITS, Encoded, Features, Task, make_features, targets_of
+from everybert.tasks.features import Encoded, Features, make_features, targets_of
+from everybert.tasks.task import DIGITS, Task
 from everybert.tasks.words import Entity, Splitter, Word, split_tag
 from everybert.text.tokenizer import Encoding, Tokenizer
 
@@ -140,16 +141,16 @@ class Tag(Task):
         """Sequences, with tag_T."""
         features = self.encode(tokenizer, config, examples.inputs)
         tag_T = [np.full(len(ids), -100, dtype=np.int64) for ids in features.ids]
-        for text, tags in zip(features.back, examples.targets):
+        for text, tags in zip(features.origins, examples.targets):
             for (sequence, at), label in zip(text.at, dataset.label_ids(tags, self.labels, examples.where)):
                 tag_T[sequence][at] = label
         return features.with_targets(tag_T=tag_T)
 
     # Training.
 
-    def share(self, features: Features, which: np.ndarray) -> float:
+    def share(self, features: Features, example_E: np.ndarray) -> float:
         """The number of labelled tokens."""
-        return float(sum((features.targets["tag_T"][i] >= 0).sum() for i in which))
+        return float(sum((features.targets["tag_T"][i] >= 0).sum() for i in example_E))
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """Cross-entropy of the labelled tokens."""
@@ -176,12 +177,12 @@ class Tag(Task):
         """
         if cut := sum(features.cut):
             log.warning("%d tokens beyond the window were cut off and not tagged", cut)
-        for text in features.back:
+        for text in features.origins:
             tags, p_n = self.tags(outputs, text)
             plain = [Entity(tag, i, i + 1) for i, tag in enumerate(tags) if tag != "O"]
-            found = plain if self.scheme == "plain" else wording.entities(tags)
+            entities = plain if self.scheme == "plain" else wording.entities(tags)
             spans = []
-            for label, first, stop in found:
+            for label, first, stop in entities:
                 start, end = text.words[first].start, text.words[stop - 1].end
                 spans.append(Span(text.text[start:end], label, start, end, float(p_n[first:stop].mean())))
             yield spans
@@ -197,7 +198,7 @@ class Tag(Task):
         """
         outputs = self.run(network, features)
         guess = []
-        for text, gold in zip(features.back, examples.targets):
+        for text, gold in zip(features.origins, examples.targets):
             tags = self.tags(outputs, text)[0]
             guess.append(tags + [self.labels[0]] * (len(gold) - len(tags)))
         if self.scheme != "plain":
