@@ -9,7 +9,7 @@ Legend: T tokens in the batch, n tokens of one sequence, H hidden, I intermediat
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from everybert.model.attention import ABSOLUTE, Relative, SelfAttention, Watch, 
 from everybert.model.config import EncoderConfig
 from everybert.model.embeddings import Embeddings, rotary_table, sinusoids
 from everybert.model.graphs import Recorder
-from everybert.model.linear import Linear
+from everybert.model.linear import Linear, exact
 from everybert.model.ragged import Ragged
 
 Block = Callable[[Tensor], Tensor]
@@ -112,7 +112,7 @@ class Layer(nn.Module):
 
     def _add(self, x_TH: Tensor, name: str, f: Block, norm: Norm | None, watch: Watch | None, end: str = "") -> Tensor:
         """LN(x + f(x)) or, in pre-norm, x + f(LN(x)). The result is watched as `end`."""
-        see = watch if watch is not None else _nothing
+        see = watch or (lambda name, value: None)
         ready_TH = x_TH
         if self.pre:
             ready_TH = x_TH if norm is None else norm(x_TH)
@@ -131,19 +131,6 @@ class Layer(nn.Module):
             x_TH = norm(x_TH)
         see(end or f"{name}.{'residual' if self.pre else 'norm'}", x_TH)
         return x_TH
-
-
-class Rounded(NamedTuple):
-    """A matrix rounded for products in fp8 (fp8.py), rows · scale; and as it is, if that is needed too."""
-
-    rows_TI: Tensor
-    scale_T1: Tensor
-    x: Tensor | None = None
-
-
-def exact(x: Tensor | Rounded) -> Tensor:
-    """Hidden states as they are."""
-    return x.x if isinstance(x, Rounded) else x  # type: ignore[return-value]
 
 
 class Encoder(nn.Module):
@@ -192,7 +179,7 @@ class Encoder(nn.Module):
                 x_TH = layer(x_TH, batch, window, relative, named)
             if states is not None:
                 states.append(exact(x_TH))
-        x_TH = exact(x_TH)
+        x_TH = exact(x_TH)  # the layers of fp8.py also pass on a rounded copy
         if self.norm is not None:
             x_TH = self.norm(x_TH)
             if states is not None:
@@ -314,7 +301,3 @@ def _norm(config: EncoderConfig) -> Norm:
 
 def _prefixed(watch: Watch, prefix: str) -> Watch:
     return lambda name, value: watch(prefix + name, value)
-
-
-def _nothing(name: str, value: Tensor) -> None:
-    """Used if no `watch` is given."""
