@@ -27,6 +27,7 @@ from everybert.corpus.shards import VERSION, Corpus, check_file, dtype_for, offs
 from everybert.errors import EverybertError
 from everybert.files import (
     atomic_file,
+    changes,
     disk_errors,
     read_json,
     remove_stale,
@@ -159,10 +160,6 @@ def _listed(sources: Sources) -> list[list[Any]]:
     return [[path.name, s.st_size if s else -1, s.st_mtime_ns if s else -1, n] for path, n, s in states]
 
 
-def _changes(before: dict[str, Any], plan: dict[str, Any]) -> list[str]:
-    return [key for key, value in plan.items() if before.get(key) != value]
-
-
 def _is_finished(out: Path, plan: dict[str, Any], sources: Sources, fresh: bool) -> bool:
     """Whether `out` is this corpus already. Anything else there is an error."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
@@ -172,13 +169,11 @@ def _is_finished(out: Path, plan: dict[str, Any], sources: Sources, fresh: bool)
     if fresh:
         return False
     meta = read_meta(out)
-    changed = _changes(meta, plan)
+    changed = changes(out / "corpus.json", plan)
     if meta["sources"] != _listed(sources) or not all(path.is_file() for path, _ in sources):
         changed.append("inputs")  # the earlier content of a pipe is unknown
-    if changed:
-        raise EverybertError(
-            f"{out} was built with other {', '.join(changed)}: choose another folder, or give fresh=True"
-        )
+    if other := ", ".join(changed):
+        raise EverybertError(f"{out} was built with other {other}: choose another folder, or give fresh=True")
     return True
 
 
@@ -194,12 +189,9 @@ def _start(building: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> None:
         write_json(file, plan)
     for folder in (building, building / "records", building / "tokenizer"):
         remove_stale(folder)
-    changed = _changes(read_json(file, "start over with fresh=True"), plan)
-    if changed:
-        raise EverybertError(
-            f"the unfinished build {building} has other {', '.join(changed)}: "
-            "continue with the same, or start over with fresh=True"
-        )
+    if changed := ", ".join(changes(file, plan)):
+        remedy = "continue with the same, or start over with fresh=True"
+        raise EverybertError(f"the unfinished build {building} has other {changed}: {remedy}")
 
 
 # ── documents to shards ─────────────────────────────────────────────────────────────────────────────────────
@@ -310,9 +302,8 @@ class ShardWriter:
 
     def _write(self, name: str, parts: list[EncodedDocuments], files: dict[str, Any]) -> dict[str, Any]:
         kinds: tuple[Any, ...] = (self.dtype, np.int64, np.int64, np.uint8)
-        tokens, lengths, counts, languages = (
-            np.concatenate([np.empty(0, kind), *(part[i] for part in parts)]) for i, kind in enumerate(kinds)
-        )
+        columns = ([np.empty(0, kind), *(part[i] for part in parts)] for i, kind in enumerate(kinds))
+        tokens, lengths, counts, languages = map(np.concatenate, columns)
         if len(counts):
             arrays = {"sentences": offsets(lengths), "documents": offsets(counts)}
             arrays |= {"languages": languages} if self.languages > 1 else {}

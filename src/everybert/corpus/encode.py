@@ -80,10 +80,9 @@ class DocumentEncoder:
         counts = np.bincount(document[lengths > 0], minlength=len(documents))
         languages = np.array([language for _, language in documents], np.uint8)
         unknown = int((tokens == self.tokenizer.unk_id).sum()) if self.tokenizer.unk_id is not None else 0
-        kept = counts > 0
-        return EncodedDocuments(
-            tokens, lengths[lengths > 0], counts[kept], languages[kept], unknown, int((~kept).sum())
-        )
+        filled = counts > 0
+        empty = int((~filled).sum())
+        return EncodedDocuments(tokens, lengths[lengths > 0], counts[filled], languages[filled], unknown, empty)
 
     def sentences(self, text: str) -> list[str]:
         """The sentences of a document. All but the first start with a space.
