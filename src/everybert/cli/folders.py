@@ -93,10 +93,7 @@ def hf(
 
 @command(app)
 def quantize(
-    model: Source,
-    out: Annotated[Path, "The folder to write.", {"metavar": "OUT"}],
-    *,
-    allow_pickle: Pickle = False,
+    model: Source, out: Annotated[Path, "The folder to write.", {"metavar": "OUT"}], *, allow_pickle: Pickle = False
 ) -> Output:
     """Store a model in int8, with one scale per row: a quarter of the size of fp32. Compares it with the original.
 

@@ -128,9 +128,8 @@ def build(
         languages.setdefault(name, []).append(Path(file))
     options |= {"workers": workers, "engine": engine, "address": address, "pmi": pmi, "fresh": fresh}
     try:
-        return Output(
-            build_corpus(files, tokenizer_place(tokenizer), out, languages=languages, bar=progress_bar, **options)
-        )
+        place = tokenizer_place(tokenizer)
+        return Output(build_corpus(files, place, out, languages=languages, bar=progress_bar, **options))
     except KeyboardInterrupt:
         print("stopped: finished shards are kept, run the same command again to resume", file=sys.stderr)
         raise typer.Exit(130) from None

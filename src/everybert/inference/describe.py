@@ -62,9 +62,9 @@ def describe_folder(folder: Path, allow_pickle: bool = False) -> dict[str, Any]:
     config, raw = read_config(inner)
     shapes = open_weights(inner, allow_pickle).shapes
     names = {layouts.canonical(name) for name in shapes}
-    found = layouts.find_heads(config.family, names, config_json.classes(raw))
+    present = layouts.find_heads(config.family, names, config_json.classes(raw))
     labels = len(raw.get("id2label") or {}) or 2
-    heads: dict[str, int | None] = {head: labels for head in found if head in HEADS}
+    heads: dict[str, int | None] = {head: labels for head in present if head in HEADS}
     counts = parameters(config, heads, pooler=any(name.startswith("pooler.") for name in names))
     about = _about(str(folder), config, counts, heads) | {"heads": list(heads), "tensors": len(shapes)}
     if (folder / INT8).exists():

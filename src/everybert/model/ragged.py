@@ -9,7 +9,7 @@ Legend: T tokens in the batch, B sequences, N the longest length, H hidden, E em
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, Self
@@ -27,12 +27,11 @@ class Targets:
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields that are tensors, by name."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: x for name, x in values.items() if isinstance(x, Tensor)}
+        return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
 
     def constants(self) -> tuple[Any, ...]:
         """The fields that are not tensors, in order."""
-        return tuple(x for f in fields(self) if not isinstance(x := getattr(self, f.name), Tensor))
+        return tuple(x for x in vars(self).values() if not isinstance(x, Tensor))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """The same targets with `fn` applied to each tensor."""

@@ -423,11 +423,7 @@ def choose(request: RequestContext, prompt: str, endings: s.SomeTexts) -> Job:
 
 
 def tokens(
-    request: RequestContext,
-    text: str,
-    pair: str | None = None,
-    layer: s.HiddenLayer = None,
-    vectors: bool = False,
+    request: RequestContext, text: str, pair: str | None = None, layer: s.HiddenLayer = None, vectors: bool = False
 ) -> Job:
     """The tokens of a text, their positions and, on request, their vectors after a layer."""
     width = request.served.model.config.hidden_size if vectors else 0

@@ -32,8 +32,7 @@ _PARALLEL = "TOKENIZERS_PARALLELISM"
 if hasattr(os, "register_at_fork") and _PARALLEL not in os.environ:
     # Forked processes tokenize on one thread: the threads of `tokenizers` do not survive a fork.
     os.register_at_fork(
-        before=lambda: os.environ.update({_PARALLEL: "false"}),
-        after_in_parent=lambda: os.environ.pop(_PARALLEL, None),
+        before=lambda: os.environ.update({_PARALLEL: "false"}), after_in_parent=lambda: os.environ.pop(_PARALLEL, None)
     )
 
 
@@ -228,9 +227,8 @@ class Tokenizer:
         If the mask token is another one, the working backend also has "[MASK]", with an id of its own.
         """
         backend = self._backend
-        splitter, template = (
-            str(part.__getstate__()) if part else "" for part in (backend.pre_tokenizer, backend.post_processor)
-        )
+        parts = (backend.pre_tokenizer, backend.post_processor)
+        splitter, template = (str(part.__getstate__()) if part else "" for part in parts)
         trims = '"ByteLevel"' not in splitter or not template or '"trim_offsets":true' in template
         if trims and (self.mask_id is None or MASK in self._vocab):
             return backend, None

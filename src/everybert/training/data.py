@@ -174,14 +174,14 @@ class RunContext:
     @property
     def dtype(self) -> torch.dtype:
         """The compute precision."""
-        asked, cuda = self.recipe.run.dtype, self.device.type == "cuda"
-        return torch.bfloat16 if asked == "bfloat16" or (asked == "auto" and cuda) else torch.float32
+        setting, cuda = self.recipe.run.dtype, self.device.type == "cuda"
+        return torch.bfloat16 if setting == "bfloat16" or (setting == "auto" and cuda) else torch.float32
 
     @property
     def compiled(self) -> bool:
         """Whether to use torch.compile; then every batch has the same number of tokens."""
-        asked, half = self.recipe.run.compile, self.dtype != torch.float32
-        return asked if asked is not None else half and self.device.type == "cuda"
+        setting, half = self.recipe.run.compile, self.dtype != torch.float32
+        return setting if setting is not None else half and self.device.type == "cuda"
 
     def stream(self, phase: int) -> PackStream:
         """The packs of a phase; each phase draws its own examples."""
@@ -217,8 +217,8 @@ class RunContext:
             step += 1
 
     def _open(self, step: int, total: int | None, place: Place) -> Iterator[Item]:
-        asked, cuda = self.recipe.run.workers, self.device.type == "cuda"
-        workers = asked if asked is not None else 4 if cuda else 0
+        setting, cuda = self.recipe.run.workers, self.device.type == "cuda"
+        workers = setting if setting is not None else 4 if cuda else 0
         loader: Any = DataLoader(
             Packs(self, step, total, place),
             batch_size=None,

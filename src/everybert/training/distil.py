@@ -137,7 +137,7 @@ def copy_layers(teacher: Network, student: Network) -> None:
     theirs, mine = teacher.state_dict(), student.state_dict()
     layers = taught_by(len(student.encoder.layers), len(teacher.encoder.layers))
     for name, value in mine.items():
-        source = re.sub(r"^(encoder\.layers\.)(\d+)", lambda found: f"{found[1]}{layers[int(found[2])]}", name)
+        source = re.sub(r"^(encoder\.layers\.)(\d+)", lambda match: f"{match[1]}{layers[int(match[2])]}", name)
         if source in theirs and theirs[source].shape == value.shape:
             value.copy_(theirs[source])
     # A student without segments adds the vector of the first segment, which every token had, to the positions.

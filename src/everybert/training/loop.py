@@ -86,7 +86,7 @@ def train(job: TrainingJob, progress: Progress, logs: Logs) -> bool:
             seconds = time.perf_counter() - began if world.first else 0.0
             state = torch.tensor([stop.is_set(), share is None, seconds], dtype=torch.float64)
             totals = world.sum(torch.cat((counts, state)))
-            tokens, asked, lost, progress.seconds = totals[2:].tolist()
+            tokens, stopping, lost, progress.seconds = totals[2:].tolist()
             if lost or share is None:
                 save()
                 break
@@ -133,9 +133,9 @@ def train(job: TrainingJob, progress: Progress, logs: Logs) -> bool:
                 logs.write(step, progress.figures)
                 logs.print(f"step {step:,}: " + "  ".join(f"{k} {v:.4g}" for k, v in progress.figures.items()))
                 meter.reset()
-            if step % run.save_every == 0 or asked or last:
+            if step % run.save_every == 0 or stopping or last:
                 save()
-            if asked:
+            if stopping:
                 break
             if job.plan and not last and job.plan(progress):
                 save()  # a run that is killed from here on resumes with the same plan

@@ -132,9 +132,9 @@ def score_detection(network: Network, packs: Iterable[Ragged]) -> dict[str, floa
     counts = torch.zeros(5, device=device_of(network.encoder), dtype=torch.float64)
     for pack in packs:
         _, logits_T, replaced_T = detect(network, pack.to(counts.device))
-        found_T = logits_T > 0
-        each = (found_T == replaced_T, torch.ones_like(found_T), found_T & replaced_T, found_T, replaced_T)
+        flagged_T = logits_T > 0
+        each = (flagged_T == replaced_T, torch.ones_like(flagged_T), flagged_T & replaced_T, flagged_T, replaced_T)
         counts += torch.stack([x_T.sum() for x_T in each])
-    right, tokens, both, found, replaced = counts.clamp(min=1).tolist()
+    right, tokens, both, flagged, replaced = counts.clamp(min=1).tolist()
     names = ("detection_accuracy", "detection_precision", "detection_recall")
-    return dict(zip(names, (right / tokens, both / found, both / replaced)))
+    return dict(zip(names, (right / tokens, both / flagged, both / replaced)))
