@@ -114,7 +114,7 @@ def build_corpus(
         "languages": names,
         "options": settings.recorded(),
     }
-    started, kept = time.monotonic(), 0
+    started, finished = time.monotonic(), 0
     with disk_errors(out, "finished shards are kept, run again to continue"):
         if fresh:
             shutil.rmtree(building, ignore_errors=True)
@@ -126,7 +126,7 @@ def build_corpus(
             pools = ray_pool(encode_documents, encoder, workers, address) if ray else ProcessPool(encoder, workers)
             with pools as pool:
                 writer = ShardWriter(building, settings, encoder.dtype, len(names), pool)
-                kept = len(writer.finished)
+                finished = len(writer.finished)
                 with bar("characters", plain_size([path for path, _ in sources])) as show:
                     writer.write(_documents(sources, settings, report), show)
             _finish(building, plan, tokenizer.size, sources, report)
@@ -139,7 +139,7 @@ def build_corpus(
         (out / "plan.json").unlink(missing_ok=True)
         if pmi and "collocations" not in read_meta(out):
             _add_collocations(out, bar)
-    return summarise(out) | {"seconds": time.monotonic() - started, "kept_shards": kept}
+    return summarise(out) | {"seconds": time.monotonic() - started, "kept_shards": finished}
 
 
 def _sources(files: Any, languages: Mapping[str, Any] | None) -> tuple[Sources, list[str]]:

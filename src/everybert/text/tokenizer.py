@@ -190,11 +190,11 @@ class Tokenizer:
 
     def describe(self, text: str) -> dict[str, Any]:
         """How a text is cut: the tokens without special ones, and what a comparison of tokenizers counts."""
-        found, words = self.encode(text, specials=False), max(1, len(text.split()))
-        case, unknown = "uncased" if self.lowercase else "cased", sum(i == self.unk_id for i in found.ids)
-        counts = {"tokens": len(found), "unknown": unknown, "tokens_per_word": len(found) / words}
+        encoding, words = self.encode(text, specials=False), max(1, len(text.split()))
+        case, unknown = "uncased" if self.lowercase else "cased", sum(i == self.unk_id for i in encoding.ids)
+        counts = {"tokens": len(encoding), "unknown": unknown, "tokens_per_word": len(encoding) / words}
         kind = {"kind": self.kind, "case": case, "vocabulary": len(self._vocab)}
-        return kind | counts | {"pieces": self.readable(found.tokens), "ids": found.ids}
+        return kind | counts | {"pieces": self.readable(encoding.tokens), "ids": encoding.ids}
 
     # ── text to ids
 
