@@ -414,13 +414,13 @@ class Model:
             raise EverybertError(f"a {self.config.family} model has no global attention; leave global_tokens out")
         if self.config.segments < 2 and any(any(row) for row in segments or []):
             raise EverybertError(f"a {self.config.family} model has no second segment; leave segments out")
-        out: dict[int, Tensor] = {}
+        states: dict[int, Tensor] = {}
 
         def read(indices: list[int], batch: Ragged, x_TH: Tensor) -> None:
-            out.update(zip(indices, batch.split(x_TH)))
+            states.update(zip(indices, batch.split(x_TH)))
 
         encode(self.network, Inputs(sequences, segments, global_tokens), read)
-        return [out[i].clone() for i in range(len(out))]  # outside of inference mode: usable for training
+        return [states[i].clone() for i in range(len(states))]  # outside of inference mode: usable for training
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────
 

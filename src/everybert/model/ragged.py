@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -40,6 +40,9 @@ class Targets:
     def of_step(self, counts: Tensor) -> Self:
         """The same targets with the totals of a training step over all ranks, for losses that divide by them."""
         return self
+
+
+Kind = TypeVar("Kind", bound=Targets)
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,11 @@ class Ragged:
 
         tensors = extended(self.tokens_T, pad_id), lengths, extended(self.segments_T), extended(self.globals_T)
         return Ragged.flat(*tensors, max_length=self.max_length).to(self.device)
+
+    def targets_as(self, kind: type[Kind]) -> Kind:
+        """The targets, which must be of this kind."""
+        assert isinstance(self.targets, kind)
+        return self.targets
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the batch by name, targets included."""

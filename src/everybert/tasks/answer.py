@@ -25,7 +25,7 @@ from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples, View, plain
-from everybert.tasks.features import Encoded, Features, make_features, targets_of
+from everybert.tasks.features import Encoded, Features, TaskTargets, make_features
 from everybert.tasks.task import DIGITS, Explained, Task
 from everybert.text.tokenizer import Encoding, Tokenizer
 from everybert.text.windows import Window
@@ -155,7 +155,7 @@ class AnswerQuestions(Task):
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """The mean of −log p(start) and −log p(end)."""
-        targets = targets_of(batch)
+        targets = batch.targets_as(TaskTargets)
         assert targets.start_B is not None and targets.end_B is not None
         return span_loss(self.logits(network, batch), batch, targets.start_B, targets.end_B)
 

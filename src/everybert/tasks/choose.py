@@ -20,7 +20,7 @@ from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples, View
-from everybert.tasks.features import Features, targets_of, text_features
+from everybert.tasks.features import Features, TaskTargets, text_features
 from everybert.tasks.task import DIGITS, Task
 from everybert.text.tokenizer import Tokenizer
 
@@ -71,7 +71,7 @@ class Choose(Task):
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """Cross-entropy among the endings of each prompt."""
-        targets = targets_of(batch)
+        targets = batch.targets_as(TaskTargets)
         assert targets.label_E is not None
         logits_B = self.logits(network, batch)[: sum(targets.counts), 0]
         return choice_loss(logits_B, targets.counts, targets.label_E)

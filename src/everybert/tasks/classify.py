@@ -23,7 +23,7 @@ from everybert.model.losses import label_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples, View
-from everybert.tasks.features import Features, constant, targets_of, text_features
+from everybert.tasks.features import Features, TaskTargets, constant, text_features
 from everybert.tasks.task import DIGITS, Explained, Task
 from everybert.text.tokenizer import Encoding, Tokenizer
 
@@ -77,7 +77,7 @@ class TextTask(Task):
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """The loss of each example's combined logits, by the form of the targets."""
-        targets = targets_of(batch)
+        targets = batch.targets_as(TaskTargets)
         assert targets.label_E is not None
         logits_EC = targets.combine(self.logits(network, batch))
         weight_C = None if self.weights is None else constant(self.weights, logits_EC.device)

@@ -25,7 +25,7 @@ from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples, View
-from everybert.tasks.features import Features, constant, targets_of, text_features
+from everybert.tasks.features import Features, TaskTargets, constant, text_features
 from everybert.tasks.task import Task
 from everybert.text.tokenizer import Tokenizer
 
@@ -76,7 +76,7 @@ class Embed(Task):
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """In-batch negatives, or CoSENT for scored pairs."""
-        targets = targets_of(batch)
+        targets = batch.targets_as(TaskTargets)
         counts = targets.counts
         unit_BH = F.normalize(pool(network.encoder(batch), batch, self.pooling)[: sum(counts)].float(), dim=-1)
         starts = tuple(accumulate(counts, initial=0))[:-1]

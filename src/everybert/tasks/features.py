@@ -214,12 +214,6 @@ def make_batch(
     return replace(ragged, targets=TaskTargets(counts=tuple(count_E.tolist()), share=torch.tensor(share), **tensors))
 
 
-def targets_of(batch: Ragged) -> TaskTargets:
-    """The batch's targets, which must be a task's."""
-    assert isinstance(batch.targets, TaskTargets)
-    return batch.targets
-
-
 def weighted_mean(x_SC: Tensor, example_S: Tensor, weight_S: Tensor, count: int) -> Tensor:
     """(S, C) of windows → (E, C) of the `count` examples they belong to, in each of which the weights sum to 1."""
     share_SC = x_SC * weight_S[:, None]

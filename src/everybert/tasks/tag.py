@@ -25,7 +25,7 @@ from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks import words as wording
 from everybert.tasks.dataset import Examples, View
-from everybert.tasks.features import Encoded, Features, make_features, targets_of
+from everybert.tasks.features import Encoded, Features, TaskTargets, make_features
 from everybert.tasks.task import DIGITS, Task
 from everybert.tasks.words import Entity, Splitter, Word, split_tag
 from everybert.text.tokenizer import Encoding, Tokenizer
@@ -154,7 +154,7 @@ class Tag(Task):
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """Cross-entropy of the labelled tokens."""
-        tag_T = targets_of(batch).tag_T
+        tag_T = batch.targets_as(TaskTargets).tag_T
         assert tag_T is not None
         total = F.cross_entropy(self.logits(network, batch).float(), tag_T, ignore_index=-100, reduction="sum")
         return total / (tag_T >= 0).float().sum().clamp(min=1e-6)  # a batch may contain no word at all

@@ -29,7 +29,7 @@ from everybert.model.engine import ahead, run_head
 from everybert.model.heads import Network, head_logits
 from everybert.model.ragged import Ragged
 from everybert.tasks.dataset import Columns, Examples, Row, Source, Table, View
-from everybert.tasks.features import Features, targets_of
+from everybert.tasks.features import Features, TaskTargets
 from everybert.text.tokenizer import Encoding, Tokenizer
 from everybert.text.windows import WindowConfig
 
@@ -136,7 +136,7 @@ class Task(ABC):
     def logits(self, network: Network, batch: Ragged) -> Tensor:
         """(B, C) or (T, C) of the task's head."""
         assert self.head is not None
-        targets = targets_of(batch)
+        targets = batch.targets_as(TaskTargets)
         computed = targets.features_T if targets.features_B is None else targets.features_B
         if computed is None:
             return head_logits(network, batch, self.head)

@@ -37,7 +37,7 @@ from everybert.store.huggingface import read_config, save_network
 from everybert.store.sentence_transformers import Pooling, write_pooling
 from everybert.tasks.dataset import Examples
 from everybert.tasks.embed import Embed
-from everybert.tasks.features import Features, make_batch, targets_of
+from everybert.tasks.features import Features, TaskTargets, make_batch
 from everybert.tasks.task import Task
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.checkpoint import Progress
@@ -488,7 +488,7 @@ def steps(
 
 def _loss(task: Task) -> Callable[[Network, Ragged], tuple[Tensor, Tensor]]:
     def loss(network: Network, ragged: Ragged) -> tuple[Tensor, Tensor]:
-        share = targets_of(ragged).share
+        share = ragged.targets_as(TaskTargets).share
         assert share is not None
         value = task.loss(network, ragged) * share
         return value, value.detach()[None]
