@@ -51,9 +51,11 @@ def head_parameters(config: EncoderConfig, labels: int = 2) -> dict[str, int]:
     return {head: sum(parameters(config, {head: labels}).values()) - base for head in heads}
 
 
-def describe_preset(name: str, config: EncoderConfig) -> dict[str, Any]:
-    """A preset as plain data."""
-    return _about(name, config, parameters(config)) | {"objective": TABLES["objectives"][config.family]}
+def describe(model: str, allow_pickle: bool = False) -> dict[str, Any]:
+    """A preset, or a model by its name or folder, as plain data."""
+    if (config := PRESETS.get(model)) is None:
+        return describe_folder(resolve(model, allow_pickle=allow_pickle), allow_pickle)
+    return _about(model, config, parameters(config)) | {"objective": TABLES["objectives"][config.family]}
 
 
 def describe_folder(folder: Path, allow_pickle: bool = False) -> dict[str, Any]:

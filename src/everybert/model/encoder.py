@@ -111,14 +111,14 @@ class Layer(nn.Module):
         return self._add(x_TH, "feed_forward", feed_forward, self.feed_forward_norm, watch, "output")
 
     def _add(self, x_TH: Tensor, name: str, f: Block, norm: Norm | None, watch: Watch | None, end: str = "") -> Tensor:
-        """LN(x + f(x)) or, in pre-norm, x + f(LN(x)). The result is watched as `end`."""
-        see = watch or (lambda name, value: None)
+        """LN(x + f(x)) or, in pre-norm, x + f(LN(x)), with f one of the two blocks. The result is watched as `end`."""
+        report = watch or (lambda name, value: None)
         ready_TH = x_TH
         if self.pre:
             ready_TH = x_TH if norm is None else norm(x_TH)
-            see(f"{name}.norm", ready_TH)
+            report(f"{name}.norm", ready_TH)
         added_TH = f(ready_TH)
-        see(f"{name}.output", added_TH)
+        report(f"{name}.output", added_TH)
         plain = watch is None and not torch.is_grad_enabled() and not self.training
         if not self.pre and plain and fused(x_TH) and isinstance(norm, nn.LayerNorm):
             from everybert.model.kernels import add_norm
@@ -127,9 +127,9 @@ class Layer(nn.Module):
         x_TH = x_TH + self.dropout(added_TH)
         if not self.pre:
             assert norm is not None
-            see(f"{name}.residual", x_TH)
+            report(f"{name}.residual", x_TH)
             x_TH = norm(x_TH)
-        see(end or f"{name}.{'residual' if self.pre else 'norm'}", x_TH)
+        report(end or f"{name}.{'residual' if self.pre else 'norm'}", x_TH)
         return x_TH
 
 
@@ -168,15 +168,15 @@ class Encoder(nn.Module):
         full, local = self._relative(batch)
         if states is not None:
             states.append(x_TH)
-        for i, weights in enumerate(config.layer_order):
-            layer = self.layers[weights]
+        for i, number in enumerate(config.layer_order):
+            layer = self.layers[number]
             window = config.window(i // config.inner_layers)
-            named = _prefixed(watch, f"layers.{i}.") if watch is not None else None
+            layer_watch = _prefixed(watch, f"layers.{i}.") if watch is not None else None
             relative = full if window is None else local
             if self.checkpointing and torch.is_grad_enabled():
                 x_TH = checkpoint(layer, x_TH, batch, window, relative, use_reentrant=False)
             else:
-                x_TH = layer(x_TH, batch, window, relative, named)
+                x_TH = layer(x_TH, batch, window, relative, layer_watch)
             if states is not None:
                 states.append(exact(x_TH))
         x_TH = exact(x_TH)  # the layers of fp8.py also pass on a rounded copy
@@ -199,8 +199,8 @@ class Encoder(nn.Module):
             biases = once(lambda n: table_RA[bias_rows(gaps(n, device), buckets, far)].permute(2, 0, 1)[None])
             both = Relative(bias=lambda q, k: biases(q.shape[2]))
         elif config.relative == "alibi":
-            falls = once(lambda n: -alibi_slopes(config.heads, device)[None, :, None, None] * gaps(n, device).abs())
-            both = Relative(bias=lambda q, k: falls(q.shape[2]))
+            distances = once(lambda n: -alibi_slopes(config.heads, device)[None, :, None, None] * gaps(n, device).abs())
+            both = Relative(bias=lambda q, k: distances(q.shape[2]))
         elif self.relative_table is not None and self.relative_norm is not None:
             rows = once(lambda n: table_rows(gaps(n, device), buckets, far))
             both = Relative(table=(self.relative_norm(self.relative_table.weight), rows))

@@ -50,6 +50,7 @@ class Item:
 
     batch: Ragged
     place: Place
+    """The pack's own position."""
     counts: tuple[float, float, float]
     """Masked tokens, labelled pairs, and tokens of text (without those that fill the batch up)."""
 
@@ -97,10 +98,13 @@ def collate(pack: dict[str, Any], *, max_length: int, pad_id: int = 0, capacity:
     total = size if capacity is None else capacity
     batch = Ragged.flat(padded("tokens"), lengths, padded("segments"), max_length=max_length)
     batch = batch.padded(total - size, max_length, pad_id)
-    # Never few slots: the compiler treats small matrices differently, so a block's last, short pack would recompile.
-    # A causal model predicts nearly all tokens, and gets a slot for each.
-    predicted = len(pack["mask_index"])
-    slots = 0 if capacity is None else -(-(total if predicted > total // 2 else max(predicted, total // 8)) // 64) * 64
+    slots = 0
+    if capacity is not None:
+        # Never few: the compiler treats small matrices differently, so a block's last, short pack would recompile.
+        # A causal model predicts nearly all tokens, and gets a slot for each.
+        predicted = len(pack["mask_index"])
+        needed = total if predicted > total // 2 else max(predicted, total // 8)
+        slots = -(-needed // 64) * 64
     targets = PretrainTargets(
         mask_index_M=padded("mask_index", slots),
         mask_label_M=padded("mask_label", slots, IGNORE),
