@@ -193,7 +193,7 @@ def run_batches(
     cores = torch.get_num_threads() if device.type == "cpu" else 1
     if device.type == "cpu":
         keep_freed_memory()
-        groups = plan(lengths, budget or shared_out(sum(lengths), cores))
+        groups = plan(lengths, budget or cpu_budget(sum(lengths), cores))
     elif network.config.relative != "none":
         groups = plan(lengths, budget or BUDGET_GPU, padded=True)
     else:
@@ -247,8 +247,8 @@ def in_order(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return groups
 
 
-def shared_out(tokens: int, cores: int) -> int:
-    """The budget of CPU batches: about BUDGET_CPU, chosen so that every core gets the same number of batches."""
+def cpu_budget(tokens: int, cores: int) -> int:
+    """Tokens per batch on the CPU: about BUDGET_CPU, chosen so that every core gets the same number of batches."""
     rounds = max(1, math.ceil(tokens / (cores * BUDGET_CPU)))
     return max(BUDGET_CPU // 4, math.ceil(tokens / (cores * rounds)))
 

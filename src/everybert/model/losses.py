@@ -34,11 +34,11 @@ class PretrainTargets(Targets):
     pair_label_B: Tensor | None = None
     """int64: 0 next or in order, 1 random or swapped, IGNORE no pair."""
     span_left_M: Tensor | None = None
-    """int64: the token before each masked position's span …"""
+    """int64: the index of the token before the span of each masked position; None without spans."""
     span_right_M: Tensor | None = None
-    """… the token after it …"""
+    """int64: the index of the token after that span."""
     span_place_M: Tensor | None = None
-    """… and the position within the span, from 1."""
+    """int64: the position within that span, from 1."""
     draw_M: Tensor | None = None
     """int64: a uniform number below corpus.packs.DRAWS, for a generator to sample a token with."""
     real: Tensor = field(default_factory=lambda: torch.tensor(1 << 62))

@@ -569,8 +569,7 @@ def read_ranked(source: Source, columns: Columns = None, skip_bad: bool = False)
     if examples.targets[0] is None:
         pairs = [((query, text), float(not i)) for query, *texts in examples.inputs for i, text in enumerate(texts)]
         return replace(examples, inputs=[pair for pair, _ in pairs], targets=[label for _, label in pairs])
-    if min(examples.targets) < 0:
-        least = min(examples.targets)
+    if (least := min(examples.targets)) < 0:
         raise EverybertError(f"{examples.where}: the label {least:g} is below 0; relevance is 0 or more")
     return examples
 

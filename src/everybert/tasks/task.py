@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from everybert.errors import EverybertError
 from everybert.files import as_type
@@ -140,7 +140,7 @@ class Task(ABC):
         computed = targets.features_T if targets.features_B is None else targets.features_B
         if computed is None:
             return head_logits(network, batch, self.head)
-        return _apply(network.heads[self.head], computed)
+        return network.heads[self.head](computed)
 
     @abstractmethod
     def loss(self, network: Network, batch: Ragged) -> Tensor:
@@ -177,7 +177,7 @@ class Task(ABC):
         if computed is None:
             return run_head(network, features, self.head, budget)
         head, training = network.heads[self.head].eval(), network.training
-        rows = _apply(head, torch.from_numpy(computed if whole else np.concatenate(computed))).float().cpu().numpy()
+        rows = head(torch.from_numpy(computed if whole else np.concatenate(computed))).float().cpu().numpy()
         head.train(training)
         return list(rows) if whole else np.split(rows, features.lengths_S.cumsum()[:-1])
 
@@ -232,9 +232,3 @@ class Task(ABC):
             except TypeError as wanted:
                 raise ValueError(f"{name} must be {wanted}, not {str(state[name])[:60]}") from None
         return cls(window=window, metric=cls.metrics[0], **values)
-
-
-def _apply(head: nn.Module, features: Tensor) -> Tensor:
-    """The head on features that were computed once (fine-tuning in mode frozen), in the head's own dtype."""
-    weight = next(head.parameters())
-    return head(features.to(weight.device, weight.dtype))
