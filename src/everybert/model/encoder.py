@@ -6,7 +6,6 @@ pre-norm:           x ← x + Attn(LN(x));      x ← x + FF(LN(x));      one mo
 Legend: T tokens in the batch, n tokens of one sequence, H hidden, I intermediate width, A heads, R relative positions.
 """
 
-import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -19,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from everybert.errors import EverybertError
 from everybert.model.attention import ABSOLUTE, Relative, SelfAttention, Watch, fused
 from everybert.model.config import EncoderConfig
-from everybert.model.embeddings import Embeddings, rotary_table, sinusoids
+from everybert.model.embeddings import Embeddings, alibi_slopes, bias_rows, gaps, rotary_table, sinusoids, table_rows
 from everybert.model.graphs import Recorder
 from everybert.model.linear import Linear, exact
 from everybert.model.ragged import Ragged
@@ -228,43 +227,6 @@ class Encoder(nn.Module):
         segments_T = batch.segments_T if config.segments > 1 else None
         if segments_T is not None and (bad := _outside(segments_T, config.segments)) is not None:
             raise EverybertError(f"segment id {bad} is outside this model's {config.segments} segments")
-
-
-def gaps(n: int, device: torch.device) -> Tensor:
-    """(n, n): i − j."""
-    at = torch.arange(n, device=device)
-    return at[:, None] - at[None]
-
-
-def alibi_slopes(heads: int, device: torch.device) -> Tensor:
-    """(A): how much a head's scores fall per token of distance (Press et al. 2022, §3).
-
-    The powers of 2^(−8/A) if A is a power of two; else those of the next lower one, and every other one of the next.
-    """
-    lower = 2 ** int(math.log2(heads))
-    at = torch.arange(heads, device=device, dtype=torch.float64)  # on the device, for recordings
-    return torch.exp2(-torch.where(at < lower, 8 * (at + 1), 4 * (2 * (at - lower) + 1)) / lower).float()
-
-
-def bias_rows(gap: Tensor, buckets: int, far: int) -> Tensor:
-    """The bucket of i − j, each with a learnt number per head (Raffel et al. 2020, §2.1).
-
-    Half of the buckets are for each direction; of these, half for exact distances, the others grow logarithmically.
-    """
-    half, exact = buckets // 2, buckets // 4
-    ratio = gap.abs().clamp(min=1).float() / exact
-    large = exact + (ratio.log() / math.log(far / exact) * (half - exact)).long()
-    return torch.where(gap.abs() < exact, gap.abs(), large.clamp(max=half - 1)) + (gap < 0) * half
-
-
-def table_rows(gap: Tensor, buckets: int, far: int) -> Tensor:
-    """The row of DeBERTa's table for i − j. Half of the buckets are exact, the others grow logarithmically."""
-    span, exact = buckets or far, buckets // 2
-    if buckets:
-        ratio = gap.abs().clamp(min=exact) / exact
-        large = (ratio.log() / torch.log(torch.tensor((far - 1) / exact)) * (exact - 1)).ceil().long() + exact
-        gap = torch.where(gap.abs() <= exact, gap, large * gap.sign())
-    return (gap + span).clamp(0, 2 * span - 1)
 
 
 def _outside(x_T: Tensor, size: int) -> int | None:
