@@ -113,7 +113,7 @@ class AnswerQuestions(Task):
     # Questions to sequences.
 
     def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Sequence[str]]) -> Features:
-        """Windows of the contexts, each after its question and an example of its own; `back` has a Passage per input.
+        """Windows of contexts, each after its question and an example of its own; `origins` has a Passage per input.
 
         A question takes at most half of the window. Longformer's global tokens are those before the first separator.
         """
@@ -122,7 +122,7 @@ class AnswerQuestions(Task):
         before = tokenizer.build([-1], [-2])[0].index(-2) - 1  # special tokens before the context
         room = self.window.size - tokenizer.pair_special
         sequences: list[list[Encoded]] = []
-        back: list[Passage] = []
+        origins: list[Passage] = []
         lost: list[int] = []
         for question, context in zip(questions, contexts):
             shortened = question[: room // 2]
@@ -134,8 +134,8 @@ class AnswerQuestions(Task):
                 ids, segments = tokenizer.build(shortened, context.ids[w.start : w.stop])
                 sequences.append([Encoded(ids, segments, range(1 + len(shortened)))])
             words = np.array([-1 if w is None else w for w in context.words], dtype=np.int64)
-            back.append(Passage(np.asarray(context.offsets, dtype=np.int64).reshape(-1, 2), words, places))
-        return make_features(sequences, config, self.window.size, lost, back)
+            origins.append(Passage(np.asarray(context.offsets, dtype=np.int64).reshape(-1, 2), words, places))
+        return make_features(sequences, config, self.window.size, lost, origins)
 
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
         """Sequences, with start_B and end_B: 0 ([CLS]) if the answer is not in the window."""

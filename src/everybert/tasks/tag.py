@@ -117,12 +117,12 @@ class Tag(Task):
     # Words to sequences.
 
     def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Words]) -> Features:
-        """Windows of pieces, each an example of its own; `back` has a TaggedText per input."""
+        """Windows of pieces, each an example of its own; `origins` has a TaggedText per input."""
         split = [(t, self.splitter.split(t)) if isinstance(t, str) else _joined(t) for t in inputs]
         joined = [" ".join(w.text for w in words) for _, words in split]
         lead = tokenizer.build([-1])[0].index(-1)  # special tokens before the text
         sequences: list[list[Encoded]] = []
-        back: list[TaggedText] = []
+        origins: list[TaggedText] = []
         lost: list[int] = []
         for (text, words), encoding in zip(split, tokenizer.encode_batch(joined, specials=False)):
             ids, owner = _pieces(words, encoding, tokenizer)
@@ -133,9 +133,9 @@ class Tag(Task):
                 owned = np.arange(w.own_start, w.own_stop)
                 at += [(len(sequences), lead + i - w.start) for i in owned[first[owned]].tolist()]
                 sequences.append([Encoded(*tokenizer.build(ids[w.start : w.stop]))])
-            back.append(TaggedText(text, words, np.array(at, dtype=np.int64).reshape(-1, 2)))
+            origins.append(TaggedText(text, words, np.array(at, dtype=np.int64).reshape(-1, 2)))
             lost.append(cut)
-        return make_features(sequences, config, self.window.size, lost, back)
+        return make_features(sequences, config, self.window.size, lost, origins)
 
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
         """Sequences, with tag_T."""
