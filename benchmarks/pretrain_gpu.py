@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from everybert.model.config import PRESETS
 from everybert.model.heads import Network
-from everybert.model.losses import pretrain_loss, targets_of
+from everybert.model.losses import PretrainTargets, pretrain_loss
 from everybert.store.huggingface import save_network
 from everybert.training.data import collate
 from everybert.training.optim import Optimizer, OptimizerConfig
@@ -88,7 +88,7 @@ def everybert(config, kind, tokens, steps, device, optimizer="adamw"):
         longest = 512 if kind == "natural" else int(kind)
         batch = collate(pack, max_length=longest, capacity=tokens)
         counts = torch.tensor([float(len(index)), 1.0, float(tokens)])
-        batches.append(replace(batch, targets=targets_of(batch).of_step(counts)).to(device))
+        batches.append(replace(batch, targets=batch.targets_as(PretrainTargets).of_step(counts)).to(device))
 
     def step(i: int) -> None:
         compute.run(batches[i % 3])

@@ -52,8 +52,8 @@ from everybert.model.losses import label_loss
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.tasks import Classify
+from everybert.tasks.features import TaskTargets, make_batch
 from everybert.tasks.metrics import Interval, interval
-from everybert.tasks.task import batch, targets_of
 from everybert.training.optim import Optimizer, OptimizerConfig
 from everybert.training.pretrain import pretrain
 from everybert.training.recipe import read_value
@@ -199,7 +199,7 @@ class Classifier(nn.Module):
     def forward(self, given: Ragged) -> Tensor:
         """(T) ids → (E, C) logits."""
         mean_BH = torch.cat([pool(encoder(given), given, "mean") for encoder in self.encoders], dim=-1)
-        return targets_of(given).combine(self.output(mean_BH))
+        return given.targets_as(TaskTargets).combine(self.output(mean_BH))
 
 
 def labelled(model: Model, train: Path, dev: Path, most: int | None = None) -> Data:
@@ -215,7 +215,7 @@ def task_accuracy(model: Model | Pair, data: Data, settings: FinetuneSettings, s
     """Fine-tune all weights on a task, which `everybert finetune` would refuse for a pair; the last dev accuracy."""
 
     def loss(network: Any, given: Ragged) -> tuple[Tensor, Tensor]:
-        value = label_loss(network(given), targets_of(given).label_E)  # type: ignore[arg-type]
+        value = label_loss(network(given), given.targets_as(TaskTargets).label_E)  # type: ignore[arg-type]
         return value, value.detach()[None]
 
     torch.manual_seed(seed)
@@ -240,8 +240,8 @@ def dev_accuracy(network: nn.Module, data: Data, device: torch.device) -> float:
     """Share of the dev set's texts whose label is the most probable one."""
     right = 0
     for which in np.array_split(np.arange(len(data.dev)), math.ceil(len(data.dev) / CHUNK)):
-        given = batch(data.dev, which).to(device)
-        right += int((network(given).argmax(-1) == targets_of(given).label_E).sum())
+        given = make_batch(data.dev, which).to(device)
+        right += int((network(given).argmax(-1) == given.targets_as(TaskTargets).label_E).sum())
     return right / len(data.dev)
 
 

@@ -18,7 +18,7 @@ import time
 import types
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Union, get_args, get_origin
@@ -188,10 +188,8 @@ def _files(folder: Path) -> list[Path]:
 def _explain(error: BaseException, path: Path, consequence: str = UNCHANGED) -> EverybertError:
     if getattr(error, "errno", None) in FULL or "No space left on device" in str(error):
         return EverybertError(f"the disk is full: {path} was not written, {consequence}; free some space")
-    reason = getattr(error, "strerror", None) or str(error)
-    return EverybertError(
-        f"{path} could not be written ({reason}), {consequence}; choose a place that you may write to"
-    )
+    why = getattr(error, "strerror", None) or str(error)
+    return EverybertError(f"{path} could not be written ({why}), {consequence}; choose a place that you may write to")
 
 
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -212,6 +210,12 @@ def read_json(path: str | Path, remedy: str = "restore or download it again", ki
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
     raise EverybertError(f"{path} could not be read as JSON ({reason}); {remedy}")
+
+
+def changes(file: Path, plan: Mapping[str, Any]) -> list[str]:
+    """The keys of a plan whose values differ in the file that recorded the plan of an earlier run."""
+    recorded = read_json(file, "start over with fresh=True")
+    return [key for key, value in plan.items() if recorded.get(key) != value]
 
 
 def as_type(value: Any, hint: Any) -> Any:
@@ -412,6 +416,26 @@ def _in_use(path: Path) -> bool:
     if writer["host"] != _host() or os.name == "nt":
         return _age(path) < STALE_AFTER
     return is_alive(int(writer["pid"]))
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold a run's folder: a second run in it is refused while the process that the file names is alive."""
+    path, host, pid = folder / "lock", socket.gethostname(), os.getpid()
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        other, _, number = (path.read_text("utf-8") if path.exists() else "").partition(" ")
+        if number.isdigit() and (other != host or (int(number) != pid and is_alive(int(number)))):
+            raise EverybertError(
+                f"{folder} is in use by process {number} on {other}: wait for it, or choose another folder "
+                f"(if it is gone, delete {path})"
+            )
+        path.write_text(f"{host} {pid}", encoding="utf-8")
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # what is left of it is stale, and known as such
+            path.unlink(missing_ok=True)
 
 
 def is_alive(pid: int) -> bool:

@@ -15,11 +15,11 @@ from everybert.corpus.examples import (
     Block,
     ExampleConfig,
     RandomSegments,
+    epoch_documents,
     pair_examples,
     sentence_examples,
 )
 from everybert.corpus.masking import make_key
-from everybert.corpus.packs import epoch_documents
 from everybert.errors import EverybertError
 
 corpora = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=2, max_size=8).map(MemoryCorpus)

@@ -20,12 +20,12 @@ from everybert.model.config import EncoderConfig
 from everybert.model.engine import (
     Inputs,
     ahead,
+    cpu_budget,
     encode,
     in_order,
     pick_device,
     plan,
     run_head,
-    shared_out,
     side_by_side,
     token_log_probs,
 )
@@ -57,7 +57,7 @@ def test_batches_in_order_never_overflow_and_are_as_few_as_order_allows(lengths,
 
 @given(st.integers(1, 100_000), st.integers(1, 32))
 def test_every_core_gets_as_many_batches(tokens, cores):
-    budget = shared_out(tokens, cores)
+    budget = cpu_budget(tokens, cores)
     assert engine.BUDGET_CPU // 4 <= budget <= engine.BUDGET_CPU
     if budget > engine.BUDGET_CPU // 4:
         assert -(-tokens // budget) % cores == 0 or tokens % budget == 0 or -(-tokens // budget) < cores

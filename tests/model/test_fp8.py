@@ -21,9 +21,9 @@ from torch.nn import functional as F
 
 from everybert.model import engine, fp8
 from everybert.model.config import EncoderConfig
-from everybert.model.encoder import Rounded
 from everybert.model.fp8 import Fp8Layer, Fp8Linear, round_rows, to_fp8
 from everybert.model.heads import Network
+from everybert.model.linear import Rounded
 from everybert.model.ragged import Ragged
 
 E4M3 = torch.float8_e4m3fn

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.model.losses import IGNORE, Boundary, PretrainTargets, boundary_loss, pretrain_loss, targets_of
+from everybert.model.losses import IGNORE, Boundary, PretrainTargets, boundary_loss, pretrain_loss
 from everybert.model.ragged import Ragged
 
 LENGTHS = (9, 6, 9)
@@ -42,7 +42,7 @@ def batch():
 @torch.no_grad()
 def test_masked_tokens_and_pairs(network, batch):
     loss, figures = pretrain_loss(network, batch)
-    x, targets = network.encoder(batch), targets_of(batch)
+    x, targets = network.encoder(batch), batch.targets_as(PretrainTargets)
     tokens = zip(targets.mask_index_M.tolist(), targets.mask_label_M.tolist())
     logits = network.mlm_logits(x).log_softmax(-1)
     mlm = -sum(float(logits[i, label]) for i, label in tokens if label != IGNORE) / 5
@@ -59,7 +59,7 @@ def test_the_boundary_objective_reads_the_tokens_around_a_span(network, batch):
     loss, figures = boundary_loss(network, batch)
     plain, parts = pretrain_loss(network, batch)
     assert torch.allclose(figures[:2], parts)
-    x, targets, head = network.encoder(batch), targets_of(batch), network.heads["boundary"]
+    x, targets, head = network.encoder(batch), batch.targets_as(PretrainTargets), network.heads["boundary"]
     total = 0.0
     for i, label in enumerate(targets.mask_label_M.tolist()):
         if label == IGNORE:

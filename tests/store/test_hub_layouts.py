@@ -273,7 +273,7 @@ def test_jina_v2_is_saved_as_it_was(tmp_path: Path):
 
 def test_the_published_slopes():
     assert PRESETS["jina-bert-base"].relative == "alibi"
-    from everybert.model.encoder import alibi_slopes
+    from everybert.model.embeddings import alibi_slopes
 
     device = torch.device("cpu")
     assert alibi_slopes(8, device).tolist() == [2.0**-i for i in range(1, 9)]

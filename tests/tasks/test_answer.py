@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from everybert.model.ragged import Ragged
 from everybert.tasks import AnswerQuestions, answer, load_task
 from everybert.tasks.answer import Passage, best_over, best_spans, log_partition, normalise, thresholds
-from everybert.tasks.task import WindowConfig, batch
-from everybert.text.windows import windows
+from everybert.tasks.features import make_batch
+from everybert.text.windows import WindowConfig, windows
 
 HEAD = ("ForQuestionAnswering",)
 
@@ -132,7 +132,7 @@ def test_contexts_of_any_length(bert):
 def test_no_answer_stands_where_the_threshold_puts_it(monkeypatch):
     found = answer.Candidates(np.array([[0, 4], [5, 9]]), np.array([3.0, 1.0]), null=2.0)
     monkeypatch.setattr(answer, "best_spans", lambda *_: found)
-    asked = ([], SimpleNamespace(back=[None], cut=[0]), [("who ?", "john mary")])
+    asked = ([], SimpleNamespace(origins=[None], cut=[0]), [("who ?", "john mary")])
     for threshold, first in [(-2.0, ""), (-0.5, "john")]:
         task = AnswerQuestions(window=WindowConfig(64, 16), no_answer=True, threshold=threshold)
         (answers,) = task.decode(*asked, top=3)
@@ -175,7 +175,7 @@ def test_loss_and_scores(bert):
                 ).loss
             )
         for fill in (None, 64):
-            ours = task.loss(loaded.network, batch(features, np.array([0, 1]), fill=fill))
+            ours = task.loss(loaded.network, make_batch(features, np.array([0, 1]), fill=fill))
             assert float(ours) == pytest.approx(float(sum(losses)) / 2, abs=1e-5)
     tuned = task.tuned(loaded.network, features, examples)
     scores = tuned.score(loaded.network, features, examples)

@@ -7,7 +7,8 @@ import transformers
 from refusals import refuses
 
 from everybert.tasks import Choose, load_task
-from everybert.tasks.task import WindowConfig, batch
+from everybert.tasks.features import make_batch
+from everybert.text.windows import WindowConfig
 
 HEAD = ("ForMultipleChoice",)
 
@@ -45,7 +46,7 @@ def test_scores_and_loss_are_those_of_transformers(bert):
     features = task.features(tokenizer, loaded.config, examples)
     with torch.no_grad():
         for fill in (None, 64):
-            loss = task.loss(loaded.network, batch(features, np.arange(2), fill=fill))
+            loss = task.loss(loaded.network, make_batch(features, np.arange(2), fill=fill))
             assert float(loss) == pytest.approx(np.mean(expected_losses), abs=1e-5)
     accuracy = task.score(loaded.network, features, examples)["accuracy"]
     assert accuracy in (0.0, 0.5, 1.0)
@@ -57,8 +58,8 @@ def test_questions_with_different_numbers_of_endings(bert):
     task = load_task("choose", loaded.network)
     features = task.features(tokenizer, loaded.config, Choose.read(rows))
     with torch.no_grad():
-        both = task.loss(loaded.network, batch(features, np.array([0, 1])))
-        each = [float(task.loss(loaded.network, batch(features, np.array([i])))) for i in (0, 1)]
+        both = task.loss(loaded.network, make_batch(features, np.array([0, 1])))
+        each = [float(task.loss(loaded.network, make_batch(features, np.array([i])))) for i in (0, 1)]
     assert float(both) == pytest.approx(np.mean(each), abs=1e-5)
 
 

@@ -9,9 +9,9 @@ from refusals import refuses
 
 from everybert.store.huggingface import load_network
 from everybert.tasks import Classify, Regress, load_task
-from everybert.tasks.task import Encoded, WindowConfig, batch, make_features
+from everybert.tasks.features import Encoded, make_batch, make_features
 from everybert.text.tokenizer import Tokenizer
-from everybert.text.windows import windows
+from everybert.text.windows import WindowConfig, windows
 
 HEAD = ("ForSequenceClassification", 0, ["a", "b", "c"])
 
@@ -69,9 +69,10 @@ def test_weighted_losses_add_up_over_parts(bert):
     features = task.features(tokenizer, loaded.config, Classify.read(rows))
     whole = np.arange(5)
     with torch.no_grad():
-        expected = task.loss(loaded.network, batch(features, whole))
+        expected = task.loss(loaded.network, make_batch(features, whole))
+        total = task.share(features, whole)
         parts = [
-            task.loss(loaded.network, batch(features, part)) * task.share(features, part) / task.share(features, whole)
+            task.loss(loaded.network, make_batch(features, part)) * task.share(features, part) / total
             for part in np.array_split(whole, 2)
         ]
     assert float(sum(parts)) == pytest.approx(float(expected), abs=1e-6)
@@ -85,7 +86,7 @@ def test_multi_label_loss_and_prediction(bert):
     logits = torch.tensor(task.example_logits(loaded.network, features))
     expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(task.gold(examples)).double())
     with torch.no_grad():
-        loss = task.loss(loaded.network, batch(features, np.arange(2)))
+        loss = task.loss(loaded.network, make_batch(features, np.arange(2)))
     assert float(loss) == pytest.approx(float(expected), abs=1e-5)
     (found,) = task.predict(loaded.network, tokenizer, ["good cat"])
     assert found.labels == tuple(n for n, p in found.scores.items() if p >= 0.5)

@@ -11,7 +11,8 @@ from everybert.inference.model import Model
 from everybert.store.huggingface import save_network
 from everybert.store.sentence_transformers import Pooling, write_pooling
 from everybert.tasks import Embed, embed
-from everybert.tasks.task import WindowConfig, batch
+from everybert.tasks.features import make_batch
+from everybert.text.windows import WindowConfig
 
 HEAD = ("Model",)
 
@@ -44,7 +45,7 @@ def test_the_batch_loss_uses_every_other_text_as_a_negative(bert, size, fill):
     task = Embed.from_examples(examples, loaded.config)
     features = task.features(tokenizer, loaded.config, examples)
     with torch.no_grad():
-        loss = task.loss(loaded.network, batch(features, np.arange(5), fill=fill))
+        loss = task.loss(loaded.network, make_batch(features, np.arange(5), fill=fill))
     embedder = Model(loaded.network, tokenizer)
     vectors = [torch.tensor(embedder.embed(list(c), "mean", True)) for c in zip(*rows)]
     assert float(loss) == pytest.approx(float(embed.ranking_loss(vectors[0], torch.cat(vectors[1:]), 20.0)), abs=1e-4)
@@ -60,7 +61,7 @@ def test_scored_pairs(bert):
     a, b = (Model(loaded.network, tokenizer).embed([r[i] for r in rows], "mean", True) for i in (0, 1))
     cosine = (a * b).sum(1)
     with torch.no_grad():
-        loss = task.loss(loaded.network, batch(features, np.arange(3)))
+        loss = task.loss(loaded.network, make_batch(features, np.arange(3)))
     expected = embed.cosent_loss(torch.tensor(cosine), torch.tensor([0.9, 0.1, 0.6]), 20.0)
     assert float(loss) == pytest.approx(float(expected), abs=1e-4)
     scores = task.score(loaded.network, features, examples)
@@ -100,4 +101,4 @@ def test_no_negative_is_left_out_however_many_there_are(bert):
     loaded, tokenizer, _ = bert
     examples = Embed.read([("good cat", "a cat", *(f"bad dog {i}" for i in range(28))), ("john", "mary")])
     features = Embed.from_examples(examples, loaded.config).features(tokenizer, loaded.config, examples)
-    assert batch(features, np.arange(2)).targets.counts == (2, 30)
+    assert make_batch(features, np.arange(2)).targets.counts == (2, 30)

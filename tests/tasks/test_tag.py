@@ -17,9 +17,10 @@ from seqeval.metrics import classification_report
 from everybert.errors import EverybertError
 from everybert.store.huggingface import load_network
 from everybert.tasks import Tag, load_task
+from everybert.tasks.features import make_batch
 from everybert.tasks.tag import entity_scores, viterbi
-from everybert.tasks.task import WindowConfig, batch
 from everybert.tasks.words import Entity, convert_tags, entities, learn_splitter
+from everybert.text.windows import WindowConfig
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 HEAD = ("ForTokenClassification", 0, LABELS)
@@ -29,7 +30,7 @@ def tags_of(task, network, tokenizer, inputs):
     """(words, tags, probabilities) of each input."""
     features = task.encode(tokenizer, network.config, inputs)
     outputs = task.run(network, features)
-    return [(text.words, *task.tags(outputs, text)) for text in features.back]
+    return [(text.words, *task.tags(outputs, text)) for text in features.origins]
 
 
 def task_for(bert, **changes):
@@ -45,7 +46,7 @@ WORD = st.sampled_from([*tiny.WORDS[:30], "unseen", "john's", "x-y", "\u200b", "
 def test_every_word_is_owned_once_by_its_first_piece(bert, sentences, size):
     loaded, tokenizer, _ = bert
     features = task_for(bert, window=WindowConfig(size, size // 4)).encode(tokenizer, loaded.config, sentences)
-    for words, text in zip(sentences, features.back):
+    for words, text in zip(sentences, features.origins):
         assert len(text.at) == len(words)
         for (sequence, at), word in zip(text.at, words):
             tokens = [tokenizer.token(int(i)) for i in features.ids[sequence]]
@@ -63,7 +64,7 @@ def test_pieces_are_those_of_transformers_on_split_words(bert):
     features = task_for(bert).encode(tokenizer, loaded.config, [words])
     assert features.ids[0].tolist() == theirs["input_ids"]
     first = [theirs.word_ids().index(i) for i in range(len(words))]
-    assert features.back[0].at.tolist() == [[0, i] for i in first]
+    assert features.origins[0].at.tolist() == [[0, i] for i in first]
 
 
 def test_raw_text_and_its_words_are_tagged_alike(bert):
@@ -119,7 +120,7 @@ def test_loss_is_that_of_transformers(bert):
             labels=torch.tensor(features.targets["tag_T"][0][None]),
         ).loss
         for fill in (None, 32):
-            assert float(task.loss(loaded.network, batch(features, np.array([0]), fill=fill))) == pytest.approx(
+            assert float(task.loss(loaded.network, make_batch(features, np.array([0]), fill=fill))) == pytest.approx(
                 float(expected), abs=1e-5
             )
 
@@ -130,7 +131,7 @@ def test_folders_from_elsewhere_are_read_leniently(bert):
     task = load_task("tag", loaded.network, loaded.labels)
     features = task.encode(tokenizer, loaded.config, [["john", "smith", "likes", "paris"]])
     outputs = [np.zeros((len(features.ids[0]), len(LABELS)))]
-    for (_, at), label in zip(features.back[0].at, ["I-PER", "I-PER", "O", "I-LOC"]):
+    for (_, at), label in zip(features.origins[0].at, ["I-PER", "I-PER", "O", "I-LOC"]):
         outputs[0][at, LABELS.index(label)] = 9
     ((john, paris),) = task.decode(outputs, features, [[]])
     assert (john.text, john.label, paris.text, paris.label) == ("john smith", "PER", "paris", "LOC")
@@ -216,7 +217,7 @@ def test_a_word_outside_is_no_span(bert):
     task = load_task("tag", loaded.network, ["O", "PER", "LOC", "ORG", "MISC"])
     features = task.encode(tokenizer, loaded.config, ["john likes paris"])
     outputs = [np.zeros((len(features.ids[0]), 5))]
-    outputs[0][features.back[0].at[:, 1], [1, 0, 2]] = 9
+    outputs[0][features.origins[0].at[:, 1], [1, 0, 2]] = 9
     (spans,) = task.decode(outputs, features, [])
     assert [(s.text, s.label) for s in spans] == [("john", "PER"), ("paris", "LOC")]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refuses
 
-from everybert.text.windows import Window, cover, windows
+from everybert.text.windows import Window, WindowConfig, cover, cover_pair, longest_first, windows
 
 _shapes = st.integers(1, 40).flatmap(lambda size: st.tuples(st.just(size), st.integers(0, size - 1)))
 
@@ -65,3 +65,35 @@ def test_windows_own_every_token_once_in_order(n, lead, tail, size):
                 assert piece.ids[token - piece.shift] == ids[token]
     for token in range(len(ids)):
         assert sum(piece.owns(token) for piece in pieces) == 1
+
+
+@given(a=st.integers(0, 80), b=st.integers(0, 80), room=st.integers(2, 60))
+def test_longest_first_is_the_tokenizers_crates(a, b, room):
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, pre_tokenizers
+
+    backend = Backend(models.WordLevel({"x": 0}, unk_token="x"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.enable_truncation(room, strategy="longest_first")
+    kept = backend.encode("x " * a, "x " * b)
+    sides = kept.sequence_ids
+    assert longest_first(a, b, room) == (sides.count(0), sides.count(1))
+
+
+@given(a=st.integers(0, 300), b=st.one_of(st.none(), st.integers(0, 300)), size=st.integers(16, 64))
+def test_windows_cover_a_text_and_every_pair_of_tokens_once(a, b, size):
+    reading = WindowConfig(size, size // 4)
+    first, second = list(range(a)), None if b is None else list(range(1000, 1000 + b))
+    parts, cut = cover_pair(first, second, 3, reading)
+    assert cut == 0
+    assert all(len(x) + len(y or ()) <= size - 3 for x, y, _ in parts)
+    assert {i for x, _, _ in parts for i in x} == set(first)
+    assert {i for _, y, _ in parts for i in y or ()} == set(second or ())
+    assert all(weight > 0 for *_, weight in parts)
+    if len(parts) > 1:
+        assert sum(weight for *_, weight in parts) == max(a, 1) * max(b or 0, 1)
+
+
+def test_a_window_that_is_too_small_is_refused():
+    refuses("8 or more", WindowConfig.for_model, 512, 4)
+    refuses("window or cut", WindowConfig.for_model, 512, long="drop")

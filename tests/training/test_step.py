@@ -10,7 +10,7 @@ from everybert.errors import EverybertError
 from everybert.model import attention
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
-from everybert.model.losses import pretrain_loss, targets_of
+from everybert.model.losses import PretrainTargets, pretrain_loss
 from everybert.training.data import collate
 from everybert.training.step import Compute, steady
 
@@ -48,7 +48,8 @@ def run(packs, **options):
     compute = Compute(net, pretrain_loss)
     counts = [sum(len(p[name]) for p in packs) for name in ("mask_index", "lengths", "tokens")]
     batches = [collate(p, max_length=32, **options) for p in packs]
-    step = [replace(b, targets=targets_of(b).of_step(torch.tensor(counts, dtype=torch.float32))) for b in batches]
+    totals = torch.tensor(counts, dtype=torch.float32)
+    step = [replace(b, targets=b.targets_as(PretrainTargets).of_step(totals)) for b in batches]
     figures = [compute.run(batch) for batch in step]
     return gradients(net), torch.stack(figures).sum(0)
 
@@ -90,7 +91,7 @@ def test_one_graph_serves_every_mask_rate_and_number_of_sequences(monkeypatch):
     loss = torch.compile(pretrain_loss, dynamic=False, fullgraph=True, backend=lambda g, _: graphs.append(g) or g)
     for lengths, masked in (([30, 30, 30], 20), ([20] * 5, 60), ([25, 25], 15), ([9], 1)):
         batch = collate(pack(lengths, masked), max_length=32, capacity=128)
-        assert len(batch.tokens_T) == 128 and len(targets_of(batch).mask_index_M) % 64 == 0
+        assert len(batch.tokens_T) == 128 and len(batch.targets_as(PretrainTargets).mask_index_M) % 64 == 0
         loss(net, steady(batch))
     assert len(graphs) == 1
 

@@ -137,7 +137,7 @@ def cell(value: Any) -> str:
         shown = ", ".join(map(cell, value[:6]))
         return shown if len(value) <= 6 else f"{shown} … ({len(value)} values)"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {cell(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {cell(entry)}" for name, entry in value.items())
     if value is None or isinstance(value, bool):
         return {None: "–", True: "yes", False: "no"}[value]
     if isinstance(value, float):

@@ -54,16 +54,16 @@ class TaskSettings:
 
     def given(self) -> dict[str, Any]:
         """The options that were given, as the task takes them."""
-        found: dict[str, Any] = {name: value for name, value in asdict(self).items() if value}
+        options: dict[str, Any] = {name: value for name, value in asdict(self).items() if value}
         if self.labels:
-            found["labels"] = self.labels.split(",")
+            options["labels"] = self.labels.split(",")
         if self.class_weights and self.class_weights != "balanced":
             try:
-                found["class_weights"] = [float(part) for part in self.class_weights.split(",")]
+                options["class_weights"] = [float(part) for part in self.class_weights.split(",")]
             except ValueError:
                 wrong = f"--class-weights {self.class_weights}: write balanced, or a number for each label: 1,2.5"
                 raise EverybertError(wrong) from None
-        return found
+        return options
 
 
 @command(app)
@@ -100,7 +100,7 @@ def finetune(
     settings |= data.reading() | {"options": task_options.given(), "window": window, "overlap": overlap, "long": long}
     settings |= {"device": model.device, "allow_pickle": model.allow_pickle, "quiet": quiet, "overwrite": overwrite}
     tuned = everybert.finetune(model.model, task, train, dev, out, seeds=seeds, seed=seed, grid=grid, **settings)
-    found = {
+    result = {
         "folder": str(tuned.folder),
         "metric": tuned.task.metric,
         "scores": {k: {"mean": v.mean, "half": v.half, "runs": v.runs} for k, v in tuned.scores.items()},
@@ -108,7 +108,7 @@ def finetune(
         "grid": list(tuned.grid),
         "finished": tuned.finished,
     }
-    return Output(found, code=0 if tuned.finished else 130)
+    return Output(result, code=0 if tuned.finished else 130)
 
 
 @command(app)
@@ -121,10 +121,10 @@ def doctor(
     reading: Annotated[DataOptions, Fields("columns", "Data")],
 ) -> Output:
     """Find problems in labelled data, with examples and remedies. Exit code 1 if there is an error."""
-    found = everybert.doctor(task, data, dev, model, reading.reading()["columns"])
-    shown = {name: getattr(found, name) for name in ("rows", "labels", "lengths")}
-    bad = any(finding.severity == "error" for finding in found.findings)
-    return Output(asdict(found), [*report(shown), "", str(found)], 1 if bad else 0)
+    diagnosis = everybert.doctor(task, data, dev, model, reading.reading()["columns"])
+    shown = {name: getattr(diagnosis, name) for name in ("rows", "labels", "lengths")}
+    bad = any(finding.severity == "error" for finding in diagnosis.findings)
+    return Output(asdict(diagnosis), [*report(shown), "", str(diagnosis)], 1 if bad else 0)
 
 
 @command(app)
@@ -136,13 +136,13 @@ def evaluate(
     use: Use,
 ) -> Output:
     """Score a fine-tuned model on labelled data."""
-    found = everybert.evaluate(task, use.load(), data, **reading.reading())
-    matrix = None if found.confusion is None else found.confusion.tolist()
-    shown = {"task": task, "examples": found.examples, **found.scores}
-    for note in found.notes:
+    evaluation = everybert.evaluate(task, use.load(), data, **reading.reading())
+    matrix = None if evaluation.confusion is None else evaluation.confusion.tolist()
+    shown = {"task": task, "examples": evaluation.examples, **evaluation.scores}
+    for note in evaluation.notes:
         print(f"note: {note}", file=sys.stderr)
-    text = report({**shown, "each label": found.each_label()})
-    return Output({**shown, "labels": found.labels, "confusion": matrix}, text)
+    text = report({**shown, "each label": evaluation.each_label()})
+    return Output({**shown, "labels": evaluation.labels, "confusion": matrix}, text)
 
 
 # ── benchmarks ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -214,6 +214,6 @@ def blimp(
 
     pairs = measure.read_pairs(paths, limit)
     with progress_bar("scoring", 2 * sum(map(len, pairs.values()))) as tell:
-        found = measure.blimp(use.load(), pairs, tell)
-    scores = [{"": one.name, "accuracy": one.accuracy, "pairs": one.pairs} for one in (*found.parts, found)]
-    return Output(asdict(found), report(scores))
+        outcome = measure.blimp(use.load(), pairs, tell)
+    scores = [{"": part.name, "accuracy": part.accuracy, "pairs": part.pairs} for part in (*outcome.parts, outcome)]
+    return Output(asdict(outcome), report(scores))

@@ -13,8 +13,6 @@ from everybert.cli.common import DEFAULT, LECTURE, Name, OptionalCount, Pickle, 
 from everybert.cli.options import Fields, Group, Output, command
 from everybert.errors import EverybertError
 from everybert.files import accept_folder
-from everybert.model.config import PRESETS
-from everybert.store import hub
 from everybert.training.logs import progress_bar
 
 app = typer.Typer()
@@ -48,9 +46,7 @@ def info(
     if model is not None and (task or labels):
         return Output(describe.new_parameters(model, task, labels))
     if model is not None:
-        if model in PRESETS:
-            return Output(describe.describe_preset(model, PRESETS[model]))
-        return Output(describe.describe_folder(hub.resolve(model, allow_pickle=allow_pickle), allow_pickle))
+        return Output(describe.describe(model, allow_pickle))
     rows = describe.compare()
     keys = ("name", "total", "share", "layers", "hidden", "tokens", "chip_days", "glue", "squad", "objective")
     shown = [{k: f"{row[k]:#.3g}" if isinstance(row[k], float) else cell(row[k]) for k in keys} for row in rows]
@@ -93,10 +89,7 @@ def hf(
 
 @command(app)
 def quantize(
-    model: Source,
-    out: Annotated[Path, "The folder to write.", {"metavar": "OUT"}],
-    *,
-    allow_pickle: Pickle = False,
+    model: Source, out: Annotated[Path, "The folder to write.", {"metavar": "OUT"}], *, allow_pickle: Pickle = False
 ) -> Output:
     """Store a model in int8, with one scale per row: a quarter of the size of fp32. Compares it with the original.
 

@@ -40,7 +40,7 @@ def explain(
     trace = model.trace(refuse_files([text])[0], pair, keep=needed(layer))
     steps = explain_steps(trace, layer, head)
     shapes = [[{"name": p.name, "label": p.label, "shape": part_value(trace, p).shape} for p in s.parts] for s in steps]
-    found = [{**asdict(step), "parts": parts} for step, parts in zip(steps, shapes)]
+    described = [{**asdict(step), "parts": parts} for step, parts in zip(steps, shapes)]
 
     def lines() -> Iterator[str]:
         for number, step in enumerate(steps, 1):
@@ -56,7 +56,7 @@ def explain(
         yield f"\nThis pass keeps every number; it differs from the fast path by {trace.gap:.1e} at most."
 
     top = trace.vocabulary(model.tokenizer) if "mlm.probabilities" in trace.values else None
-    data = {"tokens": trace.tokens, "ids": trace.ids, "gap": trace.gap, "steps": found, "vocabulary": top}
+    data = {"tokens": trace.tokens, "ids": trace.ids, "gap": trace.gap, "steps": described, "vocabulary": top}
     return Output(data, lines())
 
 
@@ -85,10 +85,10 @@ def attention(
     """Write a page with all attention weights of a text: every head, as lines or as a matrix, counted from 1."""
     if out.suffix not in (".html", ".htm"):
         raise EverybertError(f"{out} is not the name of a page; give --out F.html")
-    found = use.load().attention(refuse_files([text])[0], pair)
-    page = found.html("Attention: " + shorten(text))
+    result = use.load().attention(refuse_files([text])[0], pair)
+    page = result.html("Attention: " + shorten(text))
     write_text(out, page)
-    layers, heads, n, _ = found.weights.shape
+    layers, heads, n, _ = result.weights.shape
     print(f"{out}: {n} tokens, {layers} layers of {heads} heads, {len(page) / 1e6:.1f} MB")
 
 
@@ -101,12 +101,12 @@ def neighbours(
     use: ModelOptions,
 ) -> Output:
     """Compare one word in several texts: its vectors layer by layer, and the words nearest to them."""
-    found = use.load().neighbours(word, refuse_files(texts), top)
+    result = use.load().neighbours(word, refuse_files(texts), top)
     rows = []
-    for level, similarity, near in zip(found.levels, found.similarity, found.nearest):
+    for level, similarity, near in zip(result.levels, result.similarity, result.nearest):
         words = {f"nearest {i}": [n.word for n in words] for i, words in enumerate(near, 1)}
         rows.append({"level": level, "cosine 1–2": float(similarity[0, 1]) if len(near) > 1 else None, **words})
-    return Output({**asdict(found), "similarity": found.similarity.tolist()}, report(rows))
+    return Output({**asdict(result), "similarity": result.similarity.tolist()}, report(rows))
 
 
 def treebank(file: Path, most: int | None = None) -> Iterator[list[dict[str, str]]]:
@@ -135,15 +135,15 @@ def heads(
     from everybert.inside.probes import probe_heads
 
     model = use.load()
-    found = probe_heads(model.network, model.tokenizer, treebank(file, sentences))
-    if relation and relation not in found.relations:
-        raise EverybertError(f"{file} has no relation {relation!r}; it has {', '.join(found.relations)}")
-    rows = [{k: v for k, v in vars(r).items() if k != "right"} for r in found.relations.values() if r.count >= least]
-    data = {name: getattr(found, name) for name in ("sentences", "words", "skipped")} | {"relations": rows}
+    result = probe_heads(model.network, model.tokenizer, treebank(file, sentences))
+    if relation and relation not in result.relations:
+        raise EverybertError(f"{file} has no relation {relation!r}; it has {', '.join(result.relations)}")
+    rows = [{k: v for k, v in vars(r).items() if k != "right"} for r in result.relations.values() if r.count >= least]
+    data = {name: getattr(result, name) for name in ("sentences", "words", "skipped")} | {"relations": rows}
     shown = data | {"relations": [{**row, "layer": row["layer"] + 1, "head": row["head"] + 1} for row in rows]}
-    chosen = {"relation": relation, "right": found.relations[relation].right.tolist()} if relation else None
+    chosen = {"relation": relation, "right": result.relations[relation].right.tolist()} if relation else None
     if relation:
-        grid = found.relations[relation].right.max(0).tolist()
+        grid = result.relations[relation].right.max(0).tolist()
         shown["chosen (layer by head, the better direction)"] = [dict(enumerate(row, 1)) for row in grid]
     return Output(data | {"chosen": chosen}, report(shown))
 
@@ -158,7 +158,7 @@ def coref(file: Annotated[Path, "CoNLL-U with coreference, such as UD English GU
     from everybert.inside.probes import probe_coref
 
     model = use.load()
-    found = probe_coref(model.network, model.tokenizer, treebank(file))
-    shown = {**found, "layer": found["layer"] + 1, "head": found["head"] + 1}
+    result = probe_coref(model.network, model.tokenizer, treebank(file))
+    shown = {**result, "layer": result["layer"] + 1, "head": result["head"] + 1}
     shown["right (layer by head)"] = [dict(enumerate(row, 1)) for row in shown.pop("right")]
-    return Output(found, report(shown))
+    return Output(result, report(shown))

@@ -57,8 +57,8 @@ class Fields:
         module, _, name = self.source.partition(":")
         known = {"Literal": Literal, "Path": Path, **vars(sys.modules.get(module, types))}
         fields = read_fields(module, name)
-        names = {one.partition("=")[0]: one.rpartition("=")[2] for one in self.only.split() or fields}
-        found = {}
+        names = {entry.partition("=")[0]: entry.rpartition("=")[2] for entry in self.only.split() or fields}
+        made = {}
         for key in (key for key in names if key not in self.without.split()):
             kind, default, doc = fields[key]
             try:
@@ -67,8 +67,8 @@ class Fields:
                 real = str
             shown = "" if default in (None, False, REQUIRED) else f" [default: {default}]"
             start = default if default is REQUIRED or default is False else None
-            found[key] = parameter(names[key], real, start, doc + shown, self.panel)
-        return found
+            made[key] = parameter(names[key], real, start, doc + shown, self.panel)
+        return made
 
 
 @cache
@@ -76,16 +76,16 @@ def read_fields(module: str, name: str) -> dict[str, tuple[str, Any, str]]:
     """Field → (type, default, docstring) of a dataclass and its bases in the file. Computed defaults are None."""
     path = Path(find_spec(module).origin)  # type: ignore[union-attr, arg-type]
     classes = {node.name: node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.ClassDef)}
-    found: dict[str, tuple[str, Any, str]] = {}
+    table: dict[str, tuple[str, Any, str]] = {}
     for base in classes[name].bases:
         if isinstance(base, ast.Name) and base.id in classes:
-            found |= read_fields(module, base.id)
-    for one, doc in pairwise([*classes[name].body, ast.Pass()]):
-        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            table |= read_fields(module, base.id)
+    for statement, doc in pairwise([*classes[name].body, ast.Pass()]):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             said = doc.value.value if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant) else ""
-            default = REQUIRED if one.value is None else getattr(one.value, "value", None)
-            found[one.target.id] = (ast.unparse(one.annotation), default, " ".join(str(said).split()))
-    return found
+            default = REQUIRED if statement.value is None else getattr(statement.value, "value", None)
+            table[statement.target.id] = (ast.unparse(statement.annotation), default, " ".join(str(said).split()))
+    return table
 
 
 def parameter(name: str, kind: Any, default: Any, doc: str = "", panel: str = OPTIONS) -> inspect.Parameter:
@@ -93,8 +93,8 @@ def parameter(name: str, kind: Any, default: Any, doc: str = "", panel: str = OP
     kind, *more = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     plain = name.strip("_").replace("_", "-")
     about: dict[str, Any] = {"help": "", "metavar": value_name(kind, plain)}
-    for one in more:  # of nested annotations, the last has precedence
-        about |= one if isinstance(one, dict) else {"help": one}
+    for extra in more:  # of nested annotations, the last has precedence
+        about |= extra if isinstance(extra, dict) else {"help": extra}
     about["help"] += doc
     also = about.pop("also", SHORT.get(plain))
     if panel == ARGUMENTS:
@@ -108,7 +108,7 @@ def parameter(name: str, kind: Any, default: Any, doc: str = "", panel: str = OP
 def value_name(kind: Any, name: str) -> str | None:
     """What stands for a value in the help: N, PATH, a|b; None for a flag."""
     if get_origin(kind) in (Union, types.UnionType):
-        kind = next(one for one in get_args(kind) if one is not type(None))
+        kind = next(part for part in get_args(kind) if part is not type(None))
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
     if get_origin(kind) is list:
@@ -148,7 +148,7 @@ def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
         hints = get_type_hints(function, include_extras=True)
         every: list[inspect.Parameter] = []
         groups: dict[str, tuple[Any, dict[str, inspect.Parameter]]] = {}
-        for name, one in inspect.signature(function).parameters.items():
+        for name, declared in inspect.signature(function).parameters.items():
             inner, *more = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
             group = next((each for each in more if isinstance(each, Fields)), None)
             if is_dataclass(inner):
@@ -158,8 +158,8 @@ def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
                 groups[name] = (inner, group.parameters())
                 every += groups[name][1].values()
             else:
-                panel = ARGUMENTS if one.kind is one.POSITIONAL_OR_KEYWORD else OPTIONS
-                every.append(parameter(name, hints[name], one.default, panel=panel))
+                panel = ARGUMENTS if declared.kind is declared.POSITIONAL_OR_KEYWORD else OPTIONS
+                every.append(parameter(name, hints[name], declared.default, panel=panel))
         if prints := hints["return"] is Output:
             every.append(parameter("json_", bool, False, "Print the result as JSON."))
 
@@ -167,7 +167,7 @@ def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
         def run(**values: Any) -> None:
             as_json = values.pop("json_") if prints else False
             for name, (kind, fields) in groups.items():
-                given = {key: values.pop(one.name) for key, one in fields.items()}
+                given = {key: values.pop(declared.name) for key, declared in fields.items()}
                 values[name] = kind(**{k: v for k, v in given.items() if v is not None and v is not False})
             try:
                 result = function(**values)
@@ -203,12 +203,12 @@ class Group(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Usage, description, commands by heading, options."""
-        found: dict[str, list[tuple[str, str]]] = {}
+        sections: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
-            one: Any = self.get_command(ctx, name)
-            panel = one.rich_help_panel if isinstance(one.rich_help_panel, str) else "Commands"
-            found.setdefault(panel, []).append((one.name, (one.help or "").partition("\n\n")[0]))
-        write_help(self, ctx, formatter, found | parameter_rows(self, ctx))
+            entry: Any = self.get_command(ctx, name)
+            panel = entry.rich_help_panel if isinstance(entry.rich_help_panel, str) else "Commands"
+            sections.setdefault(panel, []).append((entry.name, (entry.help or "").partition("\n\n")[0]))
+        write_help(self, ctx, formatter, sections | parameter_rows(self, ctx))
 
 
 def write_help(command: Any, ctx: Any, formatter: Any, sections: Mapping[str, list[tuple[str, str]]]) -> None:
@@ -226,9 +226,9 @@ def write_help(command: Any, ctx: Any, formatter: Any, sections: Mapping[str, li
 
 def parameter_rows(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
     """Heading → (flags and value, help) of each parameter."""
-    found: dict[str, list[tuple[str, str]]] = {ARGUMENTS: [], OPTIONS: []}
-    for one in command.get_params(ctx):
-        option = one.param_type_name == "option"
-        panel = getattr(one, "rich_help_panel", None) or (OPTIONS if option else ARGUMENTS)
-        found.setdefault(panel, []).append(one.get_help_record(ctx) if option else (one.metavar, one.help))
-    return {panel: rows for panel, rows in found.items() if rows}
+    sections: dict[str, list[tuple[str, str]]] = {ARGUMENTS: [], OPTIONS: []}
+    for entry in command.get_params(ctx):
+        option = entry.param_type_name == "option"
+        panel = getattr(entry, "rich_help_panel", None) or (OPTIONS if option else ARGUMENTS)
+        sections.setdefault(panel, []).append(entry.get_help_record(ctx) if option else (entry.metavar, entry.help))
+    return {panel: rows for panel, rows in sections.items() if rows}

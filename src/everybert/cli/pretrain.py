@@ -95,10 +95,10 @@ def show(
     from everybert.text.tokenizer import Tokenizer
 
     known = {str(name): Tokenizer.load(tokenizer_place(name)) for name in tokenizer or [Path(DEFAULT)]}
-    found = [{"text": text, "tokenizer": name, **one.describe(text)} for text in texts for name, one in known.items()]
-    counts = [{key: value for key, value in row.items() if key not in ("pieces", "ids")} for row in found]
-    cuts = (f"{row['tokenizer']}: " + "  ".join(f"{p} {i}" for p, i in zip(row["pieces"], row["ids"])) for row in found)
-    return Output(found, chain(report(counts), [""], cuts))
+    rows = [{"text": text, "tokenizer": name, **each.describe(text)} for text in texts for name, each in known.items()]
+    counts = [{key: value for key, value in row.items() if key not in ("pieces", "ids")} for row in rows]
+    cuts = (f"{row['tokenizer']}: " + "  ".join(f"{p} {i}" for p, i in zip(row["pieces"], row["ids"])) for row in rows)
+    return Output(rows, chain(report(counts), [""], cuts))
 
 
 def tokenizer_place(name: Path) -> Path:
@@ -128,9 +128,8 @@ def build(
         languages.setdefault(name, []).append(Path(file))
     options |= {"workers": workers, "engine": engine, "address": address, "pmi": pmi, "fresh": fresh}
     try:
-        return Output(
-            build_corpus(files, tokenizer_place(tokenizer), out, languages=languages, bar=progress_bar, **options)
-        )
+        place = tokenizer_place(tokenizer)
+        return Output(build_corpus(files, place, out, languages=languages, bar=progress_bar, **options))
     except KeyboardInterrupt:
         print("stopped: finished shards are kept, run the same command again to resume", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -171,8 +170,8 @@ def show_(
     from everybert.training.recipe import Recipe
 
     stream, tokenizer, rate = preview(Recipe.load(recipe, **changes.overrides()), corpus, length)
-    found = list(show_examples(stream, tokenizer, count, epochs, rate))
-    return Output(found, chain.from_iterable(map(as_lines, found)))
+    rows = list(show_examples(stream, tokenizer, count, epochs, rate))
+    return Output(rows, chain.from_iterable(map(as_lines, rows)))
 
 
 @command(corpus)
@@ -275,8 +274,8 @@ def sweep(
     settings |= {"seeds": seeds, "then": then or (), "overrides": changes.overrides(), "device": device, "quiet": quiet}
     cells, finished = run(recipe, corpus, out, varied, **settings)
     scores = [{name: asdict(value) for name, value in cell.intervals().items()} for cell in cells]
-    found = [{"settings": cell.settings, "scores": each} for cell, each in zip(cells, scores)]
-    return Output({"finished": finished, "cells": found}, report(table(cells)), code=0 if finished else 130)
+    result = [{"settings": cell.settings, "scores": each} for cell, each in zip(cells, scores)]
+    return Output({"finished": finished, "cells": result}, report(table(cells)), code=0 if finished else 130)
 
 
 def _result(result: Any) -> Output:
@@ -295,8 +294,8 @@ def plan(recipe: RecipeName, *, hardware: Hardware, changes: Changes) -> Output:
     from everybert.training.recipe import Recipe
 
     chosen = Recipe.load(recipe, **changes.overrides())
-    found = {"recipe": recipe, **planner.plan(chosen, planner.Machine(**hardware))}
+    estimate = {"recipe": recipe, **planner.plan(chosen, planner.Machine(**hardware))}
     known = {} if chosen.model.changes else TABLES["published"].get(chosen.model.preset, {})
-    found |= {"published": {key: known[key] for key in ("hardware", "source")}} if "hardware" in known else {}
-    notes = [f"note: {note}" for note in found["notes"]]
-    return Output(found, [*report({k: v for k, v in found.items() if k != "notes"}), *notes])
+    estimate |= {"published": {key: known[key] for key in ("hardware", "source")}} if "hardware" in known else {}
+    notes = [f"note: {note}" for note in estimate["notes"]]
+    return Output(estimate, [*report({k: v for k, v in estimate.items() if k != "notes"}), *notes])

@@ -77,8 +77,8 @@ def fill(
 ) -> Output:
     """Predict the words behind [MASK], each with its probability."""
     given, model = read_texts(texts, file), use.load()
-    found = ((text, model.fill(text, top=top, pair=pair)) for text in given)
-    return Output({"text": text, "masks": [list(map(asdict, mask)) for mask in masks]} for text, masks in found)
+    predictions = ((text, model.fill(text, top=top, pair=pair)) for text in given)
+    return Output({"text": text, "masks": [list(map(asdict, mask)) for mask in masks]} for text, masks in predictions)
 
 
 @command(app)
@@ -125,14 +125,14 @@ def embed(
             for text, (ids, weights) in zip(given, each)
         )
     vectors = model.embed(given, **options)
-    found = [{"text": text, "vector": vector.tolist()} for text, vector in zip(given, vectors)]
+    records = [{"text": text, "vector": vector.tolist()} for text, vector in zip(given, vectors)]
     if out is None:
-        return Output(found)
+        return Output(records)
     import numpy as np
 
     with atomic_file(out) as draft, draft.open("wb") as stream:
         np.save(stream, vectors)
-    return Output(found, [f"{out}: {vectors.shape[0]} vectors of {vectors.shape[1]} numbers"])
+    return Output(records, [f"{out}: {vectors.shape[0]} vectors of {vectors.shape[1]} numbers"])
 
 
 @command(app)
@@ -146,13 +146,13 @@ def tokens(
 ) -> Output:
     """Print the tokens of a text, their offsets, and their vectors after a layer."""
 
-    def rows(found: Any) -> list[dict[str, Any]]:
-        parts = found.rows(found.vectors.tolist())
+    def rows(vectors: Any) -> list[dict[str, Any]]:
+        parts = vectors.rows(vectors.vectors.tolist())
         return [{k: v for k, v in part.items() if k != "segment" or pair is not None} for part in parts]
 
     given, model = read_texts(texts, file), use.load()
-    found = ((text, model.tokens(text, layer=layer, pair=pair)) for text in given)
-    return Output({"text": text, "layer": one.layer, "tokens": rows(one)} for text, one in found)
+    results = ((text, model.tokens(text, layer=layer, pair=pair)) for text in given)
+    return Output({"text": text, "layer": vectors.layer, "tokens": rows(vectors)} for text, vectors in results)
 
 
 @command(app)
@@ -251,8 +251,8 @@ def rank(
 ) -> Output:
     """Sort texts by relevance to a query, best first, with a cross-encoder."""
     given = read_texts(texts, file)
-    found = use.load().rank(query, given, top, adapter)
-    return Output([{"score": one.score, "index": one.index, "text": given[one.index]} for one in found])
+    ranked = use.load().rank(query, given, top, adapter)
+    return Output([{"score": result.score, "index": result.index, "text": given[result.index]} for result in ranked])
 
 
 def predicted(
@@ -262,7 +262,7 @@ def predicted(
     rows: Record,
     use: Use,
     names: tuple[str, str] = ("text", ""),
-    show: Callable[[Record], Record] = lambda found: found,
+    show: Callable[[Record], Record] = lambda record: record,
     inputs: list[Any] | None = None,
 ) -> Output:
     """Predict the texts that were given, or the rows of files.
@@ -286,11 +286,11 @@ def predicted(
     how: Record = options.zero_shot() if options.context is None else {"top": options.top}
     every: list[Any] = inputs or (given if second is None else [(text, second) for text in given])
     name, value = names
-    found: list[Record] = []
-    for text, one in zip(given, use.load().predict(task, every, options.adapter, **how)):
-        plain: Any = [asdict(part) for part in one] if isinstance(one, list) else one
-        found.append({name: text} | ({value: plain} if value else asdict(one)))
-    return Output(found if inputs is None else found[0], report(map(show, found)))
+    records: list[Record] = []
+    for text, prediction in zip(given, use.load().predict(task, every, options.adapter, **how)):
+        plain: Any = [asdict(part) for part in prediction] if isinstance(prediction, list) else prediction
+        records.append({name: text} | ({value: plain} if value else asdict(prediction)))
+    return Output(records if inputs is None else records[0], report(map(show, records)))
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -27,6 +27,7 @@ from everybert.corpus.shards import VERSION, Corpus, check_file, dtype_for, offs
 from everybert.errors import EverybertError
 from everybert.files import (
     atomic_file,
+    changes,
     disk_errors,
     read_json,
     remove_stale,
@@ -113,7 +114,7 @@ def build_corpus(
         "languages": names,
         "options": settings.recorded(),
     }
-    started, kept = time.monotonic(), 0
+    started, finished = time.monotonic(), 0
     with disk_errors(out, "finished shards are kept, run again to continue"):
         if fresh:
             shutil.rmtree(building, ignore_errors=True)
@@ -125,7 +126,7 @@ def build_corpus(
             pools = ray_pool(encode_documents, encoder, workers, address) if ray else ProcessPool(encoder, workers)
             with pools as pool:
                 writer = ShardWriter(building, settings, encoder.dtype, len(names), pool)
-                kept = len(writer.finished)
+                finished = len(writer.finished)
                 with bar("characters", plain_size([path for path, _ in sources])) as show:
                     writer.write(_documents(sources, settings, report), show)
             _finish(building, plan, tokenizer.size, sources, report)
@@ -138,7 +139,7 @@ def build_corpus(
         (out / "plan.json").unlink(missing_ok=True)
         if pmi and "collocations" not in read_meta(out):
             _add_collocations(out, bar)
-    return summarise(out) | {"seconds": time.monotonic() - started, "kept_shards": kept}
+    return summarise(out) | {"seconds": time.monotonic() - started, "kept_shards": finished}
 
 
 def _sources(files: Any, languages: Mapping[str, Any] | None) -> tuple[Sources, list[str]]:
@@ -159,10 +160,6 @@ def _listed(sources: Sources) -> list[list[Any]]:
     return [[path.name, s.st_size if s else -1, s.st_mtime_ns if s else -1, n] for path, n, s in states]
 
 
-def _changes(before: dict[str, Any], plan: dict[str, Any]) -> list[str]:
-    return [key for key, value in plan.items() if before.get(key) != value]
-
-
 def _is_finished(out: Path, plan: dict[str, Any], sources: Sources, fresh: bool) -> bool:
     """Whether `out` is this corpus already. Anything else there is an error."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
@@ -172,13 +169,11 @@ def _is_finished(out: Path, plan: dict[str, Any], sources: Sources, fresh: bool)
     if fresh:
         return False
     meta = read_meta(out)
-    changed = _changes(meta, plan)
+    changed = changes(out / "corpus.json", plan)
     if meta["sources"] != _listed(sources) or not all(path.is_file() for path, _ in sources):
         changed.append("inputs")  # the earlier content of a pipe is unknown
-    if changed:
-        raise EverybertError(
-            f"{out} was built with other {', '.join(changed)}: choose another folder, or give fresh=True"
-        )
+    if other := ", ".join(changed):
+        raise EverybertError(f"{out} was built with other {other}: choose another folder, or give fresh=True")
     return True
 
 
@@ -194,12 +189,9 @@ def _start(building: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> None:
         write_json(file, plan)
     for folder in (building, building / "records", building / "tokenizer"):
         remove_stale(folder)
-    changed = _changes(read_json(file, "start over with fresh=True"), plan)
-    if changed:
-        raise EverybertError(
-            f"the unfinished build {building} has other {', '.join(changed)}: "
-            "continue with the same, or start over with fresh=True"
-        )
+    if changed := ", ".join(changes(file, plan)):
+        remedy = "continue with the same, or start over with fresh=True"
+        raise EverybertError(f"the unfinished build {building} has other {changed}: {remedy}")
 
 
 # ── documents to shards ─────────────────────────────────────────────────────────────────────────────────────
@@ -310,9 +302,8 @@ class ShardWriter:
 
     def _write(self, name: str, parts: list[EncodedDocuments], files: dict[str, Any]) -> dict[str, Any]:
         kinds: tuple[Any, ...] = (self.dtype, np.int64, np.int64, np.uint8)
-        tokens, lengths, counts, languages = (
-            np.concatenate([np.empty(0, kind), *(part[i] for part in parts)]) for i, kind in enumerate(kinds)
-        )
+        columns = ([np.empty(0, kind), *(part[i] for part in parts)] for i, kind in enumerate(kinds))
+        tokens, lengths, counts, languages = map(np.concatenate, columns)
         if len(counts):
             arrays = {"sentences": offsets(lengths), "documents": offsets(counts)}
             arrays |= {"languages": languages} if self.languages > 1 else {}

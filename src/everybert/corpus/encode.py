@@ -80,10 +80,9 @@ class DocumentEncoder:
         counts = np.bincount(document[lengths > 0], minlength=len(documents))
         languages = np.array([language for _, language in documents], np.uint8)
         unknown = int((tokens == self.tokenizer.unk_id).sum()) if self.tokenizer.unk_id is not None else 0
-        kept = counts > 0
-        return EncodedDocuments(
-            tokens, lengths[lengths > 0], counts[kept], languages[kept], unknown, int((~kept).sum())
-        )
+        filled = counts > 0
+        empty = int((~filled).sum())
+        return EncodedDocuments(tokens, lengths[lengths > 0], counts[filled], languages[filled], unknown, empty)
 
     def sentences(self, text: str) -> list[str]:
         """The sentences of a document. All but the first start with a space.
@@ -91,10 +90,10 @@ class DocumentEncoder:
         Byte-level vocabularies distinguish a word after a space, which is how it occurs in running text.
         """
         if self.wrapped:
-            found = [sentence.replace("\n", " ") for sentence in split_sentences(text)]
+            sentences = [sentence.replace("\n", " ") for sentence in split_sentences(text)]
         else:
-            found = [sentence for line in text.split("\n") for sentence in split_sentences(line)]
-        return found[:1] + [f" {sentence}" for sentence in found[1:]]
+            sentences = [sentence for line in text.split("\n") for sentence in split_sentences(line)]
+        return sentences[:1] + [f" {sentence}" for sentence in sentences[1:]]
 
     def encode(self, sentences: list[str]) -> list[bytes]:
         """The ids of each sentence, as the bytes of an array."""
@@ -124,11 +123,11 @@ class DocumentEncoder:
     def _tokenize_words(self, words: list[str]) -> list[bytes]:
         """The ids of words that follow a space: of all in one text, as a text for each takes twice as long."""
         starts = np.cumsum([0, *(len(word) + 1 for word in words)])
-        found = self.tokenizer.encode(" " + " ".join(words), specials=False)
-        at = np.array([start for start, _ in found.offsets], np.int64)
+        encoding = self.tokenizer.encode(" " + " ".join(words), specials=False)
+        at = np.array([start for start, _ in encoding.offsets], np.int64)
         counts = np.bincount(np.searchsorted(starts, at, side="right") - 1, minlength=len(words))
         ends = offsets(counts) * self.dtype.itemsize
-        data = np.array(found.ids, self.dtype).tobytes()
+        data = np.array(encoding.ids, self.dtype).tobytes()
         return [data[a:b] for a, b in pairwise(ends.tolist())]
 
 

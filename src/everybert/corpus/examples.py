@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from everybert.corpus.masking import below, bits, make_key, uniform
+from everybert.corpus.masking import below, bits, make_key, permutation, uniform
 from everybert.corpus.shards import Corpus, offsets, ranges
 from everybert.errors import EverybertError
 
@@ -50,6 +50,29 @@ class ExampleConfig:
     def paired(self) -> bool:
         """Whether examples have a second segment and a label."""
         return self.kind in ("pairs", "order")
+
+
+def epoch_documents(corpus: Corpus, alpha: float, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """(document, copy) numbers of an epoch in random order.
+
+    Language l is sampled with p_l ∝ n_l^α (Conneau et al. 2020), where n_l is its number of tokens, so its documents
+    appear f_l = p_l / share_l times per epoch. Epoch e has ⌊u + (e+1) f⌋ − ⌊u + e f⌋ copies of a document, with a
+    fixed u per document: every document is used, rare ones every 1 / f epochs.
+    """
+    documents = np.arange(len(corpus.document_sentences) - 1)
+    copies = np.zeros_like(documents)
+    if alpha < 1 and corpus.document_language is not None:
+        size = np.diff(corpus.sentence_offsets[corpus.document_sentences])
+        tokens = np.bincount(corpus.document_language, size, minlength=len(corpus.languages))
+        share = tokens / tokens.sum()
+        smooth = np.where(tokens > 0, share**alpha, 0)
+        times = (smooth / smooth.sum() / np.where(tokens > 0, share, 1))[corpus.document_language]
+        u = uniform(make_key(seed, 1), documents)
+        count = (np.floor(u + (epoch + 1) * times) - np.floor(u + epoch * times)).astype(np.int64)
+        copies = ranges(np.zeros_like(count), count)
+        documents = np.repeat(documents, count)
+    order = permutation(make_key(seed, 2, epoch), len(documents))
+    return documents[order], copies[order]
 
 
 @dataclass(frozen=True)
@@ -205,6 +228,15 @@ class Chunks(NamedTuple):
     d_E: np.ndarray
     label_E: np.ndarray
     key_E: np.ndarray
+
+
+def all_examples(
+    block: Block, config: ExampleConfig, separators: int, seed: int, epoch: int, random_segments: RandomSegments | None
+) -> ExampleRanges:
+    """The examples of a block, of the kind that is configured."""
+    if config.paired:
+        return pair_examples(block, config, separators, seed, epoch, random_segments)
+    return sentence_examples(block, config)
 
 
 def pair_examples(

@@ -249,10 +249,10 @@ class Masker:
         begin_K = offsets(length_K + 1)[:-1]
         begin_K -= np.repeat(begin_K[number_K == 0], tiles_R)  # the words of the run before the tile
         length_K = np.minimum(length_K, np.repeat(words_R, tiles_R) - begin_K)
-        kept = length_K > 0
-        first_U = (np.repeat(first_R, tiles_R) + begin_K)[kept]
+        real = length_K > 0
+        first_U = (np.repeat(first_R, tiles_R) + begin_K)[real]
         start_U = words.start_U[first_U]
-        return Units(start_U, end_U[first_U + length_K[kept] - 1] - start_U, words.sequence_U[first_U])
+        return Units(start_U, end_U[first_U + length_K[real] - 1] - start_U, words.sequence_U[first_U])
 
 
 def neighbours(text: PackText, reverse: bool) -> Masked:

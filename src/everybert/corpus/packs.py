@@ -13,25 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from everybert.corpus.examples import (
-    Block,
-    ExampleConfig,
-    ExampleRanges,
-    RandomSegments,
-    pair_examples,
-    sentence_examples,
-)
-from everybert.corpus.masking import (
-    Masked,
-    Masker,
-    MaskingConfig,
-    PackText,
-    below,
-    make_key,
-    neighbours,
-    permutation,
-    uniform,
-)
+from everybert.corpus.examples import Block, ExampleConfig, ExampleRanges, RandomSegments, all_examples, epoch_documents
+from everybert.corpus.masking import Masked, Masker, MaskingConfig, PackText, below, make_key, neighbours, permutation
 from everybert.corpus.pmi import Phrases
 from everybert.corpus.shards import Corpus, ExampleLayout, offsets, ranges
 from everybert.errors import EverybertError
@@ -55,29 +38,6 @@ class Plan(NamedTuple):
 
     examples: ExampleRanges
     offsets_N1: np.ndarray
-
-
-def epoch_documents(corpus: Corpus, alpha: float, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """(document, copy) numbers of an epoch in random order.
-
-    Language l is sampled with p_l ∝ n_l^α (Conneau et al. 2020), where n_l is its number of tokens, so its documents
-    appear f_l = p_l / share_l times per epoch. Epoch e has ⌊u + (e+1) f⌋ − ⌊u + e f⌋ copies of a document, with a
-    fixed u per document: every document is used, rare ones every 1 / f epochs.
-    """
-    documents = np.arange(len(corpus.document_sentences) - 1)
-    copies = np.zeros_like(documents)
-    if alpha < 1 and corpus.document_language is not None:
-        size = np.diff(corpus.sentence_offsets[corpus.document_sentences])
-        tokens = np.bincount(corpus.document_language, size, minlength=len(corpus.languages))
-        share = tokens / tokens.sum()
-        smooth = np.where(tokens > 0, share**alpha, 0)
-        times = (smooth / smooth.sum() / np.where(tokens > 0, share, 1))[corpus.document_language]
-        u = uniform(make_key(seed, 1), documents)
-        count = (np.floor(u + (epoch + 1) * times) - np.floor(u + epoch * times)).astype(np.int64)
-        copies = ranges(np.zeros_like(count), count)
-        documents = np.repeat(documents, count)
-    order = permutation(make_key(seed, 2, epoch), len(documents))
-    return documents[order], copies[order]
 
 
 def fill_packs(length_E: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
@@ -158,11 +118,8 @@ class PackStream:
         documents, copies = self._epoch[1]
         cut = slice(number * len(documents) // self.blocks, (number + 1) * len(documents) // self.blocks)
         block = Block.of(self.corpus, documents[cut], copies[cut], by_language=self.examples.kind == "full")
-        if self.examples.paired:
-            separators = self.layout.pair_separators
-            examples = pair_examples(block, self.examples, separators, self.seed, content, self.random_segments)
-        else:
-            examples = sentence_examples(block, self.examples)
+        separators = self.layout.pair_separators
+        examples = all_examples(block, self.examples, separators, self.seed, content, self.random_segments)
         order = permutation(make_key(self.seed, 5, epoch, number), len(examples))
         packed, offsets_N1 = fill_packs(examples.length_E[order], self.capacity)
         return Plan(examples.take(order[packed]), offsets_N1)

@@ -53,12 +53,12 @@ def mine(
         at = np.flatnonzero((row[:-1] >= 0) & (row[1:] >= 0) & (sentence[:-1] == sentence[1:]))
         pair = row[at] * (row.max() + 1) + row[at + 1]
         _, first, gram, count = np.unique(pair, return_index=True, return_inverse=True, return_counts=True)
-        kept = count >= MIN_COUNT
+        frequent = count >= MIN_COUNT
         row = np.full(len(begin), -1)
-        row[at] = np.where(kept, np.cumsum(kept) - 1, -1)[gram]
+        row[at] = np.where(frequent, np.cumsum(frequent) - 1, -1)[gram]
         rows.append(row)
-        log_p.append(np.log(count[kept] / len(begin)))
-        place_N.append(at[first[kept]])
+        log_p.append(np.log(count[frequent] / len(begin)))
+        place_N.append(at[first[frequent]])
         score_N.append(log_p[-1] - _cuts(place_N[-1], n, rows, log_p))
         size_N.append(np.full(len(place_N[-1]), n))
         show(n)
@@ -103,7 +103,7 @@ class Phrases:
 
         `first` marks the tokens that begin a word, `last` those that end a run of text.
         """
-        found: list[tuple[int, int]] = []  # (−length, position), overlapping ones included
+        matches: list[tuple[int, int]] = []  # (−length, position), overlapping ones included
         ids, place = token.tolist(), np.flatnonzero(first)
         run_end = np.append(np.flatnonzero(last) + 1, len(token))
         stops = run_end[np.searchsorted(run_end, place, side="right")].tolist()
@@ -112,10 +112,10 @@ class Phrases:
             for length in self.lengths.get(tuple(ids[start : start + 2]), ()):
                 end = start + length
                 if end <= stop and word_end[end - 1] and tuple(ids[start:end]) in self.phrases:
-                    found.append((-length, start))
+                    matches.append((-length, start))
         taken = bytearray(len(token))
         first = first.copy()
-        for negative, start in sorted(found):
+        for negative, start in sorted(matches):
             if taken.find(1, start, start - negative) < 0:
                 taken[start : start - negative] = b"\x01" * -negative
                 first[start + 1 : start - negative] = False

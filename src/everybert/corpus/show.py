@@ -33,7 +33,7 @@ def show_examples(
     reads there: mask, random, kept, or next if it is causal. `units` are (first, end) of what is masked together.
     """
     packs = [(p, stream.examples_at(p)) for p in islice(stream.positions(epochs=1), count)]
-    chosen = ((place, found.take(np.array([e]))) for e in range(count) for place, found in packs if e < len(found))
+    chosen = ((place, pack.take(np.array([e]))) for e in range(count) for place, pack in packs if e < len(pack))
     for number, (place, example) in enumerate(islice(chosen, count)):
         label = LABELS[stream.examples.kind][example.label_E[0]] if example.label_E[0] >= 0 else None
         for epoch in range(epochs):
@@ -51,18 +51,18 @@ def show_examples(
             }
 
 
-def as_lines(one: dict[str, Any]) -> Iterator[str]:
+def as_lines(row: dict[str, Any]) -> Iterator[str]:
     """An example as on a slide, a line per segment: a predicted token is "what the model reads→what was there"."""
-    shown = list(one["tokens"])
-    for i, was in zip(one["predicted"], one["was"]):
+    shown = list(row["tokens"])
+    for i, was in zip(row["predicted"], row["was"]):
         shown[i] += f"→{was}"
-    for first, end in (unit for unit in one["units"] if unit[1] - unit[0] > 1):
+    for first, end in (unit for unit in row["units"] if unit[1] - unit[0] > 1):
         shown[first], shown[end - 1] = "⟨" + shown[first], shown[end - 1] + "⟩"
-    counts = ", ".join(f"{n} {how}" for how, n in Counter(one["how"]).items())
-    label = f"{one['label']}, " if one["label"] else ""
-    yield f"example {one['example']}: {label}pack {one['pack']}, epoch {one['epoch']} ({counts or 'none predicted'})"
-    for segment in sorted(set(one["segments"])):
-        yield f"   {'AB'[segment]}  " + " ".join(t for t, s in zip(shown, one["segments"]) if s == segment)
+    counts = ", ".join(f"{n} {how}" for how, n in Counter(row["how"]).items())
+    label = f"{row['label']}, " if row["label"] else ""
+    yield f"example {row['example']}: {label}pack {row['pack']}, epoch {row['epoch']} ({counts or 'none predicted'})"
+    for segment in sorted(set(row["segments"])):
+        yield f"   {'AB'[segment]}  " + " ".join(t for t, s in zip(shown, row["segments"]) if s == segment)
 
 
 def text_examples(

@@ -35,19 +35,19 @@ class Outcome:
 
 def read_pairs(paths: Iterable[str | Path], limit: int | None = None) -> Paradigms:
     """The pairs of files and folders, by paradigm; at most `limit` of each."""
-    found: Paradigms = {}
+    paradigms: Paradigms = {}
     for file in (path for path in expand(paths) if kind(path) in RECORD_KINDS):
         for row in read_records(file):
             good, bad = (next((row[n] for n in names if isinstance(row.get(n), str)), None) for names in (GOOD, BAD))
             if good is None or bad is None:
                 raise EverybertError(f"{file} needs sentence_good and sentence_bad; it has {', '.join(map(str, row))}")
             name = str(row.get("UID") or file.stem)
-            pairs = found.setdefault((str(row.get("linguistics_term") or name), name), [])
+            pairs = paradigms.setdefault((str(row.get("linguistics_term") or name), name), [])
             if limit is None or len(pairs) < limit:
                 pairs.append((good, bad))
-    if not found:
+    if not paradigms:
         raise EverybertError(f"there are no pairs: give files of the kinds {', '.join(RECORD_KINDS)}")
-    return found
+    return paradigms
 
 
 def blimp(model: Model, paradigms: Paradigms, progress: Callable[[int], None] = lambda sentences: None) -> Outcome:
@@ -59,8 +59,8 @@ def blimp(model: Model, paradigms: Paradigms, progress: Callable[[int], None] = 
     values = likelihoods(model, sentences, progress)
     outcomes: dict[str, list[Outcome]] = {}
     for (phenomenon, name), pairs in paradigms.items():
-        own, values = values[: 2 * len(pairs)], values[2 * len(pairs) :]
-        right = own[0::2] > own[1::2]
+        scores, values = values[: 2 * len(pairs)], values[2 * len(pairs) :]
+        right = scores[0::2] > scores[1::2]
         outcomes.setdefault(phenomenon, []).append(Outcome(name, len(pairs), float(right.mean())))
     phenomena = tuple(_mean(name, parts) for name, parts in sorted(outcomes.items()))
     return replace(_mean("all", [part for parts in outcomes.values() for part in parts]), parts=phenomena)
@@ -71,8 +71,8 @@ def likelihoods(model: Model, texts: Sequence[str], progress: Callable[[int], No
     total: list[float] = []
     for start in range(0, len(texts), CHUNK):
         encodings = model.tokenizer.encode_batch(texts[start : start + CHUNK])
-        found = pseudo_likelihoods(model.network, model.tokenizer, encodings, model.window)
-        total += [float(values.sum()) for values in found]
+        rows = pseudo_likelihoods(model.network, model.tokenizer, encodings, model.window)
+        total += [float(values.sum()) for values in rows]
         progress(len(total))
     return np.array(total)
 

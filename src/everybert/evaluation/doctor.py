@@ -93,7 +93,7 @@ def doctor(
             lengths[name], more = check_tokens(name, view, examples, tokenizer, window)
             findings += more
     findings.sort(key=lambda f: ("error", "warning", "note").index(f.severity))
-    labels = {name: dict(found.most_common()) for name, found in counts.items() if found}
+    labels = {name: dict(counter.most_common()) for name, counter in counts.items() if counter}
     return Diagnosis(task, {n: len(e) for n, e in sets.items()}, tuple(findings), labels, lengths, window)
 
 
@@ -110,8 +110,8 @@ def finding(severity: Severity, kind: str, message: str, remedy: str, examples: 
 def check_repeats(name: str, view: View, examples: Examples) -> list[Finding]:
     """Inputs that occur more than once, and those of them whose targets differ."""
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for i, given in enumerate(examples.inputs):
-        if key := view.key(given):
+    for i, example in enumerate(examples.inputs):
+        if key := view.key(example):
             groups[key].append(i)
     extra, same, conflicts = 0, [], []
     for key, rows in groups.items():
@@ -133,11 +133,11 @@ def check_repeats(name: str, view: View, examples: Examples) -> list[Finding]:
 def check_leaks(view: View, train: Examples, dev: Examples) -> list[Finding]:
     """Dev inputs that are in the training set; for questions, contexts too."""
     seen = set(map(view.key, train.inputs)) - {()}
-    found = [" / ".join(view.texts(given)) for given in dev.inputs if view.key(given) in seen]
-    share = len(found) / len(dev)
+    leaked = [" / ".join(view.texts(example)) for example in dev.inputs if view.key(example) in seen]
+    share = len(leaked) / len(dev)
     severity: Severity = "error" if share > 0.01 else "warning"
-    message = f"{len(found)} rows of dev ({share:.1%}) are in train too: scores will be too high"
-    findings = finding(severity, "leakage", message, "remove them from one of the two", found)
+    message = f"{len(leaked)} rows of dev ({share:.1%}) are in train too: scores will be too high"
+    findings = finding(severity, "leakage", message, "remove them from one of the two", leaked)
     if view.contexts:
         contexts = {key[-1] for key in seen}
         shared = sorted({context for _, context in dev.inputs if plain(context) in contexts})
@@ -165,12 +165,12 @@ def check_tokens(
     name: str, view: View, examples: Examples, tokenizer: Tokenizer, window: int
 ) -> tuple[dict[str, int], list[Finding]]:
     """The tokens of the inputs, and findings: lengths against the window, tokens per word, unknown tokens."""
-    each = [view.sequences(given) for given in examples.inputs]
+    each = [view.sequences(example) for example in examples.inputs]
     ids = tokenizer.ids_batch([sequence for some in each for sequence in some])
     left = iter(ids)
     rows = [[next(left) for _ in some] for some in each]
     sizes = [max(map(len, row)) for row in rows]
-    texts = [" / ".join(view.texts(given)) for given in examples.inputs]
+    texts = [" / ".join(view.texts(example)) for example in examples.inputs]
     over = [f"{size} tokens: {text}" for size, text in zip(sizes, texts) if size > window]
     message = f"{len(over)} rows of {name} ({len(over) / len(sizes):.1%}) are longer than the window of {window} tokens"
     remedy = "what does not fit is cut" if view.cuts else "they are read in overlapping windows; nothing is lost"

@@ -10,7 +10,6 @@ from everybert.inference.model import Model, load
 from everybert.tasks import task_class
 from everybert.tasks.dataset import Source
 from everybert.tasks.metrics import ratios
-from everybert.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def evaluate(
         first = kind.read(data, columns, True).inputs[0]
         adapter = model.adapter_for(task, pair=not isinstance(first, str))
     with model.using(adapter):
-        settled: Task = model.task(task)
+        settled = model.task(task)
         examples = kind.read(data, columns, skip_bad, **settled.read_options())
         features = settled.features(model.tokenizer, model.config, examples)
         scores = settled.score(model.network, features, examples)

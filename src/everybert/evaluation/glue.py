@@ -65,10 +65,10 @@ def find_tasks(folder: str | Path) -> dict[str, Path]:
         raise EverybertError(f"{folder} is not a folder; give the one that holds GLUE's tasks (SST-2, CoLA …)")
     known = {_plain(name): name for name in TASKS} | {"stsbenchmark": "STS-B", "cola11": "CoLA", "qnliv2": "QNLI"}
     folders = [folder, *(p for p in sorted(folder.iterdir()) if p.is_dir())]
-    found = {known[_plain(p.name)]: p for p in folders if _plain(p.name) in known}
-    if not found:
+    tasks = {known[_plain(p.name)]: p for p in folders if _plain(p.name) in known}
+    if not tasks:
         raise EverybertError(f"{folder} holds none of GLUE's tasks, as folders named {', '.join(TASKS)}")
-    return {name: found[name] for name in TASKS if name in found}
+    return {name: tasks[name] for name in TASKS if name in tasks}
 
 
 def _plain(name: str) -> str:
@@ -119,11 +119,11 @@ def run_task(
     if not set(settings) - {"device", "allow_pickle", *runs}:
         settings = suggested(model, name) | settings
     settings = runs | settings
-    asked = {"model": str(model), **settings}
+    wanted = {"model": str(model), **settings}
     record = out / f"{name}.json"
     if record.exists() and is_complete(out / name):
         before = GlueResult(**read_json(record))
-        if before.settings == asked:
+        if before.settings == wanted:
             return before
     train, dev, options = task_data(name, folder)
     settings |= {"skip_bad": True, "options": options, "quiet": quiet}
@@ -139,35 +139,35 @@ def run_task(
     value = tuned.metric
     half = None if value.half is None else 100 * value.half
     seconds = round(sum(run.seconds for run in tuned.runs), 1)
-    result = GlueResult(name, task.metric, 100 * value.mean, half, value.runs, scores, asked, seconds)
+    result = GlueResult(name, task.metric, 100 * value.mean, half, value.runs, scores, wanted, seconds)
     write_json(record, asdict(result))
     return result
 
 
 def suggested(model: str | Path, task: str) -> dict[str, Any]:
     """What a model's folder suggests for a task: everybert.json says {"glue": {"RTE": {"lr": 0.0004, "epochs": 8}}}."""
-    found: dict[str, Any] = read_extras(resolve(model)).get("glue", {}).get(task, {})
-    if unknown := set(found) - {f.name for f in fields(FinetuneSettings)}:
+    settings: dict[str, Any] = read_extras(resolve(model)).get("glue", {}).get(task, {})
+    if unknown := set(settings) - {f.name for f in fields(FinetuneSettings)}:
         raise EverybertError(f"{model} suggests {sorted(unknown)[0]!r} for {task}, which is no setting; give epochs")
-    return dict(found)
+    return dict(settings)
 
 
 def glue(
     folder: str | Path, model: str | Path, out: str | Path = "glue", tasks: Sequence[str] | None = None, **settings: Any
 ) -> tuple[list[GlueResult], list[str]]:
     """Run the tasks present, or those named; returns the results and why tasks were left out. Run again to resume."""
-    found = find_tasks(folder)
+    present = find_tasks(folder)
     known = {_plain(name): name for name in TASKS}
-    wanted = [known.get(_plain(name), name) for name in tasks] if tasks else list(found)
-    if unknown := [name for name in wanted if name not in found]:
-        raise EverybertError(f"{folder} has no {unknown[0]}; it has {', '.join(found)}")
+    wanted = [known.get(_plain(name), name) for name in tasks] if tasks else list(present)
+    if unknown := [name for name in wanted if name not in present]:
+        raise EverybertError(f"{folder} has no {unknown[0]}; it has {', '.join(present)}")
     results: list[GlueResult] = []
     skipped: list[str] = []
     for name in wanted:
-        if find_file(found[name], "train") is None and not tasks:
-            skipped.append(f"{name}: {found[name]} has no train file")
+        if find_file(present[name], "train") is None and not tasks:
+            skipped.append(f"{name}: {present[name]} has no train file")
             continue
-        results.append(run_task(name, found[name], model, Path(out), **settings))
+        results.append(run_task(name, present[name], model, Path(out), **settings))
     return results, skipped
 
 

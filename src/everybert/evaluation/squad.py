@@ -32,10 +32,10 @@ class SquadScores:
 
 def read_predictions(path: str | Path) -> dict[str, str]:
     """Official predictions: a JSON object from a question's id to its answer."""
-    found = read_json(path)
-    if not all(isinstance(value, str) for value in found.values()):
+    answers = read_json(path)
+    if not all(isinstance(value, str) for value in answers.values()):
         raise EverybertError(f'{path} is not a file of predictions; it should be {{"question id": "answer", …}}')
-    return found
+    return answers
 
 
 def answer_all(
@@ -43,8 +43,8 @@ def answer_all(
 ) -> dict[str, str]:
     """The best answer to each question, by its id. `progress` is called with the number done."""
     answers: dict[str, str] = {}
-    found = model.predict("answer", [(q["question"], q["context"]) for q in questions])
-    for question, (best, *_) in zip(questions, found):
+    predictions = model.predict("answer", [(q["question"], q["context"]) for q in questions])
+    for question, (best, *_) in zip(questions, predictions):
         answers[question["id"]] = best.text
         progress(len(answers))
     return answers
@@ -54,13 +54,13 @@ def score(questions: Sequence[Mapping[str, Any]], answers: Mapping[str, str]) ->
     """The official scores of answers by their questions' ids."""
     golds = [[a["text"] for a in q["answers"]] for q in questions]
     newer = any(not gold for gold in golds)
-    given = [answers.get(q["id"]) for q in questions]
-    right = [(0.0, 0.0) if guess is None else best_over(guess, gold, newer) for guess, gold in zip(given, golds)]
+    guesses = [answers.get(q["id"]) for q in questions]
+    right = [(0.0, 0.0) if guess is None else best_over(guess, gold, newer) for guess, gold in zip(guesses, golds)]
     percent, has = 100 * np.array(right), np.array([bool(gold) for gold in golds])
 
-    def mean(which: np.ndarray) -> dict[str, Any]:
-        exact, f1 = percent[which].mean(0).tolist()
-        return {"exact": exact, "f1": f1, "total": int(which.sum())}
+    def mean(chosen: np.ndarray) -> dict[str, Any]:
+        exact, f1 = percent[chosen].mean(0).tolist()
+        return {"exact": exact, "f1": f1, "total": int(chosen.sum())}
 
-    groups = {n: mean(which) for n, which in (("has answer", has), ("no answer", ~has)) if newer and which.any()}
-    return SquadScores(**mean(has | ~has), groups=groups, missing=sum(guess is None for guess in given))
+    groups = {n: mean(chosen) for n, chosen in (("has answer", has), ("no answer", ~has)) if newer and chosen.any()}
+    return SquadScores(**mean(has | ~has), groups=groups, missing=sum(guess is None for guess in guesses))

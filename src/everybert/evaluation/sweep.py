@@ -86,7 +86,7 @@ def sweep(
     `Recipe.load`.
     """
     refuse_ranks("a sweep")
-    sets = [found for text in then for found in read_then(text)]
+    sets = [labelled for text in then for labelled in read_then(text)]
     if len({one.name for one in sets}) < len(sets):
         raise EverybertError("two labelled sets have the same name: write NAME=TRAIN,DEV")
     Corpus.open(corpus, "heldout")
@@ -138,10 +138,10 @@ def read_values(key: str, text: str) -> list[Any]:
 
 def read_then(text: str) -> list[LabelledSet]:
     """NAME=TRAIN,DEV or NAME:TASK=TRAIN,DEV; or folders of one or more GLUE tasks, separated by commas."""
-    name, given, files = text.partition("=")
-    if not given:
-        every = [one for folder in text.split(",") for one in find_tasks(folder).items()]
-        return [LabelledSet(found, TASKS[found].task, *task_data(found, path)) for found, path in every]
+    name, equals, files = text.partition("=")
+    if not equals:
+        every = [task_folder for folder in text.split(",") for task_folder in find_tasks(folder).items()]
+        return [LabelledSet(glue_task, TASKS[glue_task].task, *task_data(glue_task, path)) for glue_task, path in every]
     name, _, task = name.partition(":")
     train, _, dev = (Path(file) for file in files.partition(","))
     task_class(task or "classify")
@@ -162,21 +162,21 @@ def run_one(
         return False
     known = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
     if "heldout" not in known and recipe.rtd is None:  # else the model predicts no tokens
-        found = score_corpus(load(str(result.model), device=how["device"]), corpus, "full", recipe.longest)
-        known["heldout"] = {"loss": found["heldout_loss"], "accuracy": found["accuracy"]}
+        scored = score_corpus(load(str(result.model), device=how["device"]), corpus, "full", recipe.longest)
+        known["heldout"] = {"loss": scored["heldout_loss"], "accuracy": scored["accuracy"]}
         write_json(folder / RECORD, known)
-    kept = {k: v for k, v in result.figures.items() if k == "pair_accuracy" or k.startswith("detection_")}
-    scores = known.get("heldout", {}) | kept
-    for one in sets:
-        asked = {"task": one.task, "train": str(one.train), "dev": str(one.dev), **settings}
-        if known.get(one.name, {}).get("asked") != asked:
-            tuning = {"seed": recipe.seed, "options": one.options, "skip_bad": True, **how, **settings}
-            tuned = finetune(result.model, one.task, one.train, one.dev, **tuning)
+    figures = {k: v for k, v in result.figures.items() if k == "pair_accuracy" or k.startswith("detection_")}
+    scores = known.get("heldout", {}) | figures
+    for labelled in sets:
+        request = {"task": labelled.task, "train": str(labelled.train), "dev": str(labelled.dev), **settings}
+        if known.get(labelled.name, {}).get("asked") != request:
+            tuning = {"seed": recipe.seed, "options": labelled.options, "skip_bad": True, **how, **settings}
+            tuned = finetune(result.model, labelled.task, labelled.train, labelled.dev, **tuning)
             if not tuned.finished:
                 return False
-            known[one.name] = {"asked": asked, "metric": tuned.task.metric, "score": tuned.metric.mean}
+            known[labelled.name] = {"asked": request, "metric": tuned.task.metric, "score": tuned.metric.mean}
             write_json(folder / RECORD, known)
-        scores[f"{one.name} {known[one.name]['metric']}"] = known[one.name]["score"]
+        scores[f"{labelled.name} {known[labelled.name]['metric']}"] = known[labelled.name]["score"]
     cell.scores.append(scores)
     return True
 
@@ -217,12 +217,12 @@ def plot(cells: Sequence[Cell], path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         return
-    found = [cell.intervals() for cell in cells]
-    names = list(dict.fromkeys(name for one in found for name in one))
+    intervals = [cell.intervals() for cell in cells]
+    names = list(dict.fromkeys(name for scores in intervals for name in scores))
     labels = ["\n".join(f"{key.rpartition('.')[2]} {value}" for key, value in c.settings.items()) for c in cells]
     figure = Figure(figsize=(max(4.0, 0.9 * len(cells)), 2.6 * len(names)), layout="constrained")
     for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names):
-        points = [one.get(name, Interval(math.nan, None, 0)) for one in found]
+        points = [scores.get(name, Interval(math.nan, None, 0)) for scores in intervals]
         axes.errorbar(range(len(cells)), [p.mean for p in points], [p.half or 0.0 for p in points], fmt="o", capsize=4)
         axes.set_title(name)
         axes.set_xticks(range(len(cells)), labels)

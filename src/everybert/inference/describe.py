@@ -51,9 +51,11 @@ def head_parameters(config: EncoderConfig, labels: int = 2) -> dict[str, int]:
     return {head: sum(parameters(config, {head: labels}).values()) - base for head in heads}
 
 
-def describe_preset(name: str, config: EncoderConfig) -> dict[str, Any]:
-    """A preset as plain data."""
-    return _about(name, config, parameters(config)) | {"objective": TABLES["objectives"][config.family]}
+def describe(model: str, allow_pickle: bool = False) -> dict[str, Any]:
+    """A preset, or a model by its name or folder, as plain data."""
+    if (config := PRESETS.get(model)) is None:
+        return describe_folder(resolve(model, allow_pickle=allow_pickle), allow_pickle)
+    return _about(model, config, parameters(config)) | {"objective": TABLES["objectives"][config.family]}
 
 
 def describe_folder(folder: Path, allow_pickle: bool = False) -> dict[str, Any]:
@@ -62,9 +64,9 @@ def describe_folder(folder: Path, allow_pickle: bool = False) -> dict[str, Any]:
     config, raw = read_config(inner)
     shapes = open_weights(inner, allow_pickle).shapes
     names = {layouts.canonical(name) for name in shapes}
-    found = layouts.find_heads(config.family, names, config_json.classes(raw))
+    present = layouts.find_heads(config.family, names, config_json.classes(raw))
     labels = len(raw.get("id2label") or {}) or 2
-    heads: dict[str, int | None] = {head: labels for head in found if head in HEADS}
+    heads: dict[str, int | None] = {head: labels for head in present if head in HEADS}
     counts = parameters(config, heads, pooler=any(name.startswith("pooler.") for name in names))
     about = _about(str(folder), config, counts, heads) | {"heads": list(heads), "tensors": len(shapes)}
     if (folder / INT8).exists():

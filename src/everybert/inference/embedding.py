@@ -21,7 +21,7 @@ from everybert.model.heads import Network
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.store.sentence_transformers import Pooling
-from everybert.tasks.task import weighted_mean
+from everybert.tasks.features import weighted_mean
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.windows import Piece, cover
 
@@ -56,9 +56,9 @@ class Sparse:
     @classmethod
     def of(cls, row: np.ndarray, top: int | None) -> "Sparse":
         """The numbers of a row that are not 0, or the `top` largest."""
-        kept = np.flatnonzero(row)
-        kept = np.sort(kept[np.argsort(-row[kept], kind="stable")[:top]])
-        return cls(kept, row[kept])
+        nonzero = np.flatnonzero(row)
+        nonzero = np.sort(nonzero[np.argsort(-row[nonzero], kind="stable")[:top]])
+        return cls(nonzero, row[nonzero])
 
 
 @torch.inference_mode()
@@ -95,9 +95,9 @@ def embed(
         return [replace(p, at=max(p.at, skip)) for p in pieces if p.end > skip] if skip else pieces
 
     runs = ahead(tokenize, _runs(texts, CHARACTERS[on_cpu(network)]))
-    found = np.concatenate([*pooled_runs(network, (list(map(split, ids)) for ids in runs), pooling)])
-    found[np.array(read) == 0] = 0
-    return Embedded(pooling.finish(torch.from_numpy(found)).numpy(), read, cut)
+    vectors = np.concatenate([*pooled_runs(network, (list(map(split, ids)) for ids in runs), pooling)])
+    vectors[np.array(read) == 0] = 0
+    return Embedded(pooling.finish(torch.from_numpy(vectors)).numpy(), read, cut)
 
 
 def specials(tokenizer: Tokenizer) -> tuple[int, int]:
@@ -161,21 +161,21 @@ def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Call
     size = (len(pieces), len(pooling.modes), width)
     out_PMH = torch.empty(size, dtype=torch.float32, device=device_of(network.encoder))
 
-    def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
+    def read(indices: list[int], batch: Ragged, x_TH: Tensor) -> None:
         if pooling.splade == "tokens":
             x_TH = x_TH.new_zeros(len(x_TH), width).scatter_(1, batch.tokens_T[:, None], x_TH)
         elif pooling.splade:  # (T, V): the weight of each word at each token, log(1 + relu(logit)) (Formal et al. 2021)
             x_TH = network.mlm_logits(x_TH).relu_().log1p_()
             x_TH = x_TH.log1p_() if pooling.splade == "log1p_relu" else x_TH
-        own = [pieces[i] for i in which]
+        windows = [pieces[i] for i in indices]
         owned, owned_TH = batch, x_TH
-        if any(piece.count < len(piece.ids) for piece in own):  # of a window, only the tokens that it owns
-            at_T = torch.from_numpy(np.concatenate([np.arange(piece.at, piece.end) for piece in own])).to(batch.device)
-            owned = replace(Ragged.flat(at_T, [piece.count for piece in own]), positions_T=at_T)  # pooling reads no ids
-            owned_TH = torch.cat([x_nH[piece.own] for piece, x_nH in zip(own, batch.split(x_TH))])
-        in_order = which[-1] - which[0] == len(which) - 1 and which == sorted(which)
-        rows = slice(which[0], which[-1] + 1) if in_order else which
-        skips = any(texts[owners[i]][0].at for i in which)
+        if any(w.count < len(w.ids) for w in windows):  # of a window, only the tokens that it owns
+            at_T = torch.from_numpy(np.concatenate([np.arange(w.at, w.end) for w in windows])).to(batch.device)
+            owned = replace(Ragged.flat(at_T, [w.count for w in windows]), positions_T=at_T)  # pooling reads no ids
+            owned_TH = torch.cat([x_nH[w.own] for w, x_nH in zip(windows, batch.split(x_TH))])
+        consecutive = indices[-1] - indices[0] == len(indices) - 1 and indices == sorted(indices)
+        rows = slice(indices[0], indices[-1] + 1) if consecutive else indices
+        skips = any(texts[owners[i]][0].at for i in indices)
         for m, mode in enumerate(pooling.modes):
             if mode == "cls" and not skips:
                 out_PMH[rows, m] = pool(x_TH, batch, "cls").float()

@@ -151,14 +151,14 @@ class Graph(nn.Module):
         if head is None:
             states: list[Tensor] = []
             x_TH = self.network.encoder(batch, states)
-            found = {"last_hidden_state": x_TH}
+            outputs = {"last_hidden_state": x_TH}
             if self.task == "embed":
                 vectors_TH = pooled_states(x_TH, states, self.pooling)
                 pooled = [pool(vectors_TH, batch, mode) for mode in self.pooling.modes]
-                found["sentence_embedding"] = self.pooling.finish(torch.cat(pooled, dim=-1))
+                outputs["sentence_embedding"] = self.pooling.finish(torch.cat(pooled, dim=-1))
             elif self.network.pooler is not None:
-                found["pooler_output"] = self.network.pooler(x_TH[batch.first_B])
-            return found
+                outputs["pooler_output"] = self.network.pooler(x_TH[batch.first_B])
+            return outputs
         if self.task == "fill":
             return {"logits": self.network.mlm_logits(self.network.encoder(batch))}
         logits = head_logits(self.network, batch, head)
@@ -175,8 +175,8 @@ class Graph(nn.Module):
         """(B, N) each → the outputs in order."""
         marked = None if global_attention_mask is None else global_attention_mask != 0
         batch = Padded.of(input_ids, attention_mask != 0, token_type_ids, marked)
-        found = self.outputs(batch)
-        return tuple(batch.square(x) if self.per_token(name) else x for name, x in found.items())
+        outputs = self.outputs(batch)
+        return tuple(batch.square(x) if self.per_token(name) else x for name, x in outputs.items())
 
     def per_token(self, output: str) -> bool:
         """Whether an output has a row per token, rather than per sequence."""
@@ -187,8 +187,8 @@ class Graph(nn.Module):
 def _trace(graph: Graph, path: Path) -> None:
     """Trace the network over a padded batch of symbolic size, and write the graph."""
     names, config = graph.inputs(), graph.config
-    given = {name: torch.zeros((3, 7), dtype=torch.long) for name in names}
-    given["attention_mask"] += 1
+    inputs = {name: torch.zeros((3, 7), dtype=torch.long) for name in names}
+    inputs["attention_mask"] += 1
     longest = config.max_positions if config.positions != "rotary" else None
     dims = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=1, max=longest)}
     level = logging.root.manager.disable
@@ -198,7 +198,7 @@ def _trace(graph: Graph, path: Path) -> None:
             program = torch.onnx.export(
                 graph,
                 (),
-                kwargs=given,
+                kwargs=inputs,
                 dynamo=True,
                 input_names=names,
                 output_names=list(graph.outputs(Ragged.of([[0, 0]]))),
@@ -234,8 +234,8 @@ def compare(graph: Graph, path: Path) -> tuple[float, float]:
         flat = {name: x[visible_BN] for name, x in feed.items()}
         marked_T = flat["global_attention_mask"] > 0 if graph.config.global_attention else None
         batch = Ragged.flat(flat["input_ids"], lengths, flat.get("token_type_ids"), marked_T)
-        found = map(torch.from_numpy, session.run(None, {name: x.numpy() for name, x in feed.items()}))
-        for (name, ours), theirs in zip(graph.outputs(batch).items(), found):
+        results = map(torch.from_numpy, session.run(None, {name: x.numpy() for name, x in feed.items()}))
+        for (name, ours), theirs in zip(graph.outputs(batch).items(), results):
             theirs = theirs[visible_BN] if graph.per_token(name) else theirs
             gap = (ours - theirs.view_as(ours)).abs().max()
             difference = max(difference, float("inf") if gap.isnan() else float(gap))
@@ -260,12 +260,12 @@ def export_hf(
     raw = model.raw_config or {}
     named = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     model.network.to(pick_dtype(dtype or (named if named in ("float32", "bfloat16", "float16") else "float32")))
-    own = [name for name, head in model.network.heads.items() if isinstance(head, FeatureHead)]
-    notes = [f"transformers has no such {head} head: it is in files of everybert's own" for head in own]
+    feature_heads = [name for name, head in model.network.heads.items() if isinstance(head, FeatureHead)]
+    notes = [f"transformers has no such {head} head: it is in files of everybert's own" for head in feature_heads]
     with atomic_folder(out) as folder:
         model.write(folder)
         raw = read_json(folder / "config.json")
-    sizes = [x.numel() for key, x in model.network.state_dict().items() if key.split(".")[1] not in own]
+    sizes = [x.numel() for key, x in model.network.state_dict().items() if key.split(".")[1] not in feature_heads]
     about = {"folder": str(out), "architecture": raw["architectures"][0], "dtype": raw["dtype"]}
     return about | {"tensors": len(sizes), "parameters": sum(sizes), "notes": notes}
 

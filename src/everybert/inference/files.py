@@ -19,15 +19,7 @@ from typing import Any, Literal
 
 from everybert.cluster import check_engine, ray_pool
 from everybert.errors import EverybertError
-from everybert.files import (
-    atomic_file,
-    disk_errors,
-    read_json,
-    replace_folder,
-    sha256_folder,
-    size_and_hash,
-    write_json,
-)
+from everybert.files import atomic_file, changes, disk_errors, replace_folder, sha256_folder, size_and_hash, write_json
 from everybert.inference.model import Model, load
 from everybert.store.hub import resolve
 from everybert.tasks import TASKS
@@ -127,8 +119,8 @@ def predict_files(
     done = before = 0
     try:
         with closing(_run(predictor, iter(lambda: tuple(islice(rows, how.part_rows)), ()))) as results:
-            for count, there in results:
-                done, before = done + count, before + count * there
+            for count, existed in results:
+                done, before = done + count, before + count * existed
                 progress(done)
     except KeyboardInterrupt:
         return Scored(done, before, tuple(bad), stopped=True)
@@ -157,7 +149,7 @@ def read_inputs(
 ) -> Iterator[tuple[Row, Any]]:
     """Every row with the input that the task reads from it. With `even`, all must have the columns of the first."""
     names: list[str] = []
-    found = 0
+    count = 0
     for path in sources:
         if kind(path) in TEXT_KINDS:  # one text per line
             rows: Iterator[tuple[int, Row | str]] = ((number, {"text": line}) for number, line in lines(path))
@@ -172,12 +164,12 @@ def read_inputs(
                 if even and list(row) != names:
                     raise EverybertError(f"it has the columns {', '.join(row)}, not {', '.join(names)}")
                 yield row, pick(row)
-                found += 1
+                count += 1
             except EverybertError as error:
                 if not how.skip_bad:
                     raise EverybertError(f"{path}:{number}: {error}; skip_bad=True leaves it out") from None
                 bad.append(f"{path}:{number}: {error}")
-    if not found:
+    if not count:
         raise EverybertError(f"{sources[0]} has no row that can be read: check the file")
 
 
@@ -212,14 +204,14 @@ class Predictor:
         path = self.building / f"part-{number:06d}{self.kind or '.parquet'}"
         if path.exists():
             return len(rows), True
-        found = self._predict([given for _, given in rows])
-        if clash := rows[0][0].keys() & found[0].keys():
+        predictions = self._predict([example for _, example in rows])
+        if clash := rows[0][0].keys() & predictions[0].keys():
             raise EverybertError(f"{self.source} has a column {min(clash)!r} already; rename it, or leave it out")
         with atomic_file(path) as draft:
             if self.kind:
-                self._write_text(draft, [row | more for (row, _), more in zip(rows, found)], header=number == 0)
+                self._write_text(draft, [row | more for (row, _), more in zip(rows, predictions)], header=number == 0)
             else:
-                self._write_parquet(draft, [row for row, _ in rows], found)
+                self._write_parquet(draft, [row for row, _ in rows], predictions)
         return len(rows), False
 
     def _write_text(self, draft: Path, rows: list[Row], header: bool) -> None:
@@ -241,24 +233,24 @@ class Predictor:
         """The new columns of some rows."""
         model, options = self.model, self.how.options
         if TASKS[self.task].head is None:
-            found = model.embedded(inputs, **options)
-            cut = [{"cut": n} for n in found.cut] if options.get("long") == "cut" else [{} for _ in inputs]
-            return [{"vector": vector.tolist(), **more} for vector, more in zip(found.vectors, cut)]
+            embedded = model.embedded(inputs, **options)
+            cut = [{"cut": n} for n in embedded.cut] if options.get("long") == "cut" else [{} for _ in inputs]
+            return [{"vector": vector.tolist(), **more} for vector, more in zip(embedded.vectors, cut)]
         zero = {name: value for name, value in options.items() if name != "scores"}  # labels and their template
         with model.using(model.adapter_for(self.task, bool(zero) or isinstance(inputs[0], tuple))):
             task, done = model.task(self.task), model.predict(self.task, inputs, **zero)
-            return [task.as_columns(one, bool(options.get("scores"))) for one in done]
+            return [task.as_columns(prediction, bool(options.get("scores"))) for prediction in done]
 
-    def _write_parquet(self, draft: Path, rows: list[Row], found: list[Row]) -> None:
+    def _write_parquet(self, draft: Path, rows: list[Row], predictions: list[Row]) -> None:
         import pyarrow as pa
         from pyarrow import parquet
 
         plain = {str: pa.string(), float: pa.float64(), int: pa.int64()}
         try:
             table = pa.Table.from_pylist(rows, parquet.read_schema(self.source))
-            for name, value in found[0].items():
+            for name, value in predictions[0].items():
                 many = pa.list_(pa.float32(), len(value)) if name == "vector" else pa.list_(pa.string())
-                column = pa.array([row[name] for row in found], plain.get(type(value), many))
+                column = pa.array([row[name] for row in predictions], plain.get(type(value), many))
                 table = table.append_column(name, column)
         except pa.ArrowException as error:
             raise EverybertError(f"{error}: write .jsonl instead, or give files with the same columns") from None
@@ -291,8 +283,7 @@ def _start(building: Path, plan: dict[str, Any], fresh: bool) -> None:
         building.mkdir(parents=True, exist_ok=True)
     if not any(building.glob("part-*")):
         write_json(building / LIST, plan)
-    there = read_json(building / LIST)
-    if changed := ", ".join(key for key, value in plan.items() if there.get(key) != value):
+    if changed := ", ".join(changes(building / LIST, plan)):
         raise EverybertError(f"the unfinished {building} has other {changed}; resume with the same, or give fresh=True")
 
 

@@ -138,17 +138,17 @@ def _load(folder: Path, route: str, device: Any, dtype: Any, allow_pickle: bool)
         raise EverybertError(f"int8 is computed on the CPU, not on {device}; give device=cpu, or another dtype")
     dtype = torch.float32 if int8 else torch.bfloat16 if fp8 else pick_dtype(dtype)
     inner = sentences.encoder_folder(folder, route)
-    found = load_network(inner, device=pick_device(device, gpu=not int8), dtype=dtype, allow_pickle=allow_pickle)
+    loaded = load_network(inner, device=pick_device(device, gpu=not int8), dtype=dtype, allow_pickle=allow_pickle)
     if int8 or fp8:
-        found.network.digest = adapters.encoder_digest(found.network)
-        (to_int8 if int8 else to_fp8)(found.network.encoder)
-    specials = found.config.family != "static"
+        loaded.network.digest = adapters.encoder_digest(loaded.network)
+        (to_int8 if int8 else to_fp8)(loaded.network.encoder)
+    specials = loaded.config.family != "static"
     tokenizer = Tokenizer.load(inner, specials) if has_tokenizer(inner) else None
-    about = {name: value for name, value in vars(found).items() if name not in ("network", "config")}
-    about["pooling"] = sentences.read_pooling(folder, found.config.hidden_size, allow_pickle, route)
-    model = Model(found.network, tokenizer, folder=folder, **about)
+    about = {name: value for name, value in vars(loaded).items() if name not in ("network", "config")}
+    about["pooling"] = sentences.read_pooling(folder, loaded.config.hidden_size, allow_pickle, route)
+    model = Model(loaded.network, tokenizer, folder=folder, **about)
     if (activation := model.pooling.activation) is not None:
-        model.raw_config = found.raw_config | {"sentence_transformers": {"activation_fn": activation}}
+        model.raw_config = loaded.raw_config | {"sentence_transformers": {"activation_fn": activation}}
     if (head := model.extras.get("feature_head")) is not None:
         adapters.load_feature_head(model.network, str(head.get("name")), inner, head)
     return model
@@ -156,10 +156,10 @@ def _load(folder: Path, route: str, device: Any, dtype: Any, allow_pickle: bool)
 
 def pick_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """A torch type by name."""
-    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if dtype is not None and found not in DTYPES.values():
+    chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and chosen not in DTYPES.values():
         raise EverybertError(f"there is no dtype {str(dtype)!r} here; choose one of {', '.join(DTYPES)}, int8, fp8")
-    return found
+    return chosen
 
 
 class Model:
@@ -194,11 +194,11 @@ class Model:
         self.bundle = adapters.read_bundle(folder, self.extras, ADAPTED) if folder else adapters.Bundle()
         self.pooling = pooling or Pooling()
         """How `embed` makes vectors by default: as sentence-transformers files say, else everybert.json."""
-        own = self.extras.get("embedding", {})
-        if own.keys() - {"normalize"} or not isinstance(own.get("normalize", False), bool):
+        settings = self.extras.get("embedding", {})
+        if settings.keys() - {"normalize"} or not isinstance(settings.get("normalize", False), bool):
             raise EverybertError(f'{folder}: "embedding" in everybert.json is not understood; restore it')
         if not self.pooling.published:
-            self.pooling = replace(self.pooling, normalize=own.get("normalize", False))
+            self.pooling = replace(self.pooling, normalize=settings.get("normalize", False))
         self.adapters: AdapterSet | None = None
         self.routes: dict[str | None, Model] = {}
         """The routes of a Router (query, document …) other than this, its default; `embed(prompt=)` chooses."""
@@ -249,8 +249,8 @@ class Model:
         for t, encoding in enumerate(encodings):
             masks.append([i for i, token in enumerate(encoding.ids) if token == mask_id(self.tokenizer)])
             if not masks[t]:
-                which = f"text {t}" if len(texts) > 1 else "the text"
-                raise EverybertError(f"{which} has no [MASK]; put [MASK] where a word is missing")
+                place = f"text {t}" if len(texts) > 1 else "the text"
+                raise EverybertError(f"{place} has no [MASK]; put [MASK] where a word is missing")
             masked.check_sides(self.config.causal, encoding, masks[t])
         read = partial(masked.best, self.tokenizer, top=top)
         return masked.at_masks(self.network, encodings, masks, self.window, read)
@@ -292,9 +292,9 @@ class Model:
         `dimensions` keeps the first numbers of each vector (Matryoshka embeddings).
         """
         texts = as_texts(texts, pairs=False)
-        found = self.embedded(texts, pooling, normalize, long, prompt=prompt, dimensions=dimensions)
-        warn_of_cuts(found.cut)
-        return found.vectors
+        embedded = self.embedded(texts, pooling, normalize, long, prompt=prompt, dimensions=dimensions)
+        warn_of_cuts(embedded.cut)
+        return embedded.vectors
 
     def embedded(
         self,
@@ -328,10 +328,10 @@ class Model:
             return embedding.Embedded(np.empty((0, dimensions or width), dtype=np.float32), [], [])
         size = min(how.size or self.window, self.window)
         with self.using(self.adapter_for("embed")):
-            found = embedding.embed(self.network, self.tokenizer, texts, how, size, long, before)
+            result = embedding.embed(self.network, self.tokenizer, texts, how, size, long, before)
         if (normalize and how.truncate) or (how.normalize and shorter):  # of length 1 again
-            found.vectors[:] /= np.maximum(np.linalg.norm(found.vectors, axis=1, keepdims=True), 1e-12)
-        return found
+            result.vectors[:] /= np.maximum(np.linalg.norm(result.vectors, axis=1, keepdims=True), 1e-12)
+        return result
 
     def sparse(
         self,
@@ -354,16 +354,16 @@ class Model:
         top, how = how.truncate if top is None else top, replace(how, truncate=None)
         if top is not None and top < 1:
             raise EverybertError(f"top is the number of weights and at least 1, not {top}")
-        given, size = as_texts(texts, pairs=False), min(how.size or self.window, self.window)
+        inputs, size = as_texts(texts, pairs=False), min(how.size or self.window, self.window)
         cut: list[int] = []
-        found: list[embedding.Sparse] = []
-        for i in range(0, len(given), 256):  # vectors over the whole vocabulary are large
-            part, before = given[i : i + 256], how.prompt(prompt)
+        vectors: list[embedding.Sparse] = []
+        for i in range(0, len(inputs), 256):  # vectors over the whole vocabulary are large
+            part, before = inputs[i : i + 256], how.prompt(prompt)
             rows = embedding.embed(self.network, self.tokenizer, part, how, size, long, before)
-            found += [embedding.Sparse.of(row, top) for row in rows.vectors]
+            vectors += [embedding.Sparse.of(row, top) for row in rows.vectors]
             cut += rows.cut
         warn_of_cuts(cut)
-        return found
+        return vectors
 
     def multi(
         self, texts: Sequence[str], task: str = "document", long: Literal["window", "cut"] = "window"
@@ -378,10 +378,10 @@ class Model:
         if task not in ("query", "document"):
             raise EverybertError(f"the task of a text is query or document, not {task!r}")
         size = min(self.pooling.size or self.window, self.window)
-        given = as_texts(texts, pairs=False)
-        found, cut = multi.token_vectors(self.network, self.tokenizer, given, self.pooling, task, size, long)
+        inputs = as_texts(texts, pairs=False)
+        vectors, cut = multi.token_vectors(self.network, self.tokenizer, inputs, self.pooling, task, size, long)
         warn_of_cuts(cut)
-        return found
+        return vectors
 
     def tokens(self, text: str, layer: int | None = None, pair: str | None = None) -> TokenVectors:
         """The text's tokens and their vectors after a layer (None the last, 0 the embeddings, −1 counts back)."""
@@ -393,8 +393,8 @@ class Model:
         pieces = pieces_of(encoding, self.window)
         vectors = np.empty((len(encoding), self.config.hidden_size), dtype=np.float32)
 
-        def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
-            for k, x_nH in zip(which, batch.split(x_TH)):
+        def read(indices: list[int], batch: Ragged, x_TH: Tensor) -> None:
+            for k, x_nH in zip(indices, batch.split(x_TH)):
                 vectors[pieces[k].at : pieces[k].end] = x_nH[pieces[k].own].float().cpu().numpy()
 
         segments = [encoding.segments] if pair is not None else None
@@ -414,13 +414,13 @@ class Model:
             raise EverybertError(f"a {self.config.family} model has no global attention; leave global_tokens out")
         if self.config.segments < 2 and any(any(row) for row in segments or []):
             raise EverybertError(f"a {self.config.family} model has no second segment; leave segments out")
-        out: dict[int, Tensor] = {}
+        states: dict[int, Tensor] = {}
 
-        def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
-            out.update(zip(which, batch.split(x_TH)))
+        def read(indices: list[int], batch: Ragged, x_TH: Tensor) -> None:
+            states.update(zip(indices, batch.split(x_TH)))
 
         encode(self.network, Inputs(sequences, segments, global_tokens), read)
-        return [out[i].clone() for i in range(len(out))]  # outside of inference mode: usable for training
+        return [states[i].clone() for i in range(len(states))]  # outside of inference mode: usable for training
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -454,14 +454,13 @@ class Model:
 
     def tag(self, texts: str | Sequence[Words], adapter: str | None = None) -> list[Span] | list[list[Span]]:
         """The labelled spans of a text. For several texts (or lists of words): a list of such lists."""
-        given = list(texts) if isinstance(texts, list | tuple) else as_texts(texts, False)
-        for i, one in enumerate(given):
-            if not isinstance(one, str) and not (
-                isinstance(one, list | tuple) and all(isinstance(w, str) for w in one)
-            ):
-                raise EverybertError(f"text {i + 1} is a {type(one).__name__} ({str(one)[:40]}); give strings or words")
-        found: list[list[Span]] = list(self.predict("tag", given, adapter))
-        return found[0] if isinstance(texts, str) else found
+        inputs = list(texts) if isinstance(texts, list | tuple) else as_texts(texts, False)
+        for i, text in enumerate(inputs):
+            words, kind = [text] if isinstance(text, str) else text, type(text).__name__
+            if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+                raise EverybertError(f"text {i + 1} is a {kind} ({str(text)[:40]}); give strings or words")
+        spans: list[list[Span]] = list(self.predict("tag", inputs, adapter))
+        return spans[0] if isinstance(texts, str) else spans
 
     def answer(
         self, question: str | Sequence[str], context: str | Sequence[str], top: int = 1, adapter: str | None = None
@@ -469,13 +468,13 @@ class Model:
         """The `top` best spans of a context. For several questions: a list of such lists."""
         if top < 1:
             raise EverybertError(f"top is the number of answers and at least 1, not {top}")
-        one = isinstance(question, str)
+        single = isinstance(question, str)
         questions, contexts = as_texts(question, False), as_texts(context, False)
         contexts = contexts * len(questions) if isinstance(context, str) else contexts
         if len(contexts) != len(questions):
             raise EverybertError(f"{len(questions)} questions but {len(contexts)} contexts; give one for each or all")
-        found: list[list[Answer]] = list(self.predict("answer", list(zip(questions, contexts)), adapter, top=top))
-        return found[0] if one else found
+        answers: list[list[Answer]] = list(self.predict("answer", list(zip(questions, contexts)), adapter, top=top))
+        return answers[0] if single else answers
 
     def choose(self, prompt: str, endings: Sequence[str], adapter: str | None = None) -> Choice:
         """The ending that fits the prompt best."""
@@ -492,8 +491,8 @@ class Model:
         if not texts or (top is not None and top < 1):
             raise EverybertError("there is nothing to rank; give one text or more, and top at least 1")
         if how := self.pooling.multi:
-            (asked,), documents = self.multi([query], "query"), self.multi(texts)
-            scores = logits = multi.maxsim(asked, documents, how.per_token)
+            (query_vectors,), documents = self.multi([query], "query"), self.multi(texts)
+            scores = logits = multi.maxsim(query_vectors, documents, how.per_token)
         else:
             logits = np.fromiter(self.predict("rank", [(query, text) for text in texts], adapter), float, len(texts))
             scores = relevance(logits, None if adapter or self.adapter else self.raw_config)
@@ -519,8 +518,8 @@ class Model:
     def task(self, name: str) -> Task:
         """The settings of one of the model's tasks, under the adapter in use."""
         extras = self.active_extras
-        own = extras is self.extras
-        return load_task(name, self.network, self.labels if own else None, self.problem_type if own else None, extras)
+        labels, problem = (self.labels, self.problem_type) if extras is self.extras else (None, None)
+        return load_task(name, self.network, labels, problem, extras)
 
     def answer_tokens(self, question: str, context: str) -> tuple[Encoding, np.ndarray]:
         """The tokens of a context and (n, 2): the probabilities that an answer begins and ends at each.
@@ -559,10 +558,10 @@ class Model:
         adapter: str | None = None,
     ) -> Attribution:
         """Which tokens a prediction rests on, by integrated gradients; `task` is by default that of the model."""
-        given = text if pair is None else (text, pair)
+        example = text if pair is None else (text, pair)
         with self.using(adapter or self.adapter_for(task or "classify", pair is not None)):
             settled, encoding = self.task(task or self.main_task() or "classify"), self.one_window(text, pair)
-            predict = partial(settled.predict, self.network, self.tokenizer, [given])
+            predict = partial(settled.predict, self.network, self.tokenizer, [example])
             target, named = settled.explained(predict, encoding, label)
             marked = self._global_tokens(encoding, settled)
             scores, *ends = attribute(self.network, self.tokenizer, encoding, str(settled.head), target, marked)

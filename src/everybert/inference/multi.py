@@ -25,12 +25,12 @@ from everybert.text.windows import cover
 def encode_filled(network: Network, ids: Sequence[Sequence[int]], real: Sequence[int], read: Read) -> None:
     """As the engine's `encode`, but of each sequence only the first `real` tokens are attended to."""
 
-    def work(which: list[int], batch: Ragged) -> None:
+    def work(indices: list[int], batch: Ragged) -> None:
         batch = batch.to(device_of(network.encoder))
         from_BN, _, to_T = batch.rectangle
-        seen_BN = torch.arange(batch.max_length) < torch.tensor([real[k] for k in which])[:, None]
+        seen_BN = torch.arange(batch.max_length) < torch.tensor([real[k] for k in indices])[:, None]
         x_TH = network.encoder(Padded.of(batch.tokens_T[from_BN], seen_BN.to(batch.device)))
-        read(which, batch, x_TH[to_T])
+        read(indices, batch, x_TH[to_T])
 
     run_batches(network, Inputs(ids), work)
 
@@ -46,10 +46,10 @@ def token_vectors(
     how = pooling.multi
     assert how is not None
     expansion = how.expansion if task == "query" else None
-    given = how.query_size if task == "query" else how.document_size
+    limit = how.query_size if task == "query" else how.document_size
     if expansion is not None:
-        given = expansion["length"] if expansion["strategy"] == "fixed" else max(given or size, expansion["length"])
-    size = min(given or size, size)
+        limit = expansion["length"] if expansion["strategy"] == "fixed" else max(limit or size, expansion["length"])
+    size = min(limit or size, size)
     sequences, lead, tail = _tokenized(tokenizer, texts, pooling, task)
     if size <= lead + tail:
         raise EverybertError(f"the folder reads {size} tokens of a {task}, which special tokens fill; raise its length")
@@ -67,14 +67,14 @@ def token_vectors(
             raise EverybertError("DeBERTa's queries are filled up only if other tokens attend to what fills them")
         rows = [ids + [filler] * (min(expansion["length"], size) - len(ids)) for ids in rows]
     skipped = [n for word in how.skip if task in how.skip_in and (n := tokenizer.id(word)) is not None]
-    found: dict[int, np.ndarray] = {}
+    vectors: dict[int, np.ndarray] = {}
 
-    def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
+    def read(indices: list[int], batch: Ragged, x_TH: Tensor) -> None:
         for module in pooling.modules:
             x_TH = module(x_TH.float())
-        for k, x_nD in zip(which, batch.split(x_TH)):
-            own = flat[k][1].own if task == "document" else slice(None)
-            found[k] = x_nD[own].cpu().numpy()[~np.isin(rows[k][own], skipped)]
+        for k, x_nD in zip(indices, batch.split(x_TH)):
+            owned = flat[k][1].own if task == "document" else slice(None)
+            vectors[k] = x_nD[owned].cpu().numpy()[~np.isin(rows[k][owned], skipped)]
 
     if expansion is None or expansion.get("attend"):
         encode(network, Inputs(rows), read)
@@ -82,7 +82,7 @@ def token_vectors(
         encode_filled(network, rows, real, read)
     parts: list[list[np.ndarray]] = [[] for _ in texts]
     for k, (i, _) in enumerate(flat):
-        parts[i].append(found[k])
+        parts[i].append(vectors[k])
     return [np.concatenate(several) for several in parts], cut
 
 
@@ -98,8 +98,8 @@ def _tokenized(
     prefix = "" if marker else prefix
     names = [task, "passage", "corpus"] if task == "document" else [task]
     before = prefix + next((pooling.prompts[name] for name in names if name in pooling.prompts), "")
-    given = [before + (text.lower() if pooling.lowercase else text) for text in texts]
-    return [[*ids[:lead], *marker, *ids[lead:]] for ids in tokenizer.ids_batch(given)], lead + len(marker), tail
+    prompted = [before + (text.lower() if pooling.lowercase else text) for text in texts]
+    return [[*ids[:lead], *marker, *ids[lead:]] for ids in tokenizer.ids_batch(prompted)], lead + len(marker), tail
 
 
 def maxsim(query: np.ndarray, documents: Iterable[np.ndarray], per_token: bool = False) -> np.ndarray:

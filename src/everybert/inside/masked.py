@@ -81,27 +81,27 @@ def fill_sides(
     at = [i for i, token in enumerate(encoding.ids) if token == mask]
     if not at:
         raise EverybertError("the text has no [MASK]; put [MASK] where a word is missing, or click a word")
-    given: Any = (text,) if pair is None else (text, pair)
+    texts: Any = (text,) if pair is None else (text, pair)
     halves, places = [], []
     for i in at:
         n, (start, end) = encoding.sequence[i] or 0, encoding.offsets[i]
-        before, after = (*given[:n], given[n][:end]), (given[n][start:], *given[n + 1 :])
+        before, after = (*texts[:n], texts[n][:end]), (texts[n][start:], *texts[n + 1 :])
         for half in (before, after):
             halves.append(tokenizer.encode(*half))
-            own = [k for k, token in enumerate(halves[-1].ids) if token == mask]
-            places.append(own[-1:] if half is before else own[:1])
+            masks = [k for k, token in enumerate(halves[-1].ids) if token == mask]
+            places.append(masks[-1:] if half is before else masks[:1])
 
     def read(p_MV: Tensor) -> list[tuple[list[Candidate], Tensor]]:
         return list(zip(best(tokenizer, p_MV, top), p_MV[:, : tokenizer.size].cpu()))
 
     both, *sides = at_masks(network, [encoding, *halves], [at, *places], size, read)
-    found = []
+    results = []
     for m, (candidates, p_V) in enumerate(both):
         word = originals[m] if m < len(originals) else None
         original = _original(network, tokenizer, encoding, at[m], word, p_V) if word else None
         ((left, _),), ((right, _),) = sides[2 * m : 2 * m + 2]
-        found.append(MaskedToken(candidates, left, right, original))
-    return found
+        results.append(MaskedToken(candidates, left, right, original))
+    return results
 
 
 def at_masks(
@@ -118,16 +118,16 @@ def at_masks(
     every = [(t, piece) for t, encoding in enumerate(encodings) for piece in pieces_of(encoding, size)]
     pieces = [(t, piece) for t, piece in every if any(map(piece.owns, masks[t]))]
     places = [[i - piece.shift for i in masks[t] if piece.owns(i)] for t, piece in pieces]
-    found: dict[int, Sequence[Made]] = {}
+    results: dict[int, Sequence[Made]] = {}
 
-    def split(which: list[int], logits_MV: Tensor) -> None:
+    def split(indices: list[int], logits_MV: Tensor) -> None:
         made = iter(read(logits_MV.softmax(-1)))
-        found.update((k, [next(made) for _ in places[k]]) for k in which)
+        results.update((k, [next(made) for _ in places[k]]) for k in indices)
 
     segments = [encodings[t].segments[: len(piece.ids)] for t, piece in pieces]
     masked_logits(network, Inputs([piece.ids for _, piece in pieces], segments), places, split)
-    values = (value for k in range(len(pieces)) for value in found[k])
-    return [[next(values) for _ in own] for own in masks]
+    values = (value for k in range(len(pieces)) for value in results[k])
+    return [[next(values) for _ in places_of_text] for places_of_text in masks]
 
 
 def check_sides(causal: bool | str, encoding: Encoding, masks: Sequence[int]) -> None:
@@ -151,11 +151,11 @@ def continued(
     begun, chance = 0, torch.Generator().manual_seed(seed or 0)
     continues, end = tokenizer.continues_word(), tokenizer.cls_id if reverse else tokenizer.sep_id
     never = [i for i in tokenizer.special_ids if i != end]
-    found: list[Tensor] = []
+    logits: list[Tensor] = []
     while len(ids) < window:
         place = -1 if reverse else len(ids)
-        masked_logits(network, Inputs([ids]), [[place]], lambda _, logits_MV: found.append(logits_MV.cpu()))
-        p_V = found.pop()[0, : tokenizer.size].softmax(-1)
+        masked_logits(network, Inputs([ids]), [[place]], lambda _, logits_MV: logits.append(logits_MV.cpu()))
+        p_V = logits.pop()[0, : tokenizer.size].softmax(-1)
         p_V[never] = 0.0
         token = int(p_V.argmax() if seed is None else torch.multinomial(p_V, 1, generator=chance))
         if token == end or (not reverse and not continues[token] and begun == words):
@@ -177,13 +177,13 @@ def best(tokenizer: Tokenizer, p_MV: Tensor, top: int) -> list[list[Candidate]]:
 def _original(network: Network, tokenizer: Tokenizer, encoding: Encoding, i: int, word: str, p_V: Tensor) -> Original:
     """The probability of the word that token i hides. Byte-level tokens include the space before them."""
     space = " " if encoding.offsets[i][0] > 0 and tokenizer.kind == "bpe" else ""
-    own, seen = tokenizer.encode(space + word, specials=False), []
-    if len(own) != 1:
-        return Original(word, own.tokens, None, None, None)
-    shown = Inputs([[*encoding.ids[:i], *own.ids, *encoding.ids[i + 1 :]]], [encoding.segments])
-    masked_logits(network, shown, [[i]], lambda _, logits_MV: seen.append(float(logits_MV.softmax(-1)[0, own.ids[0]])))
-    score = p_V[own.ids[0]]
-    return Original(word, own.tokens, float(score), int((p_V > score).sum()) + 1, *seen)
+    pieces, seen = tokenizer.encode(space + word, specials=False), []
+    if len(pieces) != 1:
+        return Original(word, pieces.tokens, None, None, None)
+    token, score = pieces.ids[0], p_V[pieces.ids[0]]
+    shown = Inputs([[*encoding.ids[:i], token, *encoding.ids[i + 1 :]]], [encoding.segments])
+    masked_logits(network, shown, [[i]], lambda _, logits_MV: seen.append(float(logits_MV.softmax(-1)[0, token])))
+    return Original(word, pieces.tokens, float(score), int((p_V > score).sum()) + 1, *seen)
 
 
 def mask_id(tokenizer: Tokenizer) -> int:

@@ -70,43 +70,43 @@ def find_neighbours(
     if not word or not texts:
         raise EverybertError("neighbours compares a word in texts that hold it; give the word, then the texts")
     encodings = tokenizer.encode_batch(list(texts))
-    found: list[Occurrence] = []
+    occurrences: list[Occurrence] = []
     places: list[list[int]] = []  # the tokens of each occurrence
     for i, (text, encoding) in enumerate(zip(texts, encodings)):
         if len(encoding) > size:
             raise EverybertError(f"text {i + 1} has {len(encoding)} tokens, the model reads {size}; shorten it")
         for match in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE):
             if at := _places(*match.span(), encoding):
-                found.append(Occurrence(i, *match.span(), [encoding.tokens[k] for k in at]))
+                occurrences.append(Occurrence(i, *match.span(), [encoding.tokens[k] for k in at]))
                 places.append(at)
-        if not any(o.text == i for o in found):
+        if not any(o.text == i for o in occurrences):
             raise EverybertError(f"{word!r} does not occur in text {i + 1}; each text must hold the word")
-    tokens = [encodings[o.text].ids[k] for o, at in zip(found, places) for k in at]
+    tokens = [encodings[o.text].ids[k] for o, at in zip(occurrences, places) for k in at]
     table_VE = network.encoder.embeddings.token.weight.float()
     candidates = _candidates(tokenizer, table_VE, word, encodings, tokens)
     ids = [i for i, _ in candidates]
     alone = [tokenizer.build([i])[0] for i in ids]
     states: dict[int, list[Tensor]] = {}
 
-    def read(which: list[int], batch: Ragged, hidden: list[Tensor]) -> None:
+    def read(indices: list[int], batch: Ragged, hidden: list[Tensor]) -> None:
         """Keep the vectors (n, H) of each sequence at every level: the token table, then the L + 1 hidden states."""
         levels = (batch.split(x) for x in (table_VE[batch.tokens_T], *hidden))
-        states.update(zip(which, map(list, zip(*levels))))
+        states.update(zip(indices, map(list, zip(*levels))))
 
     encode_layers(network, Inputs([e.ids for e in encodings] + alone), read)
     at_word = alone[0].index(ids[0]) if alone else 0
     levels = ["static", "embeddings", *(f"layer {i + 1}" for i in range(len(states[0]) - 2))]
     similarity, nearest = [], []
     for level in range(len(levels)):
-        own_kH = torch.stack([states[o.text][level][at].float().mean(0) for o, at in zip(found, places)])
+        word_kH = torch.stack([states[o.text][level][at].float().mean(0) for o, at in zip(occurrences, places)])
         others = [states[k][level][at_word].float() for k in range(len(texts), len(states))]
-        unit_kH = normalize(own_kH, dim=-1)
-        unit_CH = normalize(torch.stack(others) if others else own_kH[:0], dim=-1)
+        unit_kH = normalize(word_kH, dim=-1)
+        unit_CH = normalize(torch.stack(others) if others else word_kH[:0], dim=-1)
         similarity.append((unit_kH @ unit_kH.T).cpu().numpy())
         best = (unit_kH @ unit_CH.T).cpu().topk(min(top, len(ids)))
         rows = zip(best.values.tolist(), best.indices.tolist())
         nearest.append([[Near(candidates[c][1], v) for v, c in zip(*row)] for row in rows])
-    return Neighbours(word, list(texts), found, levels, np.stack(similarity), nearest)
+    return Neighbours(word, list(texts), occurrences, levels, np.stack(similarity), nearest)
 
 
 def _places(start: int, end: int, encoding: Encoding) -> list[int]:
@@ -121,9 +121,9 @@ def _candidates(
     """(id, word): whole words of the vocabulary that are near the word, or near a word beside it, in the table."""
     begins = ~tokenizer.continues_word()
     unit_VE = normalize(table_VE[: tokenizer.size], dim=-1)
-    own = unit_VE[tokens].mean(0)
+    centre = unit_VE[tokens].mean(0)
     beside = sorted({t for e in encodings for t, s in zip(e.ids, e.special) if not s and begins[t]})
-    order = [(unit_VE @ own).topk(min(NEAR_WORD, len(unit_VE))).indices.tolist()]
+    order = [(unit_VE @ centre).topk(min(NEAR_WORD, len(unit_VE))).indices.tolist()]
     order += (unit_VE[beside] @ unit_VE.T).topk(min(NEAR_COMPANION, len(unit_VE))).indices.tolist() if beside else []
     names: dict[str, int] = {}
     for i in (i for near in order for i in near):

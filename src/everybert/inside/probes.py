@@ -154,13 +154,14 @@ def probe_coref(network: Network, tokenizer: Tokenizer, trees: Iterable[Tree]) -
     for words in _stretches(tokenizer, trees, network.config.max_positions, skipped):
         text = sentence_of(tokenizer, [word["form"] for word in words])
         weights_LAWW = between(read_attention(network, text.encoding).weights, text)
-        mentions = sorted(one for one in _mentions(words) if text.present_W[one[0]])
+        mentions = sorted(mention for mention in _mentions(words) if text.present_W[mention[0]])
         for i, (place, form, entity) in enumerate(mentions):
-            before = [one for one in mentions[:i] if one[0] < place]
-            same_M = np.array([one[2] == entity for one in before])
+            before = [mention for mention in mentions[:i] if mention[0] < place]
+            same_M = np.array([other == entity for *_, other in before])
             if same_M.any():
-                right.append(same_M[weights_LAWW[:, :, place, [one[0] for one in before]].argmax(-1)])
-                baselines.append((same_M[-1], [one[2] for one in before if one[1] == form][-1:] == [entity]))
+                right.append(same_M[weights_LAWW[:, :, place, [at for at, *_ in before]].argmax(-1)])
+                alike = [other for _, word, other in before if word == form]
+                baselines.append((same_M[-1], alike[-1:] == [entity]))
     if not right:
         raise EverybertError("no mention has an antecedent; give CoNLL-U with coreference, Entity=(e1-… in column 10")
     right_LA = np.mean(right, axis=0)
@@ -203,6 +204,6 @@ def _mentions(words: Tree) -> Iterator[tuple[int, str, str]]:
             begun[name] += [at] if mark.startswith("(") else []
             if mark.endswith(")") and begun[name] and ("[" not in name or "[1/" in name):  # of parts, the first counts
                 start = begun[name].pop()
-                inside = {one["id"] for one in words[start : at + 1]}
+                inside = {inner["id"] for inner in words[start : at + 1]}
                 top = next((i for i in range(start, at) if words[i]["head"] not in inside), at)
                 yield top, words[top]["form"].lower(), name.partition("[")[0]

@@ -153,8 +153,8 @@ def part_value(trace: Trace, part: Part) -> np.ndarray:
 
 def needed(layer: int) -> Callable[[str], bool]:
     """Which intermediate results the steps through one layer show, for `read_trace(keep=…)`."""
-    own = (f"layers.{layer}.", f"layers.{layer - 1}.output")
-    return lambda name: not name.startswith("layers.") or name.startswith(own)
+    prefixes = (f"layers.{layer}.", f"layers.{layer - 1}.output")
+    return lambda name: not name.startswith("layers.") or name.startswith(prefixes)
 
 
 def explain_steps(trace: Trace, layer: int = 0, head: int = 0) -> list[ExplainedStep]:

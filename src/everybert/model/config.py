@@ -30,7 +30,7 @@ class EncoderConfig:
     hidden_size: int = 768
     """H: width of the residual stream."""
     layers: int = 12
-    """L: the layers that are applied (ALBERT: groups of `inner_layers`); 0: tokens are their embeddings (static)."""
+    """L: the layers that are applied (ALBERT: groups of `inner_layers`); 0 (static): the output is the embeddings."""
     heads: int = 12
     """A: attention heads; the head size D is H / A."""
     key_value_heads: int | None = None

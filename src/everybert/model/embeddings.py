@@ -1,6 +1,7 @@
-"""The sum of token, segment and position embeddings, normalised (Devlin et al. 2019, figure 2).
+"""The sum of token, segment and position embeddings, normalised (Devlin et al. 2019, figure 2); and every other form
+of positions: rotary angles, and the distances that some families add to attention scores.
 
-Legend: T tokens in the batch, B sequences, E embedding width, H hidden, D head size.
+Legend: T tokens in the batch, B sequences, E embedding width, H hidden, A heads, D head size, n tokens of a sequence.
 """
 
 import math
@@ -97,3 +98,43 @@ def rotary_table(positions_T: Tensor, config: EncoderConfig, theta: float) -> Ro
     angle = positions_T[:, None].float() * rotary_rates(config, theta, positions_T.device)
     angle = torch.cat((angle, angle), dim=-1)
     return angle.cos(), angle.sin()
+
+
+# ── relative positions: what layers add to attention scores (Encoder._relative) ──────────────────────────────
+
+
+def gaps(n: int, device: torch.device) -> Tensor:
+    """(n, n): i − j."""
+    at = torch.arange(n, device=device)
+    return at[:, None] - at[None]
+
+
+def alibi_slopes(heads: int, device: torch.device) -> Tensor:
+    """(A): how much a head's scores fall per token of distance (Press et al. 2022, §3).
+
+    The powers of 2^(−8/A) if A is a power of two; else those of the next lower one, and every other one of the next.
+    """
+    lower = 2 ** int(math.log2(heads))
+    at = torch.arange(heads, device=device, dtype=torch.float64)  # on the device, for recordings
+    return torch.exp2(-torch.where(at < lower, 8 * (at + 1), 4 * (2 * (at - lower) + 1)) / lower).float()
+
+
+def bias_rows(gap: Tensor, buckets: int, far: int) -> Tensor:
+    """The bucket of i − j, each with a learnt number per head (Raffel et al. 2020, §2.1).
+
+    Half of the buckets are for each direction; of these, half for exact distances, the others grow logarithmically.
+    """
+    half, exact = buckets // 2, buckets // 4
+    ratio = gap.abs().clamp(min=1).float() / exact
+    large = exact + (ratio.log() / math.log(far / exact) * (half - exact)).long()
+    return torch.where(gap.abs() < exact, gap.abs(), large.clamp(max=half - 1)) + (gap < 0) * half
+
+
+def table_rows(gap: Tensor, buckets: int, far: int) -> Tensor:
+    """The row of DeBERTa's table for i − j. Half of the buckets are exact, the others grow logarithmically."""
+    span, exact = buckets or far, buckets // 2
+    if buckets:
+        ratio = gap.abs().clamp(min=exact) / exact
+        large = (ratio.log() / torch.log(torch.tensor((far - 1) / exact)) * (exact - 1)).ceil().long() + exact
+        gap = torch.where(gap.abs() <= exact, gap, large * gap.sign())
+    return (gap + span).clamp(0, 2 * span - 1)

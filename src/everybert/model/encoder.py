@@ -6,10 +6,9 @@ pre-norm:           x ← x + Attn(LN(x));      x ← x + FF(LN(x));      one mo
 Legend: T tokens in the batch, n tokens of one sequence, H hidden, I intermediate width, A heads, R relative positions.
 """
 
-import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from everybert.errors import EverybertError
 from everybert.model.attention import ABSOLUTE, Relative, SelfAttention, Watch, fused
 from everybert.model.config import EncoderConfig
-from everybert.model.embeddings import Embeddings, rotary_table, sinusoids
+from everybert.model.embeddings import Embeddings, alibi_slopes, bias_rows, gaps, rotary_table, sinusoids, table_rows
 from everybert.model.graphs import Recorder
-from everybert.model.linear import Linear
+from everybert.model.linear import Linear, exact
 from everybert.model.ragged import Ragged
 
 Block = Callable[[Tensor], Tensor]
@@ -111,14 +110,14 @@ class Layer(nn.Module):
         return self._add(x_TH, "feed_forward", feed_forward, self.feed_forward_norm, watch, "output")
 
     def _add(self, x_TH: Tensor, name: str, f: Block, norm: Norm | None, watch: Watch | None, end: str = "") -> Tensor:
-        """LN(x + f(x)) or, in pre-norm, x + f(LN(x)). The result is watched as `end`."""
-        see = watch if watch is not None else _nothing
+        """LN(x + f(x)) or, in pre-norm, x + f(LN(x)), with f one of the two blocks. The result is watched as `end`."""
+        report = watch or (lambda name, value: None)
         ready_TH = x_TH
         if self.pre:
             ready_TH = x_TH if norm is None else norm(x_TH)
-            see(f"{name}.norm", ready_TH)
+            report(f"{name}.norm", ready_TH)
         added_TH = f(ready_TH)
-        see(f"{name}.output", added_TH)
+        report(f"{name}.output", added_TH)
         plain = watch is None and not torch.is_grad_enabled() and not self.training
         if not self.pre and plain and fused(x_TH) and isinstance(norm, nn.LayerNorm):
             from everybert.model.kernels import add_norm
@@ -127,23 +126,10 @@ class Layer(nn.Module):
         x_TH = x_TH + self.dropout(added_TH)
         if not self.pre:
             assert norm is not None
-            see(f"{name}.residual", x_TH)
+            report(f"{name}.residual", x_TH)
             x_TH = norm(x_TH)
-        see(end or f"{name}.{'residual' if self.pre else 'norm'}", x_TH)
+        report(end or f"{name}.{'residual' if self.pre else 'norm'}", x_TH)
         return x_TH
-
-
-class Rounded(NamedTuple):
-    """A matrix rounded for products in fp8 (fp8.py), rows · scale; and as it is, if that is needed too."""
-
-    rows_TI: Tensor
-    scale_T1: Tensor
-    x: Tensor | None = None
-
-
-def exact(x: Tensor | Rounded) -> Tensor:
-    """Hidden states as they are."""
-    return x.x if isinstance(x, Rounded) else x  # type: ignore[return-value]
 
 
 class Encoder(nn.Module):
@@ -181,18 +167,18 @@ class Encoder(nn.Module):
         full, local = self._relative(batch)
         if states is not None:
             states.append(x_TH)
-        for i, weights in enumerate(config.layer_order):
-            layer = self.layers[weights]
+        for i, number in enumerate(config.layer_order):
+            layer = self.layers[number]
             window = config.window(i // config.inner_layers)
-            named = _prefixed(watch, f"layers.{i}.") if watch is not None else None
+            layer_watch = _prefixed(watch, f"layers.{i}.") if watch is not None else None
             relative = full if window is None else local
             if self.checkpointing and torch.is_grad_enabled():
                 x_TH = checkpoint(layer, x_TH, batch, window, relative, use_reentrant=False)
             else:
-                x_TH = layer(x_TH, batch, window, relative, named)
+                x_TH = layer(x_TH, batch, window, relative, layer_watch)
             if states is not None:
                 states.append(exact(x_TH))
-        x_TH = exact(x_TH)
+        x_TH = exact(x_TH)  # the layers of fp8.py also pass on a rounded copy
         if self.norm is not None:
             x_TH = self.norm(x_TH)
             if states is not None:
@@ -212,8 +198,8 @@ class Encoder(nn.Module):
             biases = once(lambda n: table_RA[bias_rows(gaps(n, device), buckets, far)].permute(2, 0, 1)[None])
             both = Relative(bias=lambda q, k: biases(q.shape[2]))
         elif config.relative == "alibi":
-            falls = once(lambda n: -alibi_slopes(config.heads, device)[None, :, None, None] * gaps(n, device).abs())
-            both = Relative(bias=lambda q, k: falls(q.shape[2]))
+            distances = once(lambda n: -alibi_slopes(config.heads, device)[None, :, None, None] * gaps(n, device).abs())
+            both = Relative(bias=lambda q, k: distances(q.shape[2]))
         elif self.relative_table is not None and self.relative_norm is not None:
             rows = once(lambda n: table_rows(gaps(n, device), buckets, far))
             both = Relative(table=(self.relative_norm(self.relative_table.weight), rows))
@@ -241,43 +227,6 @@ class Encoder(nn.Module):
         segments_T = batch.segments_T if config.segments > 1 else None
         if segments_T is not None and (bad := _outside(segments_T, config.segments)) is not None:
             raise EverybertError(f"segment id {bad} is outside this model's {config.segments} segments")
-
-
-def gaps(n: int, device: torch.device) -> Tensor:
-    """(n, n): i − j."""
-    at = torch.arange(n, device=device)
-    return at[:, None] - at[None]
-
-
-def alibi_slopes(heads: int, device: torch.device) -> Tensor:
-    """(A): how much a head's scores fall per token of distance (Press et al. 2022, §3).
-
-    The powers of 2^(−8/A) if A is a power of two; else those of the next lower one, and every other one of the next.
-    """
-    lower = 2 ** int(math.log2(heads))
-    at = torch.arange(heads, device=device, dtype=torch.float64)  # on the device, for recordings
-    return torch.exp2(-torch.where(at < lower, 8 * (at + 1), 4 * (2 * (at - lower) + 1)) / lower).float()
-
-
-def bias_rows(gap: Tensor, buckets: int, far: int) -> Tensor:
-    """The bucket of i − j, each with a learnt number per head (Raffel et al. 2020, §2.1).
-
-    Half of the buckets are for each direction; of these, half for exact distances, the others grow logarithmically.
-    """
-    half, exact = buckets // 2, buckets // 4
-    ratio = gap.abs().clamp(min=1).float() / exact
-    large = exact + (ratio.log() / math.log(far / exact) * (half - exact)).long()
-    return torch.where(gap.abs() < exact, gap.abs(), large.clamp(max=half - 1)) + (gap < 0) * half
-
-
-def table_rows(gap: Tensor, buckets: int, far: int) -> Tensor:
-    """The row of DeBERTa's table for i − j. Half of the buckets are exact, the others grow logarithmically."""
-    span, exact = buckets or far, buckets // 2
-    if buckets:
-        ratio = gap.abs().clamp(min=exact) / exact
-        large = (ratio.log() / torch.log(torch.tensor((far - 1) / exact)) * (exact - 1)).ceil().long() + exact
-        gap = torch.where(gap.abs() <= exact, gap, large * gap.sign())
-    return (gap + span).clamp(0, 2 * span - 1)
 
 
 def _outside(x_T: Tensor, size: int) -> int | None:
@@ -314,7 +263,3 @@ def _norm(config: EncoderConfig) -> Norm:
 
 def _prefixed(watch: Watch, prefix: str) -> Watch:
     return lambda name, value: watch(prefix + name, value)
-
-
-def _nothing(name: str, value: Tensor) -> None:
-    """Used if no `watch` is given."""

@@ -50,10 +50,10 @@ class Inputs:
     global_tokens: Sequence[Sequence[int]] | None = None
     """Per sequence, the indices of the global tokens (Longformer)."""
 
-    def batch(self, which: Sequence[int]) -> Ragged:
+    def batch(self, indices: Sequence[int]) -> Ragged:
         """Some of the sequences as one batch, on the host."""
         fields = (self.ids, self.segments, self.global_tokens)
-        ids, segments, global_tokens = (None if x is None else [x[i] for i in which] for x in fields)
+        ids, segments, global_tokens = (None if x is None else [x[i] for i in indices] for x in fields)
         return Ragged.of(ids or [], segments, global_tokens)
 
 
@@ -67,12 +67,12 @@ def encode(network: Network, inputs: Inputs, read: Read, layer: int | None = Non
     several threads, but never twice for the same sequence.
     """
     if layer is not None:
-        encode_layers(network, inputs, lambda which, batch, states: read(which, batch, states[layer]))
+        encode_layers(network, inputs, lambda indices, batch, states: read(indices, batch, states[layer]))
         return
     device = device_of(network.encoder)
 
-    def work(which: list[int], batch: Ragged) -> None:
-        read(which, batch.to(device), forward(network.encoder, batch))
+    def work(indices: list[int], batch: Ragged) -> None:
+        read(indices, batch.to(device), forward(network.encoder, batch))
 
     run_batches(network, inputs, work, budget)
 
@@ -81,11 +81,11 @@ def encode_layers(network: Network, inputs: Inputs, read: Callable[[list[int], R
     """Like `encode`, but `read` is called with the L + 1 hidden states (T, H) of each batch, embeddings first."""
     device = device_of(network.encoder)
 
-    def work(which: list[int], batch: Ragged) -> None:
+    def work(indices: list[int], batch: Ragged) -> None:
         states: list[Tensor] = []
         batch = batch.to(device)
         network.encoder(batch, states)
-        read(which, batch, states)
+        read(indices, batch, states)
 
     run_batches(network, inputs, work)
 
@@ -104,17 +104,17 @@ def run_head(
     copies: deque[tuple[list[int], Ragged, Callable[[], np.ndarray]]] = deque()
 
     def collect() -> None:
-        which, batch, values = copies.popleft()
+        indices, batch, values = copies.popleft()
         rows = values()
         parts = rows if name in SEQUENCE_HEADS else np.split(rows, np.cumsum(batch.lengths)[:-1])
-        out.update(zip(which, parts))
+        out.update(zip(indices, parts))
 
-    def work(which: list[int], batch: Ragged) -> None:
+    def work(indices: list[int], batch: Ragged) -> None:
         if reader is not None:
             rows = reader.read(network.encoder, batch.to(device))
         else:
             rows = head_logits(network, batch.to(device), name, lambda _: forward(network.encoder, batch))
-        copies.append((which, batch, fetched(rows.float())))
+        copies.append((indices, batch, fetched(rows.float())))
         if len(copies) > 2 and device.type != "cpu":
             collect()
 
@@ -142,19 +142,16 @@ def masked_logits(
     if causal and any(not 0 <= p + beside < len(ids) for ids, chosen in zip(inputs.ids, places) for p in chosen):
         raise EverybertError("a causal model predicts a token from its neighbour: the first and last have none")
 
-    def predict(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
+    def predict(indices: list[int], batch: Ragged, x_TH: Tensor) -> None:
         starts = accumulate((beside, *batch.lengths))
-        index_M = torch.tensor([start + place for start, k in zip(starts, which) for place in places[k]])
-        read(which, network.mlm_logits(x_TH, index_M.to(x_TH.device)).float())
+        index_M = torch.tensor([start + place for start, k in zip(starts, indices) for place in places[k]])
+        read(indices, network.mlm_logits(x_TH, index_M.to(x_TH.device)).float())
 
     encode(network, inputs, predict)
 
 
 def token_log_probs(
-    network: Network,
-    sequences: Sequence[Sequence[int]],
-    positions: Sequence[Sequence[int]],
-    mask_id: int,
+    network: Network, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]], mask_id: int
 ) -> list[np.ndarray]:
     """ln P(token | the other tokens) at positions of each sequence: one float64 array per sequence.
 
@@ -170,15 +167,15 @@ def token_log_probs(
                 copy[places] = mask_id
     copies: list[tuple[list[int], Callable[[], np.ndarray]]] = []
 
-    def read(which: list[int], logits_MV: Tensor) -> None:
-        gold_M = torch.tensor([token for k in which for token in rows[k][2]]).to(logits_MV.device)
-        copies.append((which, fetched(logits_MV.log_softmax(-1).gather(1, gold_M[:, None])[:, 0])))
+    def read(indices: list[int], logits_MV: Tensor) -> None:
+        gold_M = torch.tensor([token for k in indices for token in rows[k][2]]).to(logits_MV.device)
+        copies.append((indices, fetched(logits_MV.log_softmax(-1).gather(1, gold_M[:, None])[:, 0])))
 
     if rows:
         masked_logits(network, Inputs([ids for ids, *_ in rows]), [places for _, places, _ in rows], read)
     values = [np.empty(0)] * len(rows)
-    for which, wait in copies:
-        for k, log_probs in zip(which, np.split(wait(), np.cumsum([len(rows[k][1]) for k in which])[:-1])):
+    for indices, wait in copies:
+        for k, log_probs in zip(indices, np.split(wait(), np.cumsum([len(rows[k][1]) for k in indices])[:-1])):
             values[k] = log_probs.astype(np.float64)
     ends_of = np.cumsum([len(chosen) for chosen in positions])[:-1]
     return np.split(np.concatenate([np.empty(0), *values]), ends_of) if len(positions) else []
@@ -196,24 +193,24 @@ def run_batches(
     cores = torch.get_num_threads() if device.type == "cpu" else 1
     if device.type == "cpu":
         keep_freed_memory()
-        groups = plan(lengths, budget or shared_out(sum(lengths), cores))
+        groups = plan(lengths, budget or cpu_budget(sum(lengths), cores))
     elif network.config.relative != "none":
         groups = plan(lengths, budget or BUDGET_GPU, padded=True)
     else:
         groups = in_order(lengths, budget or BUDGET_GPU)
 
     @torch.inference_mode()
-    def checked(which: list[int]) -> None:
-        batch = inputs.batch(which)
+    def checked(indices: list[int]) -> None:
+        batch = inputs.batch(indices)
         network.encoder.check(batch)
         with on_device(device):
-            work(which, batch)
+            work(indices, batch)
 
     if cores > 1 and len(groups) > 1 and cores <= 2 * len(groups):
         side_by_side(checked, groups, cores)
     else:
-        for which in groups:
-            checked(which)
+        for indices in groups:
+            checked(indices)
 
 
 def plan(lengths: Sequence[int], budget: int, padded: bool = False) -> list[list[int]]:
@@ -250,8 +247,8 @@ def in_order(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return groups
 
 
-def shared_out(tokens: int, cores: int) -> int:
-    """The budget of CPU batches: about BUDGET_CPU, chosen so that every core gets the same number of batches."""
+def cpu_budget(tokens: int, cores: int) -> int:
+    """Tokens per batch on the CPU: about BUDGET_CPU, chosen so that every core gets the same number of batches."""
     rounds = max(1, math.ceil(tokens / (cores * BUDGET_CPU)))
     return max(BUDGET_CPU // 4, math.ceil(tokens / (cores * rounds)))
 
@@ -272,7 +269,7 @@ def side_by_side(work: Callable[[list[int]], None], groups: Sequence[list[int]],
     """
     pool = ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        for job in [pool.submit(work, which) for which in groups]:
+        for job in [pool.submit(work, indices) for indices in groups]:
             job.result()
     finally:
         pool.shutdown(cancel_futures=True)
@@ -355,12 +352,12 @@ def fetched(x: Tensor) -> Callable[[], np.ndarray]:
     return wait
 
 
-def pick_device(asked: torch.device | str | None, gpu: bool = True) -> torch.device:
+def pick_device(name: torch.device | str | None, gpu: bool = True) -> torch.device:
     """The device asked for; by default a GPU if there is one (and `gpu`), else the CPU."""
-    if asked is None:
+    if name is None:
         return torch.device("cuda" if gpu and torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(asked)
+        device = torch.device(name)
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise RuntimeError(f"torch sees {torch.cuda.device_count()} GPUs")
         if device.type != "cuda":  # a CUDA device is first used later: each rank takes its own
@@ -368,6 +365,6 @@ def pick_device(asked: torch.device | str | None, gpu: bool = True) -> torch.dev
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's errors for a missing device
         why = str(error).strip().split("\n")[0][:80]
         raise EverybertError(
-            f"device {str(asked)!r} cannot be used here ({why}): give cpu, or none, to take a GPU where there is one"
+            f"device {str(name)!r} cannot be used here ({why}): give cpu, or none, to take a GPU where there is one"
         ) from None
     return device

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from everybert.errors import EverybertError
 from everybert.model.attention import HAS_TRITON, Relative, Watch, fused
-from everybert.model.encoder import Encoder, Layer, Rounded, exact
+from everybert.model.encoder import Encoder, Layer
 from everybert.model.engine import device_of
 from everybert.model.int8 import TINY, RoundedLinear, round_layers
+from everybert.model.linear import Rounded, exact
 from everybert.model.ragged import Ragged
 
 

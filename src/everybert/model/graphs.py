@@ -83,8 +83,8 @@ class Recorder:
                 if recording is not None:
                     self.recordings[key] = recording
             elif recording is not None:
-                for mine, given in zip(recording.inputs, batch.tensors().values()):
-                    mine.copy_(pinned(given, device), non_blocking=True)
+                for mine, tensor in zip(recording.inputs, batch.tensors().values()):
+                    mine.copy_(pinned(tensor, device), non_blocking=True)
             if recording is None:
                 self.seen.add(key)
                 return take(work(batch.to(device)))

@@ -247,7 +247,8 @@ class FeatureHead(TaskHead):
         return pool(x, batch, self.features.pool) if self.pooled else x
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, F) → (…, C)."""
+        """(…, F) → (…, C). Features that were computed once come in half precision, from the host."""
+        x = x.to(self.output.weight)
         if self.mix is not None:
             x = self.mix.softmax(0) @ x.unflatten(-1, (len(self.mix), -1))
         return super().forward(x)

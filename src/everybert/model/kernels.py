@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from everybert.model.encoder import Rounded
 from everybert.model.graphs import on_device
+from everybert.model.linear import Rounded
 
 LOG2E = 1.4426950408889634
 TILE = 64

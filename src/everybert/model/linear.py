@@ -6,7 +6,7 @@ measured on Intel's). On other devices, in other types, and for export, the prod
 Legend: T tokens, I inputs, O outputs.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -66,3 +66,19 @@ class Product(torch.autograd.Function):
             product(rows_TO.t(), rows_TI.t()) if wants_weight else None,
             rows_TO.sum(0) if wants_bias else None,
         )
+
+
+# ── fp8 ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Rounded(NamedTuple):
+    """The input of a product in fp8 (fp8.py): rows · scale ≈ x; and x itself, if that is needed too."""
+
+    rows_TI: Tensor
+    scale_T1: Tensor
+    x: Tensor | None = None
+
+
+def exact(x: Tensor | Rounded) -> Tensor:
+    """Hidden states without rounding: everywhere but in fp8 the tensor itself."""
+    return x.x if isinstance(x, Rounded) else x  # type: ignore[return-value]

@@ -203,9 +203,9 @@ class AdapterSet:
     def load(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Copy what `state` returned into the adapter of that name."""
         wanted = self.state(name)
-        mine, given = ({key: tuple(x.shape) for key, x in tensors.items()} for tensors in (wanted, state))
-        if differ := sorted(key for key in mine | given if mine.get(key) != given.get(key)):
-            shapes = f"{given.get(differ[0], 'absent')}, not {mine.get(differ[0], 'absent')}"
+        mine, theirs = ({key: tuple(x.shape) for key, x in tensors.items()} for tensors in (wanted, state))
+        if differ := sorted(key for key in mine | theirs if mine.get(key) != theirs.get(key)):
+            shapes = f"{theirs.get(differ[0], 'absent')}, not {mine.get(differ[0], 'absent')}"
             raise EverybertError(
                 f"the adapter {name!r} does not fit this model: {differ[0]} is {shapes}, and {len(differ) - 1} more"
             )

@@ -34,11 +34,11 @@ class PretrainTargets(Targets):
     pair_label_B: Tensor | None = None
     """int64: 0 next or in order, 1 random or swapped, IGNORE no pair."""
     span_left_M: Tensor | None = None
-    """int64: the token before each masked position's span …"""
+    """int64: the index of the token before the span of each masked position; None without spans."""
     span_right_M: Tensor | None = None
-    """… the token after it …"""
+    """int64: the index of the token after that span."""
     span_place_M: Tensor | None = None
-    """… and the position within the span, from 1."""
+    """int64: the position within that span, from 1."""
     draw_M: Tensor | None = None
     """int64: a uniform number below corpus.packs.DRAWS, for a generator to sample a token with."""
     real: Tensor = field(default_factory=lambda: torch.tensor(1 << 62))
@@ -56,12 +56,6 @@ class PretrainTargets(Targets):
         return replace(self, masked=masked, pairs=pairs, tokens=tokens)
 
 
-def targets_of(batch: Ragged) -> PretrainTargets:
-    """The targets of a pre-training batch."""
-    assert isinstance(batch.targets, PretrainTargets)
-    return batch.targets
-
-
 # ── masked tokens and sentence pairs ─────────────────────────────────────────────────────────────────────────
 
 
@@ -75,7 +69,7 @@ def pretrain_loss(network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
 
 def token_and_pair_losses(network: Network, x_TH: Tensor, batch: Ragged) -> tuple[Tensor, Tensor]:
     """`pretrain_loss` from the hidden states: (loss, figures to log)."""
-    targets = targets_of(batch)
+    targets = batch.targets_as(PretrainTargets)
     logits_MV = network.mlm_logits(x_TH, targets.mask_index_M)
     loss = mlm = cross_entropy(logits_MV, targets.mask_label_M) / targets.masked
     nsp = torch.zeros_like(mlm)
@@ -125,7 +119,7 @@ class Boundary(nn.Module):
 
 def boundary_loss(network: Network, batch: Ragged) -> tuple[Tensor, Tensor]:
     """The pre-training loss plus Σ −log p(token | boundary) / masked; figures (mlm, nsp, boundary)."""
-    x_TH, targets = network.encoder(batch), targets_of(batch)
+    x_TH, targets = network.encoder(batch), batch.targets_as(PretrainTargets)
     loss, figures = token_and_pair_losses(network, x_TH, batch)
     y_ME = network.heads["boundary"](x_TH[targets.span_left_M], x_TH[targets.span_right_M], targets.span_place_M)
     head = network.heads["mlm"]

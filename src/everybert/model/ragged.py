@@ -9,10 +9,10 @@ Legend: T tokens in the batch, B sequences, N the longest length, H hidden, E em
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -27,12 +27,11 @@ class Targets:
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields that are tensors, by name."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: x for name, x in values.items() if isinstance(x, Tensor)}
+        return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
 
     def constants(self) -> tuple[Any, ...]:
         """The fields that are not tensors, in order."""
-        return tuple(x for f in fields(self) if not isinstance(x := getattr(self, f.name), Tensor))
+        return tuple(x for x in vars(self).values() if not isinstance(x, Tensor))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """The same targets with `fn` applied to each tensor."""
@@ -41,6 +40,9 @@ class Targets:
     def of_step(self, counts: Tensor) -> Self:
         """The same targets with the totals of a training step over all ranks, for losses that divide by them."""
         return self
+
+
+Kind = TypeVar("Kind", bound=Targets)
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,11 @@ class Ragged:
 
         tensors = extended(self.tokens_T, pad_id), lengths, extended(self.segments_T), extended(self.globals_T)
         return Ragged.flat(*tensors, max_length=self.max_length).to(self.device)
+
+    def targets_as(self, kind: type[Kind]) -> Kind:
+        """The targets, which must be of this kind."""
+        assert isinstance(self.targets, kind)
+        return self.targets
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the batch by name, targets included."""

@@ -149,8 +149,8 @@ class ServerSettings:
 
 def worker_app() -> FastAPI:
     """The application of one of several worker processes."""
-    given = json.loads(os.environ[SETTINGS_VARIABLE])
-    return ServerSettings(**given | {"limits": Limits(**given["limits"])}).create_app()
+    settings = json.loads(os.environ[SETTINGS_VARIABLE])
+    return ServerSettings(**settings | {"limits": Limits(**settings["limits"])}).create_app()
 
 
 def options() -> dict[str, Any]:

@@ -65,17 +65,17 @@ class Job:
     def pieces(self) -> "list[JobPart]":
         """The inputs in parts, each with one adapter and at most a batch."""
         loaded, shared = self.context.served.loaded, object() if self.options is None else self.options
-        found: list[JobPart] = []
+        pieces: list[JobPart] = []
         latest: dict[str | None, JobPart] = {}
-        for i, (given, tokens) in enumerate(zip(self.inputs, self.sizes, strict=True)):
-            adapter = self.context.served.adapter_for(self.task, isinstance(given, tuple) and len(given) == 2)
+        for i, (example, tokens) in enumerate(zip(self.inputs, self.sizes, strict=True)):
+            adapter = self.context.served.adapter_for(self.task, isinstance(example, tuple) and len(example) == 2)
             piece = latest.get(adapter)
             if piece is None or piece.tokens + tokens > loaded.budget:
                 piece = latest[adapter] = JobPart(self, loaded, adapter, (loaded, adapter, self.task, shared))
-                found.append(piece)
+                pieces.append(piece)
             piece.which.append(i)
             piece.tokens += tokens
-        return found
+        return pieces
 
 
 @dataclass(eq=False)
@@ -107,8 +107,8 @@ def once(
     numbers: Callable[[], int] = lambda: 0,
 ) -> Job:
     """A job that is one call, shared with no other request. `texts` are what it reads; None is left out."""
-    given = tuple(text for text in texts if text is not None)
-    return Job(context, task, [given], lambda model, _: [compute(model)], lambda got: got[0], None, numbers=numbers)
+    inputs = tuple(text for text in texts if text is not None)
+    return Job(context, task, [inputs], lambda model, _: [compute(model)], lambda got: got[0], None, numbers=numbers)
 
 
 def in_parts(value: Any) -> bytes:

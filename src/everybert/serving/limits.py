@@ -110,10 +110,10 @@ class HttpError(HTTPException):
     """An error response: its status, the reason with what the client can do, and headers."""
 
 
-def check_limit(asked: int, limit: int, what: str) -> None:
+def check_limit(count: int, limit: int, what: str) -> None:
     """413 for a request above a limit."""
-    if asked > limit:
-        raise HttpError(413, f"{asked:,} {what} where the limit is {limit:,}; send less at a time")
+    if count > limit:
+        raise HttpError(413, f"{count:,} {what} where the limit is {limit:,}; send less at a time")
 
 
 def overloaded(message: str = "too many requests at a time; try again later", seconds: float = 1) -> HttpError:
@@ -133,8 +133,8 @@ def error_response(path: str, error: Exception) -> JSONResponse:
     if not path.startswith("/v1/"):
         return JSONResponse({"error": message, "error_type": STATUSES.get(status, ("error",))[0]}, status, headers)
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    told = {"message": message, "type": kind, "param": None, "code": OPENAI_CODES.get(status)}
-    return JSONResponse({"error": told}, 400 if status in (413, 422) else status, headers)
+    body = {"message": message, "type": kind, "param": None, "code": OPENAI_CODES.get(status)}
+    return JSONResponse({"error": body}, 400 if status in (413, 422) else status, headers)
 
 
 # ── one request ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -288,11 +288,11 @@ class LimitsMiddleware:
 
         Addresses are no names, and need no permission.
         """
-        given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        if "*" in self.hosts or (not given and scope.get("http_version") == "1.0"):
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if "*" in self.hosts or (not hosts and scope.get("http_version") == "1.0"):
             return
         with contextlib.suppress(ValueError):  # not one header; neither a name nor an address
-            (host,) = given
+            (host,) = hosts
             name = urlsplit(f"//{host}").hostname or ""
             if name in self.hosts or ipaddress.ip_address(name):
                 return
@@ -306,8 +306,8 @@ class LimitsMiddleware:
         headers = dict(scope["headers"])
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         offered = (token.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b""))
-        digests = [sha256(one).hexdigest() for one in offered]
-        if right := [key for key in self.keys for one in digests if hmac.compare_digest(key, one)]:
+        digests = [sha256(text).hexdigest() for text in offered]
+        if right := [key for key in self.keys for text in digests if hmac.compare_digest(key, text)]:
             return right[0]
         path = scope["path"]
         if scope["method"] in ("GET", "HEAD") and (path in OPEN or path.startswith("/playground/web/")):
@@ -420,10 +420,10 @@ class Protocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as offer:
             # The parser leaves the rest to the protocol that the client offers (Java's client: HTTP/2). The server has
             # none: it reads the request again without the offer.
-            kept = [b"%s: %s\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
+            headers = [b"%s: %s\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
             version = self.parser.get_http_version().encode()
             first = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)
-            self._parse(first + b"".join(kept) + b"\r\n" + data[offer.args[0] :])
+            self._parse(first + b"".join(headers) + b"\r\n" + data[offer.args[0] :])
 
     def on_message_begin(self) -> None:
         """A head begins."""

@@ -10,7 +10,7 @@ from everybert.errors import EverybertError
 from everybert.inference.model import Model, default_adapter, load
 from everybert.model.engine import BUDGET_CPU, BUDGET_GPU
 from everybert.serving.limits import HttpError, Limits, RequestContext, check_limit
-from everybert.tasks.task import longest_first
+from everybert.text.windows import OVERLAP, longest_first
 
 LARGE = 4096
 """Bytes of a body above which its work is not done by the event loop."""
@@ -66,11 +66,11 @@ class Served:
     def tasks(self) -> list[str]:
         """The endpoints it can answer."""
         first = VECTOR_TASKS[self.model.pooling.vectors]
-        found = [first, "tokens", "attention", *(task for head, task in HEAD_TASKS.items() if head in self.heads)]
+        tasks = [first, "tokens", "attention", *(task for head, task in HEAD_TASKS.items() if head in self.heads)]
         if "classify" in self.heads:
-            found += ["predict", "rerank"] if self.outputs == 1 else ["classify", "predict"]
+            tasks += ["predict", "rerank"] if self.outputs == 1 else ["classify", "predict"]
         defaults = {task.split()[0] for task in self.model.bundle.defaults} if self.adapter is None else set()
-        return list(dict.fromkeys([*found, *sorted(defaults - {"embed"})]))
+        return list(dict.fromkeys([*tasks, *sorted(defaults - {"embed"})]))
 
     def adapter_for(self, task: str, pair: bool) -> str | None:
         """The adapter a task runs with: the one named, else the default."""
@@ -98,25 +98,25 @@ class ModelRegistry:
             for route in (model, *model.routes.values()):
                 for tensor in (*route.network.parameters(), *route.network.buffers()):
                     tensor.data = tensor.data.clone()
-        given = adapters or {}
-        for adapter, folder in given.items():
+        folders = adapters or {}
+        for adapter, folder in folders.items():
             model.add_adapter(folder, adapter)
         budget = self.limits.budget or (BUDGET_CPU if model.device.type == "cpu" else BUDGET_GPU)
         whole = model.adapter  # in use if the folder is that of an adapter
         loaded = LoadedModel(name, model, budget)
-        for used in (None, *model.bundle.folders, *given):
+        for used in (None, *model.bundle.folders, *folders):
             model.use(used or whole)
-            heads, own = model.network.heads, used is None  # labels and problem_type are those of the own head
+            heads, is_own = model.network.heads, used is None  # labels and problem_type are those of the own head
             trained = (model.active_extras.get("task") or {}).get("task")
             entry = Served(
                 name=name if used is None else f"{name}:{used}",
                 loaded=loaded,
                 adapter=used or whole,
-                folder=Path(given[used]) if used in given else model.folder,
+                folder=Path(folders[used]) if used in folders else model.folder,
                 heads=frozenset(heads),
                 outputs=getattr(heads["classify"].output, "out_features", 0) if "classify" in heads else 0,
-                label=(model.labels or ["LABEL_0"])[0] if own else "LABEL_0",
-                bounded=trained != "regress" and not (own and model.problem_type == "regression"),
+                label=(model.labels or ["LABEL_0"])[0] if is_own else "LABEL_0",
+                bounded=trained != "regress" and not (is_own and model.problem_type == "regression"),
                 trained=trained,
             )
             self.entries[entry.name] = entry
@@ -195,6 +195,6 @@ def count_tokens(model: Model, inputs: Sequence[str | tuple[str, ...]], context:
 
 def pair_windows(a: int, b: int, window: int, special: int) -> int:
     """About how many tokens are computed for a pair of `a` and `b` tokens: both texts are read in windows."""
-    rooms, overlap = longest_first(a, b, window - special), min(128, window // 4)
+    rooms, overlap = longest_first(a, b, window - special), min(OVERLAP, window // 4)
     counts = [-(-n // max(room - min(overlap, room // 2), 1)) for n, room in zip((a, b), rooms) if n > room]
     return math.prod(counts) * window if counts else a + b + special

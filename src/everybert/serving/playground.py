@@ -119,10 +119,10 @@ def add_playground(app: FastAPI, service: "Service") -> None:
 
 def texts_of(body: dict[str, Any]) -> tuple[str, ...]:
     """The texts of a request; 413 where they are too long for the page."""
-    one = [body.get(name) for name in ("text", "pair", "question", "context", "word")]
-    found = (*filter(None, one), *body.get("texts", []), *body.get("collocations", []))
-    check_limit(sum(map(len, found)), CHARACTERS, "characters")
-    return found
+    named = [body.get(name) for name in ("text", "pair", "question", "context", "word")]
+    texts = (*filter(None, named), *body.get("texts", []), *body.get("collocations", []))
+    check_limit(sum(map(len, texts)), CHARACTERS, "characters")
+    return texts
 
 
 def packed(values: np.ndarray) -> str:
@@ -147,15 +147,15 @@ class Playground:
 
     def tokens(self, served: Served, text: str, pair: Second = None) -> Json:
         """The tokens of the text, of the text in lower case, and of the text in the vocabularies of other models."""
-        own = served.model.tokenizer
-        others, digests = [], {own.digest}
+        tokenizer = served.model.tokenizer
+        others, digests = [], {tokenizer.digest}
         for entry in self.service.registry.entries.values():
             other = entry.model.tokenizer
             if other.digest not in digests:
                 digests.add(other.digest)
                 others.append({"name": entry.name, **pieces(other, text, pair)})
-        lowered = pieces(own, text.lower(), pair and pair.lower())
-        return {**pieces(own, text, pair), "lowered": lowered, "others": others}
+        lowered = pieces(tokenizer, text.lower(), pair and pair.lower())
+        return {**pieces(tokenizer, text, pair), "lowered": lowered, "others": others}
 
     def examples(
         self,
@@ -211,8 +211,8 @@ class Playground:
         """The vectors of a word, compared in every layer."""
         if word:
             check_limit(sum(text.lower().count(word.lower()) for text in texts), OCCURRENCES, "occurrences of the word")
-        found = served.model.neighbours(word, texts, top)
-        return {**asdict(found), "similarity": found.similarity.astype(float).round(5).tolist()}
+        neighbours = served.model.neighbours(word, texts, top)
+        return {**asdict(neighbours), "similarity": neighbours.similarity.astype(float).round(5).tolist()}
 
     def answer(self, served: Served, question: str, context: str, top: Top = 3) -> Json:
         """The best answers, and the probability that an answer starts or ends at each token."""
@@ -227,26 +227,26 @@ class Playground:
     ) -> Json:
         """The contribution of each token to a prediction."""
         check_short(served, text, pair)
-        found = served.model.attribution(text, pair, label=label, task=task)
-        shown = {name: value for name, value in asdict(found).items() if name not in ("text", "pair")}
-        return {**shown, "scores": found.scores.round(6).tolist(), "gap": found.gap}
+        attribution = served.model.attribution(text, pair, label=label, task=task)
+        shown = {name: value for name, value in asdict(attribution).items() if name not in ("text", "pair")}
+        return {**shown, "scores": attribution.scores.round(6).tolist(), "gap": attribution.gap}
 
     def step(
         self, served: Served, text: str, pair: Second = None, layer: Index = 0, head: Index = 0, step: Index = 0
     ) -> Json:
         """One step of the forward pass with its arrays, and the titles of all steps."""
-        found = self.traces(served, text, pair, layer)
-        steps = explain_steps(found, layer, head)
+        trace = self.traces(served, text, pair, layer)
+        steps = explain_steps(trace, layer, head)
         chosen = steps[min(step, len(steps) - 1)]
         return {
-            "tokens": found.tokens,
-            "ids": found.ids,
-            "gap": found.gap,
-            "titles": [(one.group, one.title) for one in steps],
+            "tokens": trace.tokens,
+            "ids": trace.ids,
+            "gap": trace.gap,
+            "titles": [(explained.group, explained.title) for explained in steps],
             "title": chosen.title,
             "equation": chosen.equation,
             "words": chosen.words,
-            "parts": [_part(served.model, found, part) for part in chosen.parts],
+            "parts": [_part(served.model, trace, part) for part in chosen.parts],
         }
 
 
@@ -264,8 +264,8 @@ def attention_weights(served: Served, text: str, pair: str | None) -> tuple[Json
     model = served.model
     count = len(model.config.layer_order) * model.config.heads * len(model.one_window(text, pair)) ** 2
     check_limit(count, MOST_WEIGHTS, "attention weights")
-    found = model.attention(text, pair)
-    return found.overview(), quantised(found.weights)
+    attention = model.attention(text, pair)
+    return attention.overview(), quantised(attention.weights)
 
 
 def check_short(served: Served, text: str, pair: str | None) -> None:

@@ -66,9 +66,9 @@ def validated(kind: Any, request: Request) -> Any:
     if not context.body:
         raise HttpError(422, "the body is empty; send JSON")
     try:
-        given = from_json(context.body, allow_inf_nan=False)
-        check_lengths(given, context.limits.inputs)  # before validation, which looks at every item in several ways
-        return kind.model_validate(given)
+        content = from_json(context.body, allow_inf_nan=False)
+        check_lengths(content, context.limits.inputs)  # before validation, which looks at every item in several ways
+        return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -78,14 +78,14 @@ def validated(kind: Any, request: Request) -> Any:
         raise HttpError(400, f"the body is not JSON: {error}"[:300]) from None
 
 
-def check_lengths(given: Any, most: int) -> None:
+def check_lengths(content: Any, most: int) -> None:
     """413 for a body with a list of more than `most` items, or with more items in nested lists than a few for each."""
-    level, total = [given], 0
+    level, total = [content], 0
     while level := [x for x in level if isinstance(x, list | dict)]:
         total += sum(map(len, level))
         check_limit(max(map(len, level)), most, "texts in a request")
         check_limit(total, 4 * most + 64, "items in a request")
-        level = [x for one in level for x in (one.values() if isinstance(one, dict) else one)]
+        level = [x for value in level for x in (value.values() if isinstance(value, dict) else value)]
 
 
 def body_of(handler: Handler, strict: bool) -> type[BaseModel]:
@@ -124,12 +124,12 @@ def add_endpoint(
                 request.reserve(job.numbers())
                 response = job.response = asyncio.get_running_loop().create_future()
                 await asyncio.to_thread(service.batcher.submit, job) if large else service.batcher.submit(job)
-                found = await response
+                content = await response
         except TimeoutError:
             raise request.late() from None
         service.metrics.tokens.labels(request.served.loaded.name).inc(request.tokens)
         headers = {"x-tokens": str(request.tokens), "x-cut-tokens": str(request.cut)}
-        return Response(found, media_type="application/json", headers=headers)
+        return Response(content, media_type="application/json", headers=headers)
 
     endpoint.__annotations__["body"] = kind
     app.post(path, name=handler.__name__, description=handler.__doc__, **options)(endpoint)
@@ -226,10 +226,10 @@ def describe(served: Served, request: Request) -> Json:
 
 def as_list(texts: Any) -> list[Any]:
     """One text or a list as a list; pairs as tuples. How many there are was checked before."""
-    found = [texts] if isinstance(texts, str) else [tuple(x) if isinstance(x, list) else x for x in texts]
-    if not found:
+    inputs = [texts] if isinstance(texts, str) else [tuple(x) if isinstance(x, list) else x for x in texts]
+    if not inputs:
         raise HttpError(422, "there is no text; give one or more")
-    return found
+    return inputs
 
 
 def rounded(values: np.ndarray) -> list[Any]:
@@ -262,8 +262,8 @@ def embed_work(
     numbers = len(texts) * min(dimensions or width, width)
 
     def run(model: Model, texts: list[str]) -> Sequence[Any]:
-        found = model.embedded(texts, normalize=normalize, long=long, prompt=prompt, dimensions=dimensions)
-        return list(zip(found.vectors, found.tokens, found.cut))
+        embedded = model.embedded(texts, normalize=normalize, long=long, prompt=prompt, dimensions=dimensions)
+        return list(zip(embedded.vectors, embedded.tokens, embedded.cut))
 
     def finish_rows(rows: list[Any]) -> Any:
         vectors, read, cut = zip(*rows)
@@ -330,8 +330,8 @@ def embed_sparse(
     model, texts, long = request.served.model, as_list(inputs), "cut" if truncate else "window"
 
     def run(model: Model, texts: list[str]) -> Sequence[Any]:
-        found = model.sparse(texts, top, long, prompt=prompt_name)  # type: ignore[arg-type]
-        return [[{"index": i, "value": w} for i, w in zip(x.indices.tolist(), rounded(x.weights))] for x in found]
+        vectors = model.sparse(texts, top, long, prompt=prompt_name)  # type: ignore[arg-type]
+        return [[{"index": i, "value": w} for i, w in zip(x.indices.tolist(), rounded(x.weights))] for x in vectors]
 
     numbers = 2 * len(texts) * (top or model.config.vocab_size)
     return Job(request, "embed", texts, run, list, (long, prompt_name, top), numbers=lambda: numbers)
@@ -347,8 +347,8 @@ def tokenize(request: RequestContext, inputs: s.Texts, add_special_tokens: bool 
     """The tokens of texts."""
 
     def run(model: Model, texts: list[str]) -> Sequence[Any]:
-        found = model.tokenizer.encode_batch(texts, add_special_tokens)
-        each = [zip(x.ids, x.tokens, x.special, x.offsets) for x in found]
+        encodings = model.tokenizer.encode_batch(texts, add_special_tokens)
+        each = [zip(x.ids, x.tokens, x.special, x.offsets) for x in encodings]
         return [[{"id": i, "text": t, "special": s, "start": a, "stop": b} for i, t, s, (a, b) in x] for x in each]
 
     texts = as_list(inputs)
@@ -365,7 +365,7 @@ def reply(request: RequestContext, **shown: Any) -> Json:
 
 def results(request: RequestContext) -> Callable[[list[Any]], Json]:
     """Makes the response with one result per input."""
-    return lambda found: reply(request, results=found)
+    return lambda rows: reply(request, results=rows)
 
 
 def fill(request: RequestContext, text: s.Texts, top: s.Top = 5) -> Job:
@@ -423,19 +423,15 @@ def choose(request: RequestContext, prompt: str, endings: s.SomeTexts) -> Job:
 
 
 def tokens(
-    request: RequestContext,
-    text: str,
-    pair: str | None = None,
-    layer: s.HiddenLayer = None,
-    vectors: bool = False,
+    request: RequestContext, text: str, pair: str | None = None, layer: s.HiddenLayer = None, vectors: bool = False
 ) -> Job:
     """The tokens of a text, their positions and, on request, their vectors after a layer."""
     width = request.served.model.config.hidden_size if vectors else 0
 
     def compute(model: Model) -> Json:
-        found = model.tokens(text, layer=layer, pair=pair)
-        rows = found.rows(rounded(found.vectors) if vectors else [None] * len(found.tokens))
-        return reply(request, results=rows, layer=found.layer)
+        token_vectors = model.tokens(text, layer=layer, pair=pair)
+        rows = token_vectors.rows(rounded(token_vectors.vectors) if vectors else [None] * len(token_vectors.tokens))
+        return reply(request, results=rows, layer=token_vectors.layer)
 
     return once(request, "tokens", (text, pair), compute, lambda: (ITEM + width) * request.tokens)
 
@@ -449,8 +445,8 @@ def attention(request: RequestContext, text: str, pair: str | None = None, layer
         raise HttpError(422, f"there is no layer {layers[-1]}: the layers are 0 … {count - 1}")
 
     def compute(model: Model) -> Json:
-        found = model.attention(text, pair=pair)
-        return reply(request, token=found.tokens, layers=layers, weights=rounded(found.weights[layers]))
+        result = model.attention(text, pair=pair)
+        return reply(request, token=result.tokens, layers=layers, weights=rounded(result.weights[layers]))
 
     return once(request, "attention", (text, pair), compute, lambda: count * config.heads * request.tokens**2)
 
@@ -458,28 +454,28 @@ def attention(request: RequestContext, text: str, pair: str | None = None, layer
 # ── the same as others ask for it: the job of an endpoint above, with another form of the response ───────────────
 
 
-def label_scores(request: RequestContext, found: Any, raw: bool = False) -> list[Json]:
+def label_scores(request: RequestContext, prediction: Any, raw: bool = False) -> list[Json]:
     """Every label with its score, best first; raw scores are logits, or logarithms of probabilities."""
     served = request.served
     if served.outputs == 1:
         squash = served.bounded and not raw
-        return [{"score": float(sigmoid(found) if squash else found), "label": served.label}]
-    request.cut += found.cut
-    scores = {name: float(np.log(max(p, 1e-30))) if raw else p for name, p in found.scores.items()}
+        return [{"score": float(sigmoid(prediction) if squash else prediction), "label": served.label}]
+    request.cut += prediction.cut
+    scores = {name: float(np.log(max(p, 1e-30))) if raw else p for name, p in prediction.scores.items()}
     return [{"score": p, "label": name} for name, p in sorted(scores.items(), key=lambda item: -item[1])]
 
 
 def predict(request: RequestContext, inputs: s.Texts | list[s.TextOrPair], raw_scores: bool = False) -> Job:
     """Score every label of a text or pair, best first; for a list of [text] and [text, text], one such list each."""
-    given: list[Any] = as_list(inputs)
-    many = isinstance(given[0], tuple)
-    if not many and len(given) > 2:
+    items: list[Any] = as_list(inputs)
+    many = isinstance(items[0], tuple)
+    if not many and len(items) > 2:
         raise HttpError(422, 'a list of texts is a pair here; give a batch as [["text"], ["text"], …]')
-    texts: list[Any] = [x[0] if len(x) == 1 else x for x in (given if many else [tuple(given)])]
+    texts: list[Any] = [x[0] if len(x) == 1 else x for x in (items if many else [tuple(items)])]
     job = classify(request, texts)
 
-    def finish(found: list[Any]) -> list[Any]:
-        each = [label_scores(request, one, raw_scores) for one in found]
+    def finish(predictions: list[Any]) -> list[Any]:
+        each = [label_scores(request, prediction, raw_scores) for prediction in predictions]
         return each if many else each[0]
 
     job.finish = finish
@@ -533,31 +529,31 @@ def pipeline(
     elif "tag" in heads:
         job, form = tag(request, inputs), lambda _, spans: renamed(spans, label="entity_group", text="word")
     elif "classify" in heads:
-        job, form = classify(request, as_list(inputs)), lambda _, found: label_scores(request, found)[:top]
+        job, form = classify(request, as_list(inputs)), lambda _, prediction: label_scores(request, prediction)[:top]
         several = True
     elif "mlm" in heads and count_masks(request.served.model, as_list(inputs)):
         job, form = fill(request, inputs, top or 5), filled
     else:
         return embed(request, inputs, normalize, truncate, dimensions)
 
-    def finish(found: list[Any]) -> Any:
-        each = [form(text, one) for text, one in zip(job.inputs, found)]
+    def finish(predictions: list[Any]) -> Any:
+        each = [form(text, prediction) for text, prediction in zip(job.inputs, predictions)]
         return each if several else each[0]
 
     job.finish = finish
     return job
 
 
-def renamed(found: Sequence[Any], **names: str) -> list[Json]:
+def renamed(results: Sequence[Any], **names: str) -> list[Json]:
     """Results with Hugging Face's names of their fields."""
-    return [{names.get(key, key): value for key, value in asdict(one).items() if key != "cut"} for one in found]
+    return [{names.get(key, key): value for key, value in asdict(result).items() if key != "cut"} for result in results]
 
 
 def filled(text: str, masks: list[list[Candidate]]) -> list[Any]:
     """The candidates for each masked token, or for the only one; each with the text that has it in its place."""
     rows = []
-    for number, found in enumerate(masks, 1):
+    for number, candidates in enumerate(masks, 1):
         *before, rest = text.split(MASK, number) if MASK in text else (text, "")
-        parts = [(c, MASK.join(before) + c.token + rest) for c in found]
+        parts = [(c, MASK.join(before) + c.token + rest) for c in candidates]
         rows.append([{"score": c.score, "token": c.id, "token_str": c.token, "sequence": whole} for c, whole in parts])
     return rows[0] if len(rows) == 1 else rows

@@ -5,11 +5,11 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
-def no_ids(given: Any) -> Any:
+def no_ids(value: Any) -> Any:
     """Refuse token ids: they are those of the client's tokenizer, and would be other words here."""
-    if isinstance(given, list) and given and isinstance(given[0], int | list):
+    if isinstance(value, list) and value and isinstance(value[0], int | list):
         raise ValueError("send texts, not token ids (LangChain: check_embedding_ctx_length=False)")
-    return given
+    return value
 
 
 Texts = str | list[str]

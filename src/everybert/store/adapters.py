@@ -57,11 +57,11 @@ def encoder_digest(network: Network) -> str:
 
 def _matrices(config: EncoderConfig, targets: tuple[str, ...]) -> dict[str, str]:
     """The adapted matrices: our name ("encoder.layers.0.attention.qkv.query") → module in the file, without prefix."""
-    found: dict[str, str] = {}
+    matrices: dict[str, str] = {}
     for at, parts, _ in adapted(config, targets):
         names = layouts.transformers_names(config, f"{at}.weight", ())
-        found |= {at + PART_NAMES[len(names)][part]: names[part].removesuffix(".weight") for part in parts}
-    return found
+        matrices |= {at + PART_NAMES[len(names)][part]: names[part].removesuffix(".weight") for part in parts}
+    return matrices
 
 
 # ── saving ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -162,7 +162,7 @@ def load_adapter(adapters: AdapterSet, name: str, file: AdapterFile, verify: boo
         raise EverybertError(f"{file.folder} was trained on another base ({base}); load that one, {again}")
     auto, layout = file.raw.get("auto_mapping"), layouts.LAYOUTS[config.family]
     made = str(auto.get("base_model_class")) if isinstance(auto, dict) else ""
-    known = {one.stem + suffix for one in layouts.LAYOUTS.values() for suffix in one.classes}
+    known = {family.stem + suffix for family in layouts.LAYOUTS.values() for suffix in family.classes}
     if made in known and made.removeprefix(layout.stem) not in layout.classes:
         raise EverybertError(f"{file.folder} is an adapter of a {made}, not of {config.family}; load its own base")
     content = _Content(file, read_tensors(file.folder, WEIGHTS))
@@ -181,9 +181,9 @@ def load_adapter(adapters: AdapterSet, name: str, file: AdapterFile, verify: boo
     lora = LoraConfig(rank, scale * rank, float(file.raw.get("lora_dropout") or 0), targets)
     adapters.add(name, lora, heads, pooler)
     state = {key: torch.zeros_like(value) for key, value in adapters.state(name).items()}
-    for ours, (a, b, own) in pairs.items():  # one rank and one scale for all: A and B of a lower rank end in zeros
+    for ours, (a, b, factor) in pairs.items():  # one rank and one scale for all: A and B of a lower rank end in zeros
         state[f"{ours}.A"] = F.pad(a, (0, 0, 0, rank - len(a)))
-        state[f"{ours}.B"] = F.pad(b if own == scale else b * own, (0, rank - len(a)))
+        state[f"{ours}.B"] = F.pad(b if factor == scale else b * factor, (0, rank - len(a)))
     adapters.load(name, state)
     if magnitudes:
         adapters.load_magnitudes(name, magnitudes)
@@ -230,10 +230,10 @@ class _Content:
 
     def take_magnitude(self, module: str, rows: int) -> Tensor | None:
         """The magnitudes of a matrix's rows, if the adapter is a DoRA."""
-        found = self.tensors.pop(f"{module}.lora_magnitude_vector", None)
-        if found is not None and found.shape != (rows,):
+        magnitude = self.tensors.pop(f"{module}.lora_magnitude_vector", None)
+        if magnitude is not None and magnitude.shape != (rows,):
             raise EverybertError(f"{self.file.folder}: {module} needs {rows} magnitudes; restore {WEIGHTS}")
-        return found
+        return magnitude
 
     def fold(self, base: Mapping[str, Tensor]) -> None:
         """Replace the additions to parameters of the base's heads and pooler by whole parameters."""
@@ -278,7 +278,7 @@ def _take_heads(network: Network, content: _Content) -> tuple[dict[str, nn.Modul
     for at, module in reversed(parts.items()):  # ModernBERT's heads begin with the same layers: the task's are last
         base |= _named(config, module, at)
     content.fold(base)
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     for name in [*heads, "pooler"]:
         at = "pooler." if name == "pooler" else f"heads.{name}."
         (last,) = layouts.transformers_names(config, f"{at}output.weight", _held(config, name))
@@ -291,9 +291,9 @@ def _take_heads(network: Network, content: _Content) -> tuple[dict[str, nn.Modul
                 module.load_state_dict(dict(zip(module.state_dict(), values)))
             except RuntimeError:
                 raise EverybertError(f"{file.folder}: its {name} does not fit this model; load its own base") from None
-            found[name] = module.to(like.device, like.dtype).train(network.training)
-    pooler = found.pop("pooler", None)
-    return found, pooler
+            modules[name] = module.to(like.device, like.dtype).train(network.training)
+    pooler = modules.pop("pooler", None)
+    return modules, pooler
 
 
 def _held(config: EncoderConfig, head: str) -> list[str]:

@@ -27,10 +27,7 @@ WIDEST = 12
 
 
 def write_card(
-    folder: str | Path,
-    facts: Mapping[str, Any],
-    confusion_CC: np.ndarray | None = None,
-    labels: Sequence[str] = (),
+    folder: str | Path, facts: Mapping[str, Any], confusion_CC: np.ndarray | None = None, labels: Sequence[str] = ()
 ) -> None:
     """Write README.md into a folder. `facts` is the content of finetune.json: task, base, settings, scores …"""
     mode = facts["settings"].get("mode", "full")

@@ -29,8 +29,8 @@ EVERYBERT_FIELDS = {
 
 def classes(raw: dict[str, Any]) -> list[str]:
     """The class names in a config.json."""
-    found = raw.get("architectures")
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+    names = raw.get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def family_of(raw: dict[str, Any]) -> str:
@@ -38,7 +38,7 @@ def family_of(raw: dict[str, Any]) -> str:
     kind = raw.get("model_type")
     if kind is None:  # files from before 2020, such as Google's, have no model_type
         kind = "bert" if "type_vocab_size" in raw and all(a.startswith("Bert") for a in classes(raw)) else None
-    kind = next((name for name, own in LAYOUTS.items() if own.hub and own.hub.items() <= raw.items()), kind)
+    kind = next((name for name, layout in LAYOUTS.items() if layout.hub and layout.hub.items() <= raw.items()), kind)
     if kind not in FAMILIES:
         raise EverybertError(f"model_type {kind!r} is not supported; everybert reads {', '.join(FAMILIES)}")
     return kind
@@ -212,8 +212,8 @@ def write(config: EncoderConfig, raw: dict[str, Any] | None = None) -> tuple[dic
     describes the same encoder.
     """
     code = "auto_map" if LAYOUTS[config.family].model_type else ""  # of families that transformers has not
-    own = native(raw) if raw and family_of(raw) == config.family else {}
-    same, raw = own is raw, {k: v for k, v in own.items() if k not in DROPPED or k == code}
+    known = native(raw) if raw and family_of(raw) == config.family else {}
+    same, raw = known is raw, {k: v for k, v in known.items() if k not in DROPPED or k == code}
     if not same or _differences(config, read(raw)):
         raw = {k: v for k, v in raw.items() if k not in ("rope_theta", "rope_scaling")} | _fields(config)
     reread = read(raw)
@@ -295,8 +295,8 @@ def _differences(config: EncoderConfig, other: EncoderConfig) -> dict[str, Any]:
     """The fields of `config` that differ in `other`. Full attention in all layers equals no windows."""
 
     def value(of: EncoderConfig, name: str) -> Any:
-        found = getattr(of, name)
-        return None if isinstance(found, tuple) and not any(found) else found
+        setting = getattr(of, name)
+        return None if isinstance(setting, tuple) and not any(setting) else setting
 
     names = [f.name for f in dataclasses.fields(config)]
     return {name: getattr(config, name) for name in names if value(config, name) != value(other, name)}

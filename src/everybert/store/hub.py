@@ -34,8 +34,8 @@ def resolve(name: str | Path, revision: str | None = None, allow_pickle: bool = 
         return path
     if path.is_file():
         raise EverybertError(f"{text} is a file; give the folder that holds it")
-    if (found := bundled(text)) is not None:
-        return found
+    if (folder := bundled(text)) is not None:
+        return folder
     if isinstance(name, str) and (text in KNOWN or re.fullmatch(HUB_ID, text)):
         return _download(KNOWN.get(text, text), revision, allow_pickle)
     raise EverybertError(f"{text!r} is no folder, bundled model or known name; {_suggestion(text)}")

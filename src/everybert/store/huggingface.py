@@ -107,18 +107,18 @@ def read_extras(folder: str | Path) -> dict[str, Any]:
         path = inside(folder, EXTRAS)
     except FileNotFoundError:
         return {}
-    found = read_json(path)
-    version = found.pop("version", None)
-    if odd := [key for key in OBJECTS if not isinstance(found.get(key, {}), dict)]:
+    extras = read_json(path)
+    version = extras.pop("version", None)
+    if odd := [key for key in OBJECTS if not isinstance(extras.get(key, {}), dict)]:
         raise EverybertError(f"{path}: {odd[0]} is not a JSON object; restore the file")
-    named = [found.get("head"), found.get("task", {}).get("task")]
+    named = [extras.get("head"), extras.get("task", {}).get("task")]
     if not all(isinstance(name, str | None) for name in named):
         raise EverybertError(f"{path}: {named} should be the names of a head and a task; restore the file")
     if not isinstance(version, int):
         raise EverybertError(f"{path} has no version; restore or delete it")
     if version > EXTRAS_VERSION:
         raise EverybertError(f"{path} is of version {version}, newer than this everybert reads; upgrade everybert")
-    return found
+    return extras
 
 
 def load_network(
@@ -153,11 +153,11 @@ def load_network(
     config, notes = _untie_if_different(config, weights)
     natural = layouts.find_heads(config.family, weights.shapes, config_json.classes(raw))
     held = {head for head, family_names in natural.items() if family_names}
-    found = {head: rows for head in natural if (rows := _rows(config, head, held, weights))}
-    asked = found if heads is None else {h: n for h, n in found.items() if h in heads and heads[h] in (n, None)}
+    stored = {head: rows for head in natural if (rows := _rows(config, head, held, weights))}
+    wanted = stored if heads is None else {h: n for h, n in stored.items() if h in heads and heads[h] in (n, None)}
 
     with torch.device("meta"), SkipInit():
-        network = Network(config, dict(asked), pooler=True)
+        network = Network(config, dict(wanted), pooler=True)
     state, lacking = _collect(network, held, weights, original, folder)
     used = {part for name in state for part in layouts.transformers_names(config, name, held)}
     _remove_missing(network, lacking, folder)
@@ -169,12 +169,12 @@ def load_network(
     absent = [h for h in natural if heads is None and h not in network.heads]
     notes += ["its adapters for tasks are not read: the model is that of no task"] if "lora_adaptations" in raw else []
     notes += [f"config.json names a {h} head, the weights have none" for h in absent] + widened
-    labelled = next((h for h in network.heads if h in LABELLED and h in asked), None)
+    labelled = next((h for h in network.heads if h in LABELLED and h in wanted), None)
     kind = raw.get("problem_type")
     return Loaded(
         network=network.eval(),
         config=config,
-        labels=_labels(raw, asked[labelled], folder) if labelled else None,
+        labels=_labels(raw, wanted[labelled], folder) if labelled else None,
         problem_type=kind if isinstance(kind, str) else None,
         report=Report(tuple(new), tuple(original[c] for c in weights.shapes if c not in used), tuple(notes)),
         raw_config=raw,
@@ -357,12 +357,12 @@ def save_network(
     if problem_type is not None:
         raw["problem_type"] = problem_type
     extras = (extras or {}) | save_weights(folder, tensors, int8)
-    if own := [name for name in tensors if name.startswith(layouts.OWN)]:
-        extras["own_tensors"] = own
+    if own_tensors := [name for name in tensors if name.startswith(layouts.OWN)]:
+        extras["own_tensors"] = own_tensors
     write_json(folder / "config.json", dict(sorted(raw.items())))
     if tokenizer is not None:
-        kept = tokenizer.max_length if raw_config else None  # a limit that the folder had, such as 64 of 512 positions
-        longest = min(kept or config.max_positions, config.max_positions)
+        limit = tokenizer.max_length if raw_config else None  # a limit that the folder had, such as 64 of 512 positions
+        longest = min(limit or config.max_positions, config.max_positions)
         tokenizer.save(folder, max_length=longest, segments=config.segments > 1)
     if extras or ours_alone:
         ours = {"encoder": ours_alone} if ours_alone else {}
@@ -385,8 +385,8 @@ def _label_fields(rows: int, labels: list[str] | None, raw: dict[str, Any]) -> d
     """id2label and label2id for a head with `rows` outputs."""
     raw.pop("num_labels", None)
     raw.pop("_num_labels", None)
-    kept = raw.get("id2label")
-    if labels is None and isinstance(kept, dict) and len(kept) == rows:
+    previous = raw.get("id2label")
+    if labels is None and isinstance(previous, dict) and len(previous) == rows:
         return {}
     names = labels if labels is not None else [f"LABEL_{i}" for i in range(rows)]
     if len(names) != rows:

@@ -79,19 +79,19 @@ def transformers_names(config: EncoderConfig, name: str, held: Collection[str]) 
     """
     layout = LAYOUTS[config.family]
     module, _, kind = name.rpartition(".")
-    found: str | list[str] | None
+    names: str | list[str] | None
     if match := re.fullmatch(r"encoder\.layers\.(\d+)\.(.+)", module):
         i = int(match[1])
         at = layout.layer_at.format(i=i, g=i // config.inner_layers, k=i % config.inner_layers)
-        found = layout.layer.get(match[2])
+        names = layout.layer.get(match[2])
     elif match := re.fullmatch(r"heads\.(\w+)\.?(.*)", module):
         at = ""
-        found = layout.heads[match[1]].get(match[2]) if match[1] in held else None
+        names = layout.heads[match[1]].get(match[2]) if match[1] in held else None
     else:
-        at, found = "", layout.outside.get(module)
-    if found is None:
+        at, names = "", layout.outside.get(module)
+    if names is None:
         return (OWN + name,)
-    return tuple(f"{at}{part}.{kind}" for part in ((found,) if isinstance(found, str) else found))
+    return tuple(f"{at}{part}.{kind}" for part in ((names,) if isinstance(names, str) else names))
 
 
 def to_transformers(network: Network, suffix: str) -> dict[str, Tensor]:
@@ -143,30 +143,30 @@ def class_for(config: EncoderConfig, heads: Iterable[str]) -> str:
     """The suffix of the class to save a network with these heads as: that of the first task, else of pre-training."""
     layout, heads = LAYOUTS[config.family], list(heads)
     odd = "classify" if config.classifier_form != "family" else ""
-    kept = {name for name in heads if name in ("mlm", "nsp", "rtd")}
-    for wanted in (*({name} for name in heads if name in TASK_HEADS and name != odd), kept):
+    pretraining = {name for name in heads if name in ("mlm", "nsp", "rtd")}
+    for wanted in (*({name} for name in heads if name in TASK_HEADS and name != odd), pretraining):
         for suffix, held in layout.classes.items():
             if wanted and set(held) == wanted:
                 return suffix
-    return "ForMaskedLM" if "mlm" in kept else "Model"
+    return "ForMaskedLM" if "mlm" in pretraining else "Model"
 
 
 def find_heads(family: str, names: Collection[str], architectures: Sequence[str]) -> dict[str, bool]:
     """The heads of a folder, by the class in config.json and tensor names: head → stored under the family's names."""
     layout = LAYOUTS[family]
-    found = {m[1]: False for name in names if (m := re.match(rf"{re.escape(OWN)}heads\.(\w+)\.", name))}
+    heads = {m[1]: False for name in names if (m := re.match(rf"{re.escape(OWN)}heads\.(\w+)\.", name))}
     suffixes = [re.sub(".*?(?=For[A-Z]|Model$)", "", name, count=1) for name in architectures]
     classes = [layout.classes[suffix] for suffix in suffixes if suffix in layout.classes]
     for head in [head for held in classes for head in held]:
-        found.setdefault(head, True)
+        heads.setdefault(head, True)
     for head, part in (("mlm", ""), ("nsp", "output"), ("rtd", "dense"), ("answer", "output")):
         module = layout.heads.get(head, {}).get(part, "classifier")
         if module != "classifier" and any(name.startswith(module + ".") for name in names):
-            found.setdefault(head, True)
+            heads.setdefault(head, True)
     tops = {name.split(".")[0] for name in names}
-    if not any(architectures) and "classifier" in tops and not any(h in TASK_HEADS for h in found):
-        found[_guess(family, names)] = True
-    return found
+    if not any(architectures) and "classifier" in tops and not any(h in TASK_HEADS for h in heads):
+        heads[_guess(family, names)] = True
+    return heads
 
 
 def _guess(family: str, names: Collection[str]) -> str:

@@ -157,9 +157,9 @@ def _settings(folder: Path, files: dict[str, bytes], name: str, kind: type = dic
         path = inside(folder, name)
     except FileNotFoundError:
         return kind()
-    found = read_json(path, kind=kind)
+    content = read_json(path, kind=kind)
     files[name] = path.read_bytes()
-    return found
+    return content
 
 
 def routes_of(folder: Path, settings: Callable[..., Any] | None = None) -> dict[str, list[Any]]:
@@ -172,8 +172,9 @@ def routes_of(folder: Path, settings: Callable[..., Any] | None = None) -> dict[
     below = f"{_kind_and_path(modules[at])[1]}/".removeprefix("/")
     about = settings(f"{below}router_config.json")
     try:
-        types, own, how = (about[part] for part in ("types", "structure", "parameters"))
-        named = {route: [{"type": types[name], "path": below + name} for name in names] for route, names in own.items()}
+        types, structure, how = (about[part] for part in ("types", "structure", "parameters"))
+        entries = {name: {"type": kind, "path": below + name} for name, kind in types.items()}
+        named = {route: [entries[name] for name in names] for route, names in structure.items()}
         first = "text" if "text" in named else how["default_route"]
         if how.get("route_mappings") or "" in named:
             raise KeyError
@@ -274,14 +275,14 @@ def read_pooling(folder: Path, hidden_size: int, allow_pickle: bool = False, rou
         raise _unsupported(folder, "pool logits by other than SpladePooling, or hidden states by it")
     multi = _multi_vector(after, mask, more, encoder, folder) if level == TOKENS else None
     normalize = multi is None and bool(after) and after[-1] is UNIT
-    kept = "max_active_dims" if splade else "truncate_dim"
-    prompts, default, truncate = (more.get(key) for key in ("prompts", "default_prompt_name", kept))
+    limit = "max_active_dims" if splade else "truncate_dim"
+    prompts, default, truncate = (more.get(key) for key in ("prompts", "default_prompt_name", limit))
     if not isinstance(prompts or {}, dict) or not all(isinstance(text, str) for text in (prompts or {}).values()):
         raise _unsupported(folder, "have prompts that are not texts")
     if default is not None and default not in (prompts or {}):
         raise _unsupported(folder, "have a default prompt without a text")
     if truncate is not None and (not isinstance(truncate, int) or truncate < 1):
-        raise _unsupported(folder, f"have a {kept} of {truncate!r}")
+        raise _unsupported(folder, f"have a {limit} of {truncate!r}")
     size = encoder.get("max_seq_length")
     return Pooling(
         modes=modes,
@@ -337,13 +338,13 @@ def _multi_vector(
 
 def _read_encoder(folder: Path, below: str, settings: Callable[..., Any]) -> dict:
     """The encoder's settings."""
-    found: dict[str, Any] = next(filter(None, (settings(below + name) for name in ENCODERS)), {})
-    outputs = {TOKENS, found.get("module_output_name") or TOKENS}
-    if len(outputs) > 1 or found.get("transformer_task") not in (None, "feature-extraction", "fill-mask"):
-        raise _unsupported(folder, f"take {max(outputs)} of a {found.get('transformer_task')} model")
-    if found.get("processing_kwargs"):
+    encoder: dict[str, Any] = next(filter(None, (settings(below + name) for name in ENCODERS)), {})
+    outputs = {TOKENS, encoder.get("module_output_name") or TOKENS}
+    if len(outputs) > 1 or encoder.get("transformer_task") not in (None, "feature-extraction", "fill-mask"):
+        raise _unsupported(folder, f"take {max(outputs)} of a {encoder.get('transformer_task')} model")
+    if encoder.get("processing_kwargs"):
         raise _unsupported(folder, "change how texts become tokens (processing_kwargs)")
-    return found
+    return encoder
 
 
 def _tensors(folder: Path, at: str, files: dict[str, bytes], allow_pickle: bool) -> dict[str, Tensor]:
@@ -383,16 +384,16 @@ def _linear(x_NH: Tensor, weight: Tensor, bias: Tensor | None, activation: Calla
 def _dense(tensors: dict[str, Tensor], settings: dict[str, Any], width: int) -> Callable[[Tensor], Tensor] | None:
     """A Dense module; None if its form or size is unknown."""
     name = str(settings.get("activation_function", "torch.nn.Tanh"))
-    found = getattr(nn.modules.activation, name.rpartition(".")[2], None) if name.startswith("torch.nn") else None
-    found = nn.Identity if name.endswith(".Identity") else found
+    kind = getattr(nn.modules.activation, name.rpartition(".")[2], None) if name.startswith("torch.nn") else None
+    kind = nn.Identity if name.endswith(".Identity") else kind
     weight, bias = tensors.get("linear.weight", torch.empty(0)), tensors.get("linear.bias")
     fits = weight.ndim == 2 and weight.shape[1] == width and (bias is None or bias.shape == weight.shape[:1])
-    if not fits or settings.get("use_residual") or not isinstance(found, type) or not issubclass(found, nn.Module):
+    if not fits or settings.get("use_residual") or not isinstance(kind, type) or not issubclass(kind, nn.Module):
         return None
-    own = {key.removeprefix("activation_function."): value for key, value in tensors.items() if "linear." not in key}
+    rest = {key.removeprefix("activation_function."): value for key, value in tensors.items() if "linear." not in key}
     try:
-        activation = found().eval()
-        activation.load_state_dict(own)  # PReLU learns its slope
+        activation = kind().eval()
+        activation.load_state_dict(rest)  # PReLU learns its slope
     except (TypeError, RuntimeError):  # attention, which is not a function of one tensor; further weights
         return None
     return partial(_linear, weight=weight, bias=bias, activation=activation)

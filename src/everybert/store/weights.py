@@ -160,12 +160,12 @@ def _open_safetensors(path: Path) -> Weights:
 def _open_pickle(path: Path) -> Weights:
     """Read a pickle with torch's restricted loader: tensors and plain containers, no code."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # torch raises many types of errors for a damaged or disallowed pickle
         raise EverybertError(f"{path} is damaged or has more than tensors ({one_line(error)}); do not use it") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise EverybertError(f"{path} holds no dictionary of tensors; convert it with transformers' save_pretrained")
-    tensors = {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    tensors = {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
     for name, value in tensors.items():
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise EverybertError(f"{path}: {name} lacks data for its shape {tuple(value.shape)}; do not use it")
@@ -211,5 +211,5 @@ def _open_int8(path: Path) -> Weights:
         value = file.get_tensor(name)
         return dequantise_rows(value, scales[name]) if name in scales else value
 
-    own = {name + SCALE for name in scales}
-    return Weights({name: shape for name, (shape, _) in kinds.items() if name not in own}, get)
+    scale_names = {name + SCALE for name in scales}
+    return Weights({name: shape for name, (shape, _) in kinds.items() if name not in scale_names}, get)

@@ -46,17 +46,17 @@ def load_task(
         has = ", ".join(network.heads) or "none"
         raise EverybertError(f"this model has no {name} head (it has: {has}); train one: everybert finetune {name}")
     outputs = getattr(getattr(network.heads[task.head], "output", None), "out_features", 0) if task.head else 0
-    own = trained_task(extras or {}, problem_type)
+    trained = trained_task(extras or {}, problem_type)
     if name == "rank" and outputs != 1:
         wrong = f"this model has {outputs} labels, and rank needs one output"
         raise EverybertError(f"{wrong}; use classify, or train a reranker: everybert finetune rank")
-    if own == "regress" and outputs > 1 and name in ("classify", "regress"):
+    if trained == "regress" and outputs > 1 and name in ("classify", "regress"):
         raise EverybertError(f"this model predicts {outputs} numbers per text, regress one: everybert finetune regress")
     if name == "regress" and outputs != 1:
-        own = "classify"
-    if {name, own} == {"classify", "regress"}:
-        does = "predicts a number" if own == "regress" else "predicts labels"
-        raise EverybertError(f"this model {does}; use {own}, not {name}")
+        trained = "classify"
+    if {name, trained} == {"classify", "regress"}:
+        does = "predicts a number" if trained == "regress" else "predicts labels"
+        raise EverybertError(f"this model {does}; use {trained}, not {name}")
     state: dict[str, Any] = dict(saved) if saved.get("task") == name else {}
     if "labels" in task.saved:
         state.setdefault("labels", list(labels or [f"LABEL_{i}" for i in range(int(outputs))]))

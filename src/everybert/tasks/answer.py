@@ -25,7 +25,8 @@ from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples, View, plain
-from everybert.tasks.task import DIGITS, Encoded, Explained, Features, Task, make_features, targets_of
+from everybert.tasks.features import Encoded, Features, TaskTargets, make_features
+from everybert.tasks.task import DIGITS, Explained, Task
 from everybert.text.tokenizer import Encoding, Tokenizer
 from everybert.text.windows import Window
 
@@ -112,35 +113,35 @@ class AnswerQuestions(Task):
     # Questions to sequences.
 
     def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Sequence[str]]) -> Features:
-        """Windows of the contexts, each after its question and an example of its own; `back` has a Passage per input.
+        """Windows of contexts, each after its question and an example of its own; `origins` has a Passage per input.
 
         A question takes at most half of the window. Longformer's global tokens are those before the first separator.
         """
-        questions = tokenizer.ids_batch([given[0] for given in inputs], specials=False)
-        contexts = tokenizer.encode_batch([given[1] for given in inputs], specials=False)
+        questions = tokenizer.ids_batch([pair[0] for pair in inputs], specials=False)
+        contexts = tokenizer.encode_batch([pair[1] for pair in inputs], specials=False)
         before = tokenizer.build([-1], [-2])[0].index(-2) - 1  # special tokens before the context
         room = self.window.size - tokenizer.pair_special
         sequences: list[list[Encoded]] = []
-        back: list[Passage] = []
+        origins: list[Passage] = []
         lost: list[int] = []
         for question, context in zip(questions, contexts):
-            kept = question[: room // 2]
-            spans, cut = self.window.cover(len(context.ids), room - len(kept))
-            lost.append(len(question) - len(kept) + cut)
+            shortened = question[: room // 2]
+            spans, cut = self.window.cover(len(context.ids), room - len(shortened))
+            lost.append(len(question) - len(shortened) + cut)
             places = []
             for w in spans:
-                places.append((len(sequences), before + len(kept), w))
-                ids, segments = tokenizer.build(kept, context.ids[w.start : w.stop])
-                sequences.append([Encoded(ids, segments, range(1 + len(kept)))])
+                places.append((len(sequences), before + len(shortened), w))
+                ids, segments = tokenizer.build(shortened, context.ids[w.start : w.stop])
+                sequences.append([Encoded(ids, segments, range(1 + len(shortened)))])
             words = np.array([-1 if w is None else w for w in context.words], dtype=np.int64)
-            back.append(Passage(np.asarray(context.offsets, dtype=np.int64).reshape(-1, 2), words, places))
-        return make_features(sequences, config, self.window.size, lost, back)
+            origins.append(Passage(np.asarray(context.offsets, dtype=np.int64).reshape(-1, 2), words, places))
+        return make_features(sequences, config, self.window.size, lost, origins)
 
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
         """Sequences, with start_B and end_B: 0 ([CLS]) if the answer is not in the window."""
         features = self.encode(tokenizer, config, examples.inputs)
         start_B, end_B = (np.zeros(len(features.lengths_S), dtype=np.int64) for _ in range(2))
-        for passage, golds in zip(features.back, examples.targets):
+        for passage, golds in zip(features.origins, examples.targets):
             if not golds:
                 continue
             begin, stop = golds[0].start, golds[0].start + len(golds[0].text)
@@ -154,7 +155,7 @@ class AnswerQuestions(Task):
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """The mean of −log p(start) and −log p(end)."""
-        targets = targets_of(batch)
+        targets = batch.targets_as(TaskTargets)
         assert targets.start_B is not None and targets.end_B is not None
         return span_loss(self.logits(network, batch), batch, targets.start_B, targets.end_B)
 
@@ -164,22 +165,22 @@ class AnswerQuestions(Task):
         self, outputs: list[np.ndarray], features: Features, inputs: Sequence[Sequence[str]], top: int = 1
     ) -> Iterator[list[Answer]]:
         """The `top` best answers to each (question, context); no answer comes first if it wins, else after the best."""
-        for given, passage, cut in zip(inputs, features.back, features.cut):
-            found = best_spans(passage, outputs, self.longest, max(BEST, top))
-            p = metrics.softmax(np.append(found.scores, found.null) if self.no_answer else found.scores)
-            answers = [Answer(given[1][a:b], int(a), int(b), float(q), cut) for (a, b), q in zip(found.spans, p)]
+        for pair, passage, cut in zip(inputs, features.origins, features.cut):
+            best = best_spans(passage, outputs, self.longest, max(BEST, top))
+            p = metrics.softmax(np.append(best.scores, best.null) if self.no_answer else best.scores)
+            answers = [Answer(pair[1][a:b], int(a), int(b), float(q), cut) for (a, b), q in zip(best.spans, p)]
             if self.no_answer:
-                at = 0 if found.gap > self.threshold else 1 + sum(answer.score > p[-1] for answer in answers[1:])
+                at = 0 if best.gap > self.threshold else 1 + sum(answer.score > p[-1] for answer in answers[1:])
                 answers.insert(at, Answer("", 0, 0, float(p[-1]), cut))
             yield answers[:top] or [Answer("", 0, 0, 1.0, cut)]
 
     def token_probabilities(self, outputs: list[np.ndarray], features: Features) -> Iterator[np.ndarray]:
         """(m, 2) of each input: the probabilities that an answer begins and ends at each token of the context."""
-        for passage in features.back:
+        for passage in features.origins:
             windows = [(outputs[s], lead - w.start, w) for s, lead, w in passage.places]
-            own = [x_n2[shift + w.own_start : shift + w.own_stop] for x_n2, shift, w in windows]
+            owned = [x_n2[shift + w.own_start : shift + w.own_stop] for x_n2, shift, w in windows]
             none = np.min([x_n2[0] for x_n2, _, _ in windows], axis=0)  # [CLS], in the window where it is lowest
-            yield torch.from_numpy(np.concatenate((none[None], *own))).softmax(0).numpy()[1:]
+            yield torch.from_numpy(np.concatenate((none[None], *owned))).softmax(0).numpy()[1:]
 
     def explained(self, predict: Callable[..., Any], encoding: Encoding, label: str | None) -> Explained:
         """The log-probability of the best answer's first and last token, ln p(start) + ln p(end)."""
@@ -212,8 +213,8 @@ class AnswerQuestions(Task):
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """exact and f1; if some questions have no answer, also best_exact and best_f1 at their best thresholds."""
         gaps, guesses, golds = zip(*self._best(network, features, examples))
-        given = ["" if self.no_answer and gap > self.threshold else guess for gap, guess in zip(gaps, guesses)]
-        pairs = np.array([best_over(guess, gold, self.no_answer) for guess, gold in zip(given, golds)])
+        answers = ["" if self.no_answer and gap > self.threshold else guess for gap, guess in zip(gaps, guesses)]
+        pairs = np.array([best_over(guess, gold, self.no_answer) for guess, gold in zip(answers, golds)])
         scores = dict(zip(("exact", "f1"), pairs.mean(0).tolist()))
         if self.no_answer:
             (_, exact), (_, f1) = thresholds(gaps, guesses, golds)
@@ -229,9 +230,9 @@ class AnswerQuestions(Task):
     def _best(self, network: Network, features: Features, examples: Examples) -> list[tuple[float, str, list[str]]]:
         """Of each question: the gap, the best span's text, and the true answers."""
         outputs = self.run(network, features)
-        found = [best_spans(passage, outputs, self.longest, BEST) for passage in features.back]
-        texts = [text[slice(*c.spans[0])] if len(c.spans) else "" for c, (_, text) in zip(found, examples.inputs)]
-        return [(c.gap, text, [g.text for g in gold]) for c, text, gold in zip(found, texts, examples.targets)]
+        candidates = [best_spans(passage, outputs, self.longest, BEST) for passage in features.origins]
+        texts = [text[slice(*c.spans[0])] if len(c.spans) else "" for c, (_, text) in zip(candidates, examples.inputs)]
+        return [(c.gap, text, [g.text for g in gold]) for c, text, gold in zip(candidates, texts, examples.targets)]
 
 
 def log_partition(logits_T: Tensor, batch: Ragged) -> Tensor:
@@ -271,15 +272,15 @@ def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, bes
     for sequence, lead, w in passage.places:
         start_n, end_n = logits[sequence][:, 0], logits[sequence][:, 1]
         null = min(null, float(start_n[0] + end_n[0]))
-        own = np.arange(w.own_start - w.start, w.own_stop - w.start)
-        own = own[first_m[w.start + own]]
+        owned = np.arange(w.own_start - w.start, w.own_stop - w.start)
+        owned = owned[first_m[w.start + owned]]
         here = np.where(last_m[w.start : w.stop], end_n[lead : lead + w.stop - w.start], -np.inf)
         ends = np.append(here, np.full(longest, -np.inf))
-        total = np.lib.stride_tricks.sliding_window_view(ends, longest)[own] + start_n[lead + own][:, None]
+        total = np.lib.stride_tricks.sliding_window_view(ends, longest)[owned] + start_n[lead + owned][:, None]
         flat = total.ravel()
         top = np.argpartition(-flat, best)[:best] if len(flat) > best else np.arange(len(flat))
         top = top[np.isfinite(flat[top])]
-        first = w.start + own[top // longest]
+        first = w.start + owned[top // longest]
         spans.append(np.stack((passage.offsets[first, 0], passage.offsets[first + top % longest, 1]), axis=1))
         scores.append(flat[top])
     all_spans, all_scores = np.concatenate(spans), np.concatenate(scores)

@@ -20,7 +20,8 @@ from everybert.model.heads import Network
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples, View
-from everybert.tasks.task import DIGITS, Features, Task, targets_of, text_features
+from everybert.tasks.features import Features, TaskTargets, text_features
+from everybert.tasks.task import DIGITS, Task
 from everybert.text.tokenizer import Tokenizer
 
 Prompt = tuple[str, Sequence[str]]
@@ -51,7 +52,7 @@ class Choose(Task):
     graph_outputs = ()
     outputs = 1
     chunk = 256
-    view = View(sequences=lambda given: [(given[0], ending) for ending in given[1]], cuts=True)
+    view = View(sequences=lambda example: [(example[0], ending) for ending in example[1]], cuts=True)
 
     read = staticmethod(dataset.read_choices)
     input_reader = staticmethod(dataset.choice_reader)
@@ -70,7 +71,7 @@ class Choose(Task):
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """Cross-entropy among the endings of each prompt."""
-        targets = targets_of(batch)
+        targets = batch.targets_as(TaskTargets)
         assert targets.label_E is not None
         logits_B = self.logits(network, batch)[: sum(targets.counts), 0]
         return choice_loss(logits_B, targets.counts, targets.label_E)
@@ -88,8 +89,8 @@ class Choose(Task):
     def as_columns(self, prediction: Choice, scores: bool = False) -> dict[str, Any]:
         """The best ending, its number and probability."""
         each = {f"p(ending{i})": round(p, DIGITS) for i, p in enumerate(prediction.scores)} if scores else {}
-        found = {"prediction": prediction.index, "ending": prediction.text}
-        return {**found, "probability": round(prediction.score, DIGITS), **each}
+        best = {"prediction": prediction.index, "ending": prediction.text}
+        return {**best, "probability": round(prediction.score, DIGITS), **each}
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """accuracy."""

@@ -23,7 +23,8 @@ from everybert.model.losses import label_loss
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples, View
-from everybert.tasks.task import DIGITS, Explained, Features, Task, constant, targets_of, text_features
+from everybert.tasks.features import Features, TaskTargets, constant, text_features
+from everybert.tasks.task import DIGITS, Explained, Task
 from everybert.text.tokenizer import Encoding, Tokenizer
 
 Text = str | tuple[str, str]
@@ -76,7 +77,7 @@ class TextTask(Task):
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """The loss of each example's combined logits, by the form of the targets."""
-        targets = targets_of(batch)
+        targets = batch.targets_as(TaskTargets)
         assert targets.label_E is not None
         logits_EC = targets.combine(self.logits(network, batch))
         weight_C = None if self.weights is None else constant(self.weights, logits_EC.device)
@@ -146,15 +147,15 @@ class Classify(TextTask):
         if not self.multi:
             return np.asarray(dataset.label_ids(examples.targets, self.labels, examples.where), dtype=np.int64)
         gold = np.zeros((len(examples), len(self.labels)), dtype=np.float32)
-        for i, own in enumerate(examples.targets):
-            gold[i, dataset.label_ids(own, self.labels, examples.where)] = 1.0
+        for i, names in enumerate(examples.targets):
+            gold[i, dataset.label_ids(names, self.labels, examples.where)] = 1.0
         return gold
 
-    def share(self, features: Features, which: np.ndarray) -> float:
+    def share(self, features: Features, example_E: np.ndarray) -> float:
         """The number of examples, or the sum of their labels' weights."""
         if self.multi or self.weights is None:
-            return float(len(which))
-        return float(np.asarray(self.weights)[features.targets["label_E"][which]].sum())
+            return float(len(example_E))
+        return float(np.asarray(self.weights)[features.targets["label_E"][example_E]].sum())
 
     def probabilities(self, logits_EC: np.ndarray) -> np.ndarray:
         """(E, C), after the temperature."""
@@ -306,19 +307,19 @@ class Regress(TextTask):
 
 
 def label_weights(
-    given: str | Sequence[float] | None, order: Sequence[str], counts: Mapping[str, int], rows: int, multi: bool = False
+    class_weights: str | Sequence[float] | None, order: Sequence[str], counts: Mapping[str, int], rows: int, multi: bool
 ) -> tuple[float, ...] | None:
     """What an example of each label counts in the loss.
 
     "balanced" is rows / (labels · rows with it), as in scikit-learn; for multi-label negatives / positives.
     """
-    if given is None:
+    if class_weights is None:
         return None
-    if given == "balanced":
+    if class_weights == "balanced":
         if multi:
             return tuple((rows - counts[n]) / max(counts[n], 1) for n in order)
         return tuple(rows / (len(order) * max(counts[n], 1)) for n in order)
-    weights = tuple(float(w) for w in given)
+    weights = tuple(float(w) for w in class_weights)
     if len(weights) != len(order) or min(weights) <= 0:
         raise EverybertError(f"class weights need one positive number for each of {', '.join(order)}")
     return weights

@@ -54,17 +54,17 @@ class Examples:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def take(self, which: Iterable[int]) -> "Examples":
+    def take(self, numbers: Iterable[int]) -> "Examples":
         """The examples with these numbers."""
-        which = list(which)
-        return replace(self, inputs=[self.inputs[i] for i in which], targets=[self.targets[i] for i in which])
+        numbers = list(numbers)
+        return replace(self, inputs=[self.inputs[i] for i in numbers], targets=[self.targets[i] for i in numbers])
 
 
 @dataclass(frozen=True)
 class View:
     """How the data doctor reads the examples of a task."""
 
-    sequences: Callable[[Any], Sequence[str | tuple[str, str]]] = lambda given: [given]
+    sequences: Callable[[Any], Sequence[str | tuple[str, str]]] = lambda example: [example]
     """The texts and pairs that the model reads for an input."""
     labels: Callable[[Any], Iterable[str]] = lambda target: ()
     """The labels of a target."""
@@ -77,14 +77,14 @@ class View:
     cuts: bool = False
     """Whether long inputs are truncated rather than read in windows."""
 
-    def texts(self, given: Any) -> list[str]:
+    def texts(self, example: Any) -> list[str]:
         """The different texts of an input."""
-        each = ([s] if isinstance(s, str) else s for s in self.sequences(given))
+        each = ([s] if isinstance(s, str) else s for s in self.sequences(example))
         return list(dict.fromkeys(text for texts in each for text in texts))
 
-    def key(self, given: Any) -> tuple[str, ...]:
+    def key(self, example: Any) -> tuple[str, ...]:
         """Equal for inputs that differ in case and white space only; empty for those that may well occur twice."""
-        texts = self.texts(given)
+        texts = self.texts(example)
         return tuple(map(plain, texts)) if sum(len(text.split()) for text in texts) >= self.least else ()
 
 
@@ -158,20 +158,21 @@ class Table:
             try:
                 if isinstance(row, str):
                     raise EverybertError(row)
-                given = pick(row)
-                parts = given if isinstance(given, tuple) else [given if isinstance(given, str) else " ".join(given)]
+                example = pick(row)
+                words = isinstance(example, list)
+                parts = example if isinstance(example, tuple) else [" ".join(example) if words else example]
                 if not all(t.strip() for part in parts for t in ([part] if isinstance(part, str) else part)):
                     raise EverybertError("one of its texts is empty")
-                found = target(row, given)
+                value = target(row, example)
             except (ValueError, TypeError, LookupError) as error:  # an EverybertError is a ValueError
-                told = isinstance(error, EverybertError)
-                why = error if told else f"it cannot be read ({type(error).__name__}: {error})"
+                ours = isinstance(error, EverybertError)
+                why = error if ours else f"it cannot be read ({type(error).__name__}: {error})"
                 if not skip_bad:
                     raise EverybertError(f"{place}: {why}; fix the row, or skip such rows with skip_bad=True") from None
                 bad.append(f"{place}: {why}")
                 continue
-            inputs.append(given)
-            targets.append(found)
+            inputs.append(example)
+            targets.append(value)
         if not inputs:
             raise EverybertError(f"{self.where} has no usable row; {bad[0]}")
         notes = [f"{len(bad)} bad rows of {self.where} were skipped, the first: {bad[0]}"] if bad else []
@@ -254,7 +255,7 @@ def _class_names(value: Any, feature: Any) -> Any:
     """The name of a class by its number, or of a list of them, if the column is of ClassLabels; −1 is no label."""
     if isinstance(value, list):
         inner = feature[0] if isinstance(feature, list) and feature else getattr(feature, "feature", None)
-        return [_class_names(one, inner) for one in value]
+        return [_class_names(element, inner) for element in value]
     names = getattr(feature, "names", None)
     return value if names is None or not isinstance(value, int) else names[value] if value >= 0 else None
 
@@ -302,8 +303,8 @@ def choice_reader(table: Table) -> Callable[[Row], tuple[str, list[str]]]:
 
 def _numbered(table: Table, stems: str) -> list[str]:
     """Columns such as ending0, ending1 …, in the order of their numbers."""
-    found = [name for name in table.first if re.fullmatch(rf"({stems})_?\d+", str(name))]
-    return sorted(found, key=lambda name: int(re.sub(r"\D", "", name)))
+    columns = [name for name in table.first if re.fullmatch(rf"({stems})_?\d+", str(name))]
+    return sorted(columns, key=lambda name: int(re.sub(r"\D", "", name)))
 
 
 def _list_of_texts(row: Row, columns: Sequence[str]) -> list[str]:
@@ -314,14 +315,14 @@ def _list_of_texts(row: Row, columns: Sequence[str]) -> list[str]:
     return cells
 
 
-def as_texts(given: Any, pairs: bool = True) -> list[Any]:
+def as_texts(texts: Any, pairs: bool = True) -> list[Any]:
     """One text or pair, or many: a list, an array, a Series, or a table's one column of texts (two for pairs)."""
-    if isinstance(given, str) or (pairs and isinstance(given, tuple) and len(given) == 2):
-        given = [given]
-    if isinstance(given, Set) or not (isinstance(given, Iterable) or hasattr(given, "__getitem__")):
-        raise EverybertError(f"a {type(given).__name__} is no list of texts; give a list, or the column of texts")
-    rows = held_rows(given)
-    if rows and (isinstance(given, Mapping) or _is_table(given)):
+    if isinstance(texts, str) or (pairs and isinstance(texts, tuple) and len(texts) == 2):
+        texts = [texts]
+    if isinstance(texts, Set) or not (isinstance(texts, Iterable) or hasattr(texts, "__getitem__")):
+        raise EverybertError(f"a {type(texts).__name__} is no list of texts; give a list, or the column of texts")
+    rows = held_rows(texts)
+    if rows and (isinstance(texts, Mapping) or _is_table(texts)):
         columns = _text_columns(rows[0], pairs)
         rows = [row[columns[0]] if len(columns) == 1 else [row[name] for name in columns] for row in rows]
     out = []
@@ -356,7 +357,7 @@ def read_labelled(
     table = read_table(source, columns, ("text", "text_pair", "label"), ("text", "pair", "label"))
     label = table.need("label", names)
     read = [*table.texts([label]), label]
-    return table.collect(pair_reader(table, [label]), lambda row, given: target(row.get(label)), skip_bad, read)
+    return table.collect(pair_reader(table, [label]), lambda row, _: target(row.get(label)), skip_bad, read)
 
 
 def finite(value: Any) -> float:
@@ -405,12 +406,12 @@ def read_tagged(source: Source, columns: Columns = None, skip_bad: bool = False,
     """
     examples = _tagged(source, columns, skip_bad)
     where, tags = examples.where, examples.targets
-    found = find_scheme(t for sentence in tags for t in sentence)
-    if found == "plain":
+    written = find_scheme(t for sentence in tags for t in sentence)
+    if written == "plain":
         if scheme not in (None, "plain") and any(t != "O" for sentence in tags for t in sentence):
             raise EverybertError(f"{where}: the tags have no B-, I- … prefixes, so they cannot become {scheme}")
         return examples
-    target = found if scheme in (None, "plain") else scheme
+    target = written if scheme in (None, "plain") else scheme
     fresh = [convert_tags(t, target) for t in tags]
     changed = sum(a != b for a, b in zip(fresh, tags))
     note = f"{where}: the tags of {changed} sentences were not well-formed {target} (IOB1?); they are converted"
@@ -423,21 +424,21 @@ def _tagged(source: Source, columns: Columns, skip_bad: bool) -> Examples:
     spans = table.find("spans", NAMES["spans"])
     if spans is not None and isinstance(table.first.get("text"), str):
         pick = lambda row: [word.text for word in Splitter().split(cell(row, "text"))]  # noqa: E731
-        marked = lambda row, given: _span_tags(cell(row, "text"), row.get(spans) or [])  # noqa: E731
+        marked = lambda row, _: _span_tags(cell(row, "text"), row.get(spans) or [])  # noqa: E731
         return table.collect(pick, marked, skip_bad, ("text", spans))
     text, label = table.need("text", NAMES["words"]), table.need("label", NAMES["tags"])
 
     def words(row: Row) -> list[str]:
-        found = _words_or_tags(row.get(text))
-        if not found or not all(isinstance(w, str) for w in found):
+        sentence = _words_or_tags(row.get(text))
+        if not sentence or not all(isinstance(w, str) for w in sentence):
             raise EverybertError("the words are missing")
-        return found
+        return sentence
 
-    def tags(row: Row, given: list[str]) -> list[str]:
-        found = [label_name(tag) for tag in _words_or_tags(row.get(label))]
-        if len(given) != len(found) or not all(found):
-            raise EverybertError(f"{len(given)} words but {sum(map(bool, found))} tags")
-        return [str(tag) for tag in found]
+    def tags(row: Row, sentence: list[str]) -> list[str]:
+        names = [label_name(tag) for tag in _words_or_tags(row.get(label))]
+        if len(sentence) != len(names) or not all(names):
+            raise EverybertError(f"{len(sentence)} words but {sum(map(bool, names))} tags")
+        return [str(tag) for tag in names]
 
     return table.collect(words, tags, skip_bad, [label] if table.places else [])
 
@@ -491,8 +492,8 @@ def read_questions(source: Source, columns: Columns = None, skip_bad: bool = Fal
         table = replace(table, rows=readers.read_squad(table.where, table.rows), places=())
     pick, answers = question_reader(table), table.need("answers", NAMES["answers"])
 
-    def target(row: Row, given: tuple[str, str]) -> tuple[Gold, ...]:
-        return tuple(_checked_answers(row.get(answers), row.get("answer_start"), given[1]))
+    def target(row: Row, pair: tuple[str, str]) -> tuple[Gold, ...]:
+        return tuple(_checked_answers(row.get(answers), row.get("answer_start"), pair[1]))
 
     return table.collect(pick, target, skip_bad)
 
@@ -503,8 +504,8 @@ def _checked_answers(value: Any, start: Any, context: str) -> Iterator[Gold]:
         value, start = value.get("text", []), value.get("answer_start")
     if hasattr(value, "__iter__") and not isinstance(value, str):
         many = hasattr(start, "__iter__") and not isinstance(start, str)
-        for one, at in zip(value, start if many else repeat(None), strict=many):
-            yield from _checked_answers(one if isinstance(one, str | Mapping) else str(one), at, context)
+        for answer, at in zip(value, start if many else repeat(None), strict=many):
+            yield from _checked_answers(answer if isinstance(answer, str | Mapping) else str(answer), at, context)
         return
     if value is None or value == "":
         return
@@ -513,9 +514,9 @@ def _checked_answers(value: Any, start: Any, context: str) -> Iterator[Gold]:
     at = context.find(value) if start is None or start == "" else int(start)
     if at < 0 and start in (None, ""):
         raise EverybertError(f"the answer {value!r} is not in the context")
-    there = context[max(at, 0) : max(at, 0) + len(value)]
-    if at < 0 or there != value:
-        raise EverybertError(f"the answer {value!r} is not at {at}, where the context has {there!r}")
+    actual = context[max(at, 0) : max(at, 0) + len(value)]
+    if at < 0 or actual != value:
+        raise EverybertError(f"the answer {value!r} is not at {at}, where the context has {actual!r}")
     yield Gold(value, at)
 
 
@@ -527,10 +528,10 @@ def read_choices(source: Source, columns: Columns = None, skip_bad: bool = False
     table = read_table(source, columns, ("prompt", "endings", "label"), ("text", "endings", "label"))
     pick, label = choice_reader(table), table.need("label", NAMES["choices"])
 
-    def target(row: Row, given: tuple[str, list[str]]) -> int:
-        if len(given[1]) < 2:
+    def target(row: Row, prompt: tuple[str, list[str]]) -> int:
+        if len(prompt[1]) < 2:
             raise EverybertError("fewer than two endings")
-        right, last = label_name(row.get(label)) or "", len(given[1]) - 1
+        right, last = label_name(row.get(label)) or "", len(prompt[1]) - 1
         if not right.isdigit() or int(right) > last:
             raise EverybertError(f"the label {row.get(label)!r} is not the number of an ending (0 … {last})")
         return int(right)
@@ -559,18 +560,18 @@ def read_pairs(source: Source, columns: Columns = None, skip_bad: bool = False) 
         return (*(cell(row, name) for name in names), *_list_of_texts(row, negatives))
 
     read = [*names, *negatives, *([score] if score else [])]
-    return table.collect(pick, lambda row, given: finite(row.get(score)) if score else None, skip_bad, read)
+    return table.collect(pick, lambda row, _: finite(row.get(score)) if score else None, skip_bad, read)
 
 
 def read_ranked(source: Source, columns: Columns = None, skip_bad: bool = False) -> Examples:
     """Pairs (query, text), each with a label of 0 or more; of (query, positive, negatives …) the labels are 1 and 0."""
-    found = read_pairs(source, columns, skip_bad)
-    if found.targets[0] is None:
-        pairs = [((query, one), float(not i)) for query, *texts in found.inputs for i, one in enumerate(texts)]
-        return replace(found, inputs=[pair for pair, _ in pairs], targets=[label for _, label in pairs])
-    if min(found.targets) < 0:
-        raise EverybertError(f"{found.where}: the label {min(found.targets):g} is below 0; relevance is 0 or more")
-    return found
+    examples = read_pairs(source, columns, skip_bad)
+    if examples.targets[0] is None:
+        pairs = [((query, text), float(not i)) for query, *texts in examples.inputs for i, text in enumerate(texts)]
+        return replace(examples, inputs=[pair for pair, _ in pairs], targets=[label for _, label in pairs])
+    if (least := min(examples.targets)) < 0:
+        raise EverybertError(f"{examples.where}: the label {least:g} is below 0; relevance is 0 or more")
+    return examples
 
 
 # ── labels ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -25,7 +25,8 @@ from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks.dataset import Examples, View
-from everybert.tasks.task import Features, Task, constant, targets_of, text_features
+from everybert.tasks.features import Features, TaskTargets, constant, text_features
+from everybert.tasks.task import Task
 from everybert.text.tokenizer import Tokenizer
 
 SCALE = 20.0
@@ -75,7 +76,7 @@ class Embed(Task):
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """In-batch negatives, or CoSENT for scored pairs."""
-        targets = targets_of(batch)
+        targets = batch.targets_as(TaskTargets)
         counts = targets.counts
         unit_BH = F.normalize(pool(network.encoder(batch), batch, self.pooling)[: sum(counts)].float(), dim=-1)
         starts = tuple(accumulate(counts, initial=0))[:-1]
@@ -89,18 +90,18 @@ class Embed(Task):
 
     def run(self, network: Network, features: Features, budget: int | None = None) -> list[np.ndarray]:
         """The pooled vector of each sequence: (H,)."""
-        out: dict[int, np.ndarray] = {}
+        vectors: dict[int, np.ndarray] = {}
         training = network.training
         network.eval()
 
-        def read(which: list[int], batch: Ragged, x_TH: Tensor) -> None:
-            out.update(zip(which, pool(x_TH, batch, self.pooling).float().cpu().numpy()))
+        def read(indices: list[int], batch: Ragged, x_TH: Tensor) -> None:
+            vectors.update(zip(indices, pool(x_TH, batch, self.pooling).float().cpu().numpy()))
 
         try:
             encode(network, features, read, budget=budget)
         finally:
             network.train(training)
-        return [out[i] for i in range(len(features.lengths_S))]
+        return [vectors[i] for i in range(len(features.lengths_S))]
 
     def score(self, network: Network, features: Features, examples: Examples) -> dict[str, float]:
         """Scored pairs: spearman and pearson of the cosine. Others: recall@1 and mrr among all positives given."""

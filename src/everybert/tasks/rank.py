@@ -17,7 +17,7 @@ from everybert.model.heads import Network
 from everybert.tasks import dataset, metrics
 from everybert.tasks.classify import Regress
 from everybert.tasks.dataset import Examples
-from everybert.tasks.task import Features
+from everybert.tasks.features import Features
 
 OLDER_KEY = "sbert_ce_default_activation_function"
 ACTIVATIONS = {name: getattr(nn, name)() for name in ("Sigmoid", "Identity", "Tanh", "ReLU")}
@@ -38,11 +38,11 @@ def relevance(logits: np.ndarray, raw_config: Mapping[str, Any] | None = None) -
     """Outputs through the activation that config.json names, as sentence-transformers writes it; else a sigmoid."""
     raw = raw_config or {}
     name = (raw.get("sentence_transformers") or {}).get("activation_fn") or raw.get(OLDER_KEY) or "torch.nn.Sigmoid"
-    found = ACTIVATIONS.get(name.rpartition(".")[2]) if name.startswith("torch.nn.") else None
-    if found is None:
+    activation = ACTIVATIONS.get(name.rpartition(".")[2]) if name.startswith("torch.nn.") else None
+    if activation is None:
         known = ", ".join(f"torch.nn.{known}" for known in ACTIVATIONS)
         raise EverybertError(f"the folder's activation is {name}; everybert ranks with {known}: change config.json")
-    return found(torch.from_numpy(np.asarray(logits, dtype=float))).numpy()
+    return activation(torch.from_numpy(np.asarray(logits, dtype=float))).numpy()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Rank(Regress):
         groups: dict[str, list[int]] = {}
         for i, (query, _) in enumerate(examples.inputs):
             groups.setdefault(query, []).append(i)
-        scores = [metrics.ranking_scores(gold[own], guess[own]) for own in groups.values() if np.ptp(gold[own]) > 0]
+        scores = [metrics.ranking_scores(gold[rows], guess[rows]) for rows in groups.values() if np.ptp(gold[rows]) > 0]
         if not scores:
             raise EverybertError(f"{examples.where}: no query has both a relevant text and another; add texts to rank")
-        return {name: float(np.mean([one[name] for one in scores])) for name in scores[0]}
+        return {name: float(np.mean([query_scores[name] for query_scores in scores])) for name in scores[0]}

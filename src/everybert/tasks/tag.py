@@ -5,7 +5,7 @@ by single spaces and tokenized, and a word's label is on its first piece. A word
 unknown token, so that every word has a label. In a long text a word's label comes from the window that owns its
 first piece.
 
-Legend: n words of a text, T tokens of a sequence or batch, C labels.
+Legend: n words of a text, T tokens of a sequence or batch, E examples, C labels.
 """
 
 import logging
@@ -25,7 +25,8 @@ from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks import words as wording
 from everybert.tasks.dataset import Examples, View
-from everybert.tasks.task import DIGITS, Encoded, Features, Task, make_features, targets_of
+from everybert.tasks.features import Encoded, Features, TaskTargets, make_features
+from everybert.tasks.task import DIGITS, Task
 from everybert.tasks.words import Entity, Splitter, Word, split_tag
 from everybert.text.tokenizer import Encoding, Tokenizer
 
@@ -116,12 +117,12 @@ class Tag(Task):
     # Words to sequences.
 
     def encode(self, tokenizer: Tokenizer, config: EncoderConfig, inputs: Sequence[Words]) -> Features:
-        """Windows of pieces, each an example of its own; `back` has a TaggedText per input."""
+        """Windows of pieces, each an example of its own; `origins` has a TaggedText per input."""
         split = [(t, self.splitter.split(t)) if isinstance(t, str) else _joined(t) for t in inputs]
         joined = [" ".join(w.text for w in words) for _, words in split]
         lead = tokenizer.build([-1])[0].index(-1)  # special tokens before the text
         sequences: list[list[Encoded]] = []
-        back: list[TaggedText] = []
+        origins: list[TaggedText] = []
         lost: list[int] = []
         for (text, words), encoding in zip(split, tokenizer.encode_batch(joined, specials=False)):
             ids, owner = _pieces(words, encoding, tokenizer)
@@ -132,28 +133,28 @@ class Tag(Task):
                 owned = np.arange(w.own_start, w.own_stop)
                 at += [(len(sequences), lead + i - w.start) for i in owned[first[owned]].tolist()]
                 sequences.append([Encoded(*tokenizer.build(ids[w.start : w.stop]))])
-            back.append(TaggedText(text, words, np.array(at, dtype=np.int64).reshape(-1, 2)))
+            origins.append(TaggedText(text, words, np.array(at, dtype=np.int64).reshape(-1, 2)))
             lost.append(cut)
-        return make_features(sequences, config, self.window.size, lost, back)
+        return make_features(sequences, config, self.window.size, lost, origins)
 
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
         """Sequences, with tag_T."""
         features = self.encode(tokenizer, config, examples.inputs)
         tag_T = [np.full(len(ids), -100, dtype=np.int64) for ids in features.ids]
-        for text, tags in zip(features.back, examples.targets):
+        for text, tags in zip(features.origins, examples.targets):
             for (sequence, at), label in zip(text.at, dataset.label_ids(tags, self.labels, examples.where)):
                 tag_T[sequence][at] = label
         return features.with_targets(tag_T=tag_T)
 
     # Training.
 
-    def share(self, features: Features, which: np.ndarray) -> float:
+    def share(self, features: Features, example_E: np.ndarray) -> float:
         """The number of labelled tokens."""
-        return float(sum((features.targets["tag_T"][i] >= 0).sum() for i in which))
+        return float(sum((features.targets["tag_T"][i] >= 0).sum() for i in example_E))
 
     def loss(self, network: Network, batch: Ragged) -> Tensor:
         """Cross-entropy of the labelled tokens."""
-        tag_T = targets_of(batch).tag_T
+        tag_T = batch.targets_as(TaskTargets).tag_T
         assert tag_T is not None
         total = F.cross_entropy(self.logits(network, batch).float(), tag_T, ignore_index=-100, reduction="sum")
         return total / (tag_T >= 0).float().sum().clamp(min=1e-6)  # a batch may contain no word at all
@@ -176,12 +177,12 @@ class Tag(Task):
         """
         if cut := sum(features.cut):
             log.warning("%d tokens beyond the window were cut off and not tagged", cut)
-        for text in features.back:
+        for text in features.origins:
             tags, p_n = self.tags(outputs, text)
             plain = [Entity(tag, i, i + 1) for i, tag in enumerate(tags) if tag != "O"]
-            found = plain if self.scheme == "plain" else wording.entities(tags)
+            entities = plain if self.scheme == "plain" else wording.entities(tags)
             spans = []
-            for label, first, stop in found:
+            for label, first, stop in entities:
                 start, end = text.words[first].start, text.words[stop - 1].end
                 spans.append(Span(text.text[start:end], label, start, end, float(p_n[first:stop].mean())))
             yield spans
@@ -197,7 +198,7 @@ class Tag(Task):
         """
         outputs = self.run(network, features)
         guess = []
-        for text, gold in zip(features.back, examples.targets):
+        for text, gold in zip(features.origins, examples.targets):
             tags = self.tags(outputs, text)[0]
             guess.append(tags + [self.labels[0]] * (len(gold) - len(tags)))
         if self.scheme != "plain":

@@ -65,7 +65,7 @@ class Splitter:
 
     def split(self, text: str) -> list[Word]:
         """The words of a text with their places."""
-        found: list[Word] = []
+        words: list[Word] = []
         for stretch in re.finditer(r"\S+", text):
             start = stretch.start()
             for part in IDEOGRAPH.split(stretch.group()):
@@ -75,10 +75,10 @@ class Splitter:
                     a, b = work.pop()
                     first, stop = self._part(text, a, b)
                     if (first, stop) == (a, b):
-                        found.append(Word(text[a:b], a, b))
+                        words.append(Word(text[a:b], a, b))
                     else:
                         work += [(x, y) for x, y in ((stop, b), (first, stop), (a, first)) if x < y]
-        return found
+        return words
 
     def _part(self, text: str, a: int, b: int) -> tuple[int, int]:
         """What to split off text[a:b], which has no white space; (a, b) if it is one word.
@@ -151,10 +151,10 @@ def learn_splitter(sentences: Iterable[Sequence[str]]) -> Splitter:
             elif marks or is_mark(word[0]) or is_mark(word[-1]):
                 whole[low] += 1
 
-    def kept(digits: bool) -> str:
+    def inner_marks(digits: bool) -> str:
         return "".join(sorted(c for c, d in inside if d == digits and inside[c, d] > alone[c, d]))
 
-    plain = Splitter(kept(False), kept(True), tuple(sorted(endings, key=lambda e: (-len(e), e))))
+    plain = Splitter(inner_marks(False), inner_marks(True), tuple(sorted(endings, key=lambda e: (-len(e), e))))
     odd = [w for w, times in whole.most_common() if times > max(1, joined[w]) and len(plain.split(w)) > 1]
     return replace(plain, whole=frozenset(odd[:KEPT]))
 
@@ -189,16 +189,16 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
     Lenient: a change of label begins a new entity, and so does an I- or E- after O, E- or S-.
     """
-    found: list[Entity] = []
+    spans: list[Entity] = []
     start, before = 0, ("O", "")
     for i, tag in enumerate([*map(split_tag, tags), ("O", "")]):
         changed = before[1] != tag[1]
         if before[0] != "O" and (before[0] in "ES" or tag[0] in "BSO" or changed):
-            found.append(Entity(before[1], start, i))
+            spans.append(Entity(before[1], start, i))
         if tag[0] != "O" and (tag[0] in "BS" or before[0] in "ESO" or changed):
             start = i
         before = tag
-    return found
+    return spans
 
 
 def write_tags(spans: Iterable[Entity], n: int, scheme: str = "BIO") -> list[str]:

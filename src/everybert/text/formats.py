@@ -111,11 +111,11 @@ def add_specials(backend: Backend, tokens: Iterable[str | AddedToken]) -> None:
 def special_token(settings: dict[str, Any], role: str, usual: str) -> AddedToken:
     """The special token of a role ("cls", "mask" …) in the settings of a folder, a string or with flags; or `usual`."""
     value: Any = settings.get(f"{role}_token")
-    given = value if isinstance(value, dict) else {"content": value}
-    if not isinstance(given.get("content"), str):
-        given = {"content": usual}
-    flags = {k: bool(given[k]) for k in ("single_word", "lstrip", "rstrip") if k in given}
-    return AddedToken(given["content"], special=True, normalized=False, **flags)
+    described = value if isinstance(value, dict) else {"content": value}
+    if not isinstance(described.get("content"), str):
+        described = {"content": usual}
+    flags = {k: bool(described[k]) for k in ("single_word", "lstrip", "rstrip") if k in described}
+    return AddedToken(described["content"], special=True, normalized=False, **flags)
 
 
 def _add_family(backend: Backend, settings: dict[str, Any], names: dict[str, str]) -> None:

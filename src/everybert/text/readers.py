@@ -423,7 +423,7 @@ def _sentences(path: Path, comment: str, width: int, remedy: str) -> Iterator[tu
     """
     rows: list[list[str]] = []
     documents = 0
-    found = False
+    any_rows = False
     for number, line in chain(lines(path), [(0, "")]):
         if line.startswith(comment):
             documents += line.startswith(("# newdoc", "-DOCSTART-"))
@@ -434,10 +434,10 @@ def _sentences(path: Path, comment: str, width: int, remedy: str) -> Iterator[tu
             if len(rows[-1]) != width:
                 raise EverybertError(f"{path}:{number}: {len(rows[-1])} columns, {width} expected: {remedy}")
         elif rows:
-            found = True
+            any_rows = True
             yield str(documents), rows
             rows = []
-    if not found:
+    if not any_rows:
         raise EverybertError(f"{path} has no sentences: they are lines of columns, separated by blank lines")
 
 
@@ -447,7 +447,7 @@ def read_squad(path: str | Path, articles: Iterable[Mapping[str, Any]] | None = 
     `answers` is a list of {"text", "answer_start"}, empty where there is no answer.
     """
     try:
-        found = [
+        questions = [
             {
                 "id": str(question["id"]),
                 "question": question["question"],
@@ -460,6 +460,6 @@ def read_squad(path: str | Path, articles: Iterable[Mapping[str, Any]] | None = 
         ]
     except (KeyError, TypeError) as error:
         raise EverybertError(f"{path} is not a SQuAD file ({error} is missing): it needs paragraphs") from None
-    if not found:
+    if not questions:
         raise EverybertError(f"{path} has 0 questions: is it a SQuAD file?")
-    return found
+    return questions

@@ -32,8 +32,7 @@ _PARALLEL = "TOKENIZERS_PARALLELISM"
 if hasattr(os, "register_at_fork") and _PARALLEL not in os.environ:
     # Forked processes tokenize on one thread: the threads of `tokenizers` do not survive a fork.
     os.register_at_fork(
-        before=lambda: os.environ.update({_PARALLEL: "false"}),
-        after_in_parent=lambda: os.environ.pop(_PARALLEL, None),
+        before=lambda: os.environ.update({_PARALLEL: "false"}), after_in_parent=lambda: os.environ.pop(_PARALLEL, None)
     )
 
 
@@ -191,11 +190,11 @@ class Tokenizer:
 
     def describe(self, text: str) -> dict[str, Any]:
         """How a text is cut: the tokens without special ones, and what a comparison of tokenizers counts."""
-        found, words = self.encode(text, specials=False), max(1, len(text.split()))
-        case, unknown = "uncased" if self.lowercase else "cased", sum(i == self.unk_id for i in found.ids)
-        counts = {"tokens": len(found), "unknown": unknown, "tokens_per_word": len(found) / words}
+        encoding, words = self.encode(text, specials=False), max(1, len(text.split()))
+        case, unknown = "uncased" if self.lowercase else "cased", sum(i == self.unk_id for i in encoding.ids)
+        counts = {"tokens": len(encoding), "unknown": unknown, "tokens_per_word": len(encoding) / words}
         kind = {"kind": self.kind, "case": case, "vocabulary": len(self._vocab)}
-        return kind | counts | {"pieces": self.readable(found.tokens), "ids": found.ids}
+        return kind | counts | {"pieces": self.readable(encoding.tokens), "ids": encoding.ids}
 
     # ── text to ids
 
@@ -228,9 +227,8 @@ class Tokenizer:
         If the mask token is another one, the working backend also has "[MASK]", with an id of its own.
         """
         backend = self._backend
-        splitter, template = (
-            str(part.__getstate__()) if part else "" for part in (backend.pre_tokenizer, backend.post_processor)
-        )
+        parts = (backend.pre_tokenizer, backend.post_processor)
+        splitter, template = (str(part.__getstate__()) if part else "" for part in parts)
         trims = '"ByteLevel"' not in splitter or not template or '"trim_offsets":true' in template
         if trims and (self.mask_id is None or MASK in self._vocab):
             return backend, None

@@ -152,10 +152,10 @@ def _count_words(lines: Iterable[str], kind: TokenizerKind, lowercase: bool) -> 
                 del words[word]
 
     for line in lines:
-        found = line.split()
+        line_runs = line.split()
         if kind == "bpe":  # in byte-level BPE the first word of a line differs from one after a space
-            found[1:] = map(" ".__add__, found[1:])
-        runs.update(found)
+            line_runs[1:] = map(" ".__add__, line_runs[1:])
+        runs.update(line_runs)
         if len(runs) > _RUNS:
             split()
     split()

@@ -1,8 +1,13 @@
-"""Long texts in overlapping windows, each token owned by exactly one: nothing is cut off."""
+"""Long texts in overlapping windows, each token owned by exactly one: nothing is cut off.
+
+`windows` divides a number of tokens. `cover` gives one text with its special tokens, for embeddings, masked tokens and
+token vectors; `WindowConfig` and `cover_pair` give the texts and pairs of tasks, which may also be cut.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import index
 from typing import NamedTuple
 
 from everybert.errors import EverybertError
@@ -77,3 +82,71 @@ def cover(ids: Sequence[int], lead: int, tail: int, size: int) -> list[Piece]:
         end = n if w is spans[-1] else lead + w.own_stop
         pieces.append(Piece([*ids[:lead], *body[w.start : w.stop], *ids[n - tail :]], w.start, at, end))
     return pieces
+
+
+# ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class WindowConfig:
+    """How texts longer than the model's window are read."""
+
+    size: int
+    """Tokens of a sequence, special tokens included."""
+    overlap: int
+    """Tokens that neighbouring windows share at least."""
+    long: str = "window"
+    """"window": cover the whole text; "cut": truncate it, the longer text of a pair first."""
+
+    @classmethod
+    def for_model(
+        cls, longest: int, size: int | None = None, overlap: int | None = None, long: str = "window"
+    ) -> "WindowConfig":
+        """By default the `longest` sequence that the model reads, a quarter of it overlapping, at most OVERLAP."""
+        size = min(index(size or longest), longest)
+        if size < 8:
+            raise EverybertError(f"a window of {size} tokens leaves no room for text; take 8 or more")
+        if long not in ("window", "cut"):
+            raise EverybertError(f"long texts are read by window or cut, not {long!r}")
+        overlap = min(OVERLAP, size // 4) if overlap is None else index(overlap)
+        if overlap < 0:
+            raise EverybertError(f"windows cannot overlap by {overlap} tokens; take 0 or more")
+        return cls(size, overlap, long)
+
+    def cover(self, n: int, room: int) -> tuple[list[Window], int]:
+        """Windows of at most `room` tokens over a text of n tokens, and how many tokens were cut."""
+        room = max(room, 1)
+        if self.long == "cut" and n > room:
+            return [Window(0, room, 0, room)], n - room
+        return windows(n, room, min(self.overlap, room // 2)), 0
+
+
+def cover_pair(
+    first: list[int], second: list[int] | None, special: int, window: WindowConfig
+) -> tuple[list[tuple[list[int], list[int] | None, float]], int]:
+    """The windows of a text or pair, each with its weight; and how many ids were cut off.
+
+    A pair that is too long shares the room: the shorter text gets what it needs up to half, and each window of one
+    is combined with each window of the other. The weight is the product of the numbers of tokens that they own.
+    """
+    length = len(second or ())
+    first_room, second_room = longest_first(len(first), length, window.size - special)
+    first_windows, first_cut = window.cover(len(first), first_room)
+    second_windows, second_cut = window.cover(length, second_room)
+
+    def owned(w: Window) -> int:
+        return max(w.own_stop - w.own_start, 1)
+
+    return [
+        (first[a.start : a.stop], None if second is None else second[b.start : b.stop], float(owned(a) * owned(b)))
+        for a in first_windows
+        for b in second_windows
+    ], first_cut + second_cut
+
+
+def longest_first(a: int, b: int, room: int) -> tuple[int, int]:
+    """How many tokens of each text stay if the longer is cut until both are equal, then both; as in `tokenizers`."""
+    if a + b <= room:
+        return a, b
+    short = min(a, b, room // 2)
+    return (room - short, short) if a > b else (short, room - short)

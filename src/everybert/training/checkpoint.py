@@ -9,14 +9,10 @@ There is no generator state to save: examples, masks and dropout are drawn from 
 not depend on the number of ranks either.
 """
 
-import contextlib
 import dataclasses
 import logging
-import os
 import re
 import shutil
-import socket
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,16 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from everybert.errors import EverybertError
-from everybert.files import (
-    MANIFEST,
-    atomic_folder,
-    disk_errors,
-    is_alive,
-    read_json,
-    remove_stale,
-    verify_folder,
-    write_json,
-)
+from everybert.files import MANIFEST, atomic_folder, read_json, remove_stale, verify_folder, write_json
 from everybert.training.data import Place
 from everybert.training.distributed import World
 from everybert.training.optim import Optimizer
@@ -120,12 +107,12 @@ def latest(folder: Path) -> Path | None:
 
 def find_checkpoint(folder: Path, world: World) -> Path | None:
     """The checkpoint to resume from, which rank 0 chooses and every rank must see."""
-    found = None
+    newest = None
     with world.together():
         if world.first and folder.exists():
             remove_stale(folder)
-            found = latest(folder)
-    name = world.gather(found and found.name)[0]
+            newest = latest(folder)
+    name = world.gather(newest and newest.name)[0]
     if name is None:
         return None
     path = folder / name
@@ -135,33 +122,13 @@ def find_checkpoint(folder: Path, world: World) -> Path | None:
     return path
 
 
-@contextlib.contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Hold a run's folder: a second run in it is refused while the process that the file names is alive."""
-    path, host, pid = folder / "lock", socket.gethostname(), os.getpid()
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        other, _, number = (path.read_text("utf-8") if path.exists() else "").partition(" ")
-        if number.isdigit() and (other != host or (int(number) != pid and is_alive(int(number)))):
-            raise EverybertError(
-                f"{folder} is in use by process {number} on {other}: wait for it, or choose another folder "
-                f"(if it is gone, delete {path})"
-            )
-        path.write_text(f"{host} {pid}", encoding="utf-8")
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # what is left of it is stale, and known as such
-            path.unlink(missing_ok=True)
-
-
 def read_progress(path: Path) -> Progress:
     """The progress saved in a checkpoint."""
-    found = read_json(path / "progress.json")
-    if found.pop("version", None) != VERSION:
+    saved = read_json(path / "progress.json")
+    if saved.pop("version", None) != VERSION:
         raise EverybertError(f"{path} was written by another version of everybert; start a new run folder")
-    found |= {"place": Place(*found["place"]), "guard": tuple(found["guard"])}
-    return Progress(**{key: value for key, value in found.items() if not key.startswith("best")})  # of older runs
+    saved |= {"place": Place(*saved["place"]), "guard": tuple(saved["guard"])}
+    return Progress(**{key: value for key, value in saved.items() if not key.startswith("best")})  # of older runs
 
 
 def load_checkpoint(path: Path, network: nn.Module, optimizer: Optimizer) -> Progress:

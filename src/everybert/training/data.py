@@ -50,6 +50,7 @@ class Item:
 
     batch: Ragged
     place: Place
+    """The pack's own position."""
     counts: tuple[float, float, float]
     """Masked tokens, labelled pairs, and tokens of text (without those that fill the batch up)."""
 
@@ -97,10 +98,13 @@ def collate(pack: dict[str, Any], *, max_length: int, pad_id: int = 0, capacity:
     total = size if capacity is None else capacity
     batch = Ragged.flat(padded("tokens"), lengths, padded("segments"), max_length=max_length)
     batch = batch.padded(total - size, max_length, pad_id)
-    # Never few slots: the compiler treats small matrices differently, so a block's last, short pack would recompile.
-    # A causal model predicts nearly all tokens, and gets a slot for each.
-    predicted = len(pack["mask_index"])
-    slots = 0 if capacity is None else -(-(total if predicted > total // 2 else max(predicted, total // 8)) // 64) * 64
+    slots = 0
+    if capacity is not None:
+        # Never few: the compiler treats small matrices differently, so a block's last, short pack would recompile.
+        # A causal model predicts nearly all tokens, and gets a slot for each.
+        predicted = len(pack["mask_index"])
+        needed = total if predicted > total // 2 else max(predicted, total // 8)
+        slots = -(-needed // 64) * 64
     targets = PretrainTargets(
         mask_index_M=padded("mask_index", slots),
         mask_label_M=padded("mask_label", slots, IGNORE),
@@ -174,14 +178,14 @@ class RunContext:
     @property
     def dtype(self) -> torch.dtype:
         """The compute precision."""
-        asked, cuda = self.recipe.run.dtype, self.device.type == "cuda"
-        return torch.bfloat16 if asked == "bfloat16" or (asked == "auto" and cuda) else torch.float32
+        setting, cuda = self.recipe.run.dtype, self.device.type == "cuda"
+        return torch.bfloat16 if setting == "bfloat16" or (setting == "auto" and cuda) else torch.float32
 
     @property
     def compiled(self) -> bool:
         """Whether to use torch.compile; then every batch has the same number of tokens."""
-        asked, half = self.recipe.run.compile, self.dtype != torch.float32
-        return asked if asked is not None else half and self.device.type == "cuda"
+        setting, half = self.recipe.run.compile, self.dtype != torch.float32
+        return setting if setting is not None else half and self.device.type == "cuda"
 
     def stream(self, phase: int) -> PackStream:
         """The packs of a phase; each phase draws its own examples."""
@@ -217,8 +221,8 @@ class RunContext:
             step += 1
 
     def _open(self, step: int, total: int | None, place: Place) -> Iterator[Item]:
-        asked, cuda = self.recipe.run.workers, self.device.type == "cuda"
-        workers = asked if asked is not None else 4 if cuda else 0
+        setting, cuda = self.recipe.run.workers, self.device.type == "cuda"
+        workers = setting if setting is not None else 4 if cuda else 0
         loader: Any = DataLoader(
             Packs(self, step, total, place),
             batch_size=None,

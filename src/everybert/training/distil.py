@@ -22,7 +22,7 @@ from everybert.errors import EverybertError
 from everybert.model.config import PRESETS, EncoderConfig
 from everybert.model.encoder import initialise
 from everybert.model.heads import Network
-from everybert.model.losses import IGNORE, cross_entropy, targets_of
+from everybert.model.losses import IGNORE, PretrainTargets, cross_entropy
 from everybert.model.ragged import Ragged
 from everybert.store.hub import resolve
 from everybert.store.huggingface import load_network, read_config
@@ -137,7 +137,7 @@ def copy_layers(teacher: Network, student: Network) -> None:
     theirs, mine = teacher.state_dict(), student.state_dict()
     layers = taught_by(len(student.encoder.layers), len(teacher.encoder.layers))
     for name, value in mine.items():
-        source = re.sub(r"^(encoder\.layers\.)(\d+)", lambda found: f"{found[1]}{layers[int(found[2])]}", name)
+        source = re.sub(r"^(encoder\.layers\.)(\d+)", lambda match: f"{match[1]}{layers[int(match[2])]}", name)
         if source in theirs and theirs[source].shape == value.shape:
             value.copy_(theirs[source])
     # A student without segments adds the vector of the first segment, which every token had, to the positions.
@@ -153,7 +153,7 @@ def distil_loss(teacher: Network, settings: DistilSettings, network: Network, ba
 
     Sums over this pack are divided by the counts of the step; the figures are the weighted parts.
     """
-    s, targets = settings, targets_of(batch)
+    s, targets = settings, batch.targets_as(PretrainTargets)
     x_states: list[Tensor] = []
     y_states: list[Tensor] = []
     x_TH = network.encoder(batch, states=x_states)
@@ -225,7 +225,7 @@ def relation_divergence(x_T3H: Tensor, y_T3H: Tensor, batch: Ragged, heads: int)
     (Wang et al. 2021).
     """
     total = x_T3H.new_zeros((), dtype=torch.float32)
-    real_T = torch.arange(len(x_T3H), device=x_T3H.device) < targets_of(batch).real
+    real_T = torch.arange(len(x_T3H), device=x_T3H.device) < batch.targets_as(PretrainTargets).real
     for mine, theirs, real_Bn in zip(*(batch.by_length(z) for z in (x_T3H, y_T3H, real_T))):
         pair = relations(mine, heads), relations(theirs, heads)
         each = F.kl_div(*pair, reduction="none", log_target=True).sum(-1).mean((1, 2))  # (sequences, n)

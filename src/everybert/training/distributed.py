@@ -59,16 +59,16 @@ class World:
         """Whether this is rank 0, which writes the files and prints."""
         return self.rank == 0
 
-    def device(self, asked: str | None) -> torch.device:
+    def device(self, name: str | None) -> torch.device:
         """The device of this rank: the one asked for, else its own GPU, else the CPU."""
-        found = pick_device(asked)
-        if found.type == "cuda" and found.index is None:
+        device = pick_device(name)
+        if device.type == "cuda" and device.index is None:
             local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
             if local >= count:
                 raise EverybertError(f"this host has {count} GPUs: start no more ranks on it, or use device cpu")
-            found = torch.device("cuda", local)
-            torch.cuda.set_device(found)
-        return found
+            device = torch.device("cuda", local)
+            torch.cuda.set_device(device)
+        return device
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over all ranks, in place."""
@@ -89,10 +89,10 @@ class World:
 
     def gather(self, value: Any) -> list[Any]:
         """The value of each rank, on every rank."""
-        found = [value] * self.size
+        values = [value] * self.size
         if self.size > 1:
-            dist.all_gather_object(found, value)
-        return found
+            dist.all_gather_object(values, value)
+        return values
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -110,7 +110,7 @@ class World:
 
     def require_same(self, what: str, value: Any) -> None:
         """Refuse to start if a rank has another recipe or corpus than rank 0."""
-        found = self.gather(value)
-        other = [rank for rank, one in enumerate(found) if one != found[0]]
+        values = self.gather(value)
+        other = [rank for rank, theirs in enumerate(values) if theirs != values[0]]
         if other:
             raise EverybertError(f"rank {other[0]} has another {what} than rank 0: start every rank with the same one")

@@ -23,7 +23,7 @@ from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
 from everybert.model.engine import device_of, token_log_probs
 from everybert.model.heads import Network
-from everybert.model.losses import cross_entropy, targets_of
+from everybert.model.losses import PretrainTargets, cross_entropy
 from everybert.model.ragged import Ragged
 from everybert.training.data import to_item
 
@@ -99,7 +99,7 @@ def heldout_packs(
 
 def count_masked(packs: Iterable[Ragged]) -> int:
     """Number of masked tokens."""
-    return sum(len(targets_of(pack).mask_index_M) for pack in packs)
+    return sum(len(pack.targets_as(PretrainTargets).mask_index_M) for pack in packs)
 
 
 @torch.no_grad()
@@ -115,7 +115,7 @@ def evaluate_packs(
     masked = 0
     for done, pack in enumerate(packs, 1):
         batch = pack.to(device)
-        x_TH, targets = network.encoder(batch), targets_of(batch)
+        x_TH, targets = network.encoder(batch), batch.targets_as(PretrainTargets)
         for index_M, label_M in zip(targets.mask_index_M.split(SLICE), targets.mask_label_M.split(SLICE)):
             logits_MV = network.mlm_logits(x_TH, index_M)
             loss = loss + cross_entropy(logits_MV, label_M).double()

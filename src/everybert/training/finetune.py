@@ -26,8 +26,9 @@ from everybert.store.sentence_transformers import Pooling, encoder_folder, read_
 from everybert.tasks import task_class
 from everybert.tasks.dataset import Examples, Source, split_sets
 from everybert.tasks.metrics import Interval, interval
-from everybert.tasks.task import Task, WindowConfig
+from everybert.tasks.task import Task
 from everybert.text.tokenizer import Tokenizer
+from everybert.text.windows import WindowConfig
 from everybert.training.distributed import refuse_ranks
 from everybert.training.tuning import HEAD_ALONE, Data, FinetuneSettings, Run, tune
 
@@ -162,8 +163,8 @@ def finetune(
     notes = list(data.notes)
     if not finished:
         done, total = sum(run.finished for _, run in ranked) + len(runs) - 1, len(points) + seeds - 1
-        kept = f"interrupted after {done} of {total} runs: the best {'of them' if done else 'epoch so far'} is kept"
-        notes.append(f"{kept}; to have all, run the same again and overwrite it")
+        message = f"interrupted after {done} of {total} runs: the best {'of them' if done else 'epoch so far'} is kept"
+        notes.append(f"{message}; to have all, run the same again and overwrite it")
         log.warning(notes[-1])
     confusion = best.task.confusion(best.network, data.dev)
     if confusion is not None and (confusion.sum(0) > 0).sum() == 1 < (confusion.sum(1) > 0).sum():
@@ -179,15 +180,15 @@ def finetune(
     return replace(tuned, folder=Path(out))
 
 
-def choose_settings(data: Data, given: Mapping[str, Any]) -> tuple[FinetuneSettings, list[str]]:
+def choose_settings(data: Data, chosen: Mapping[str, Any]) -> tuple[FinetuneSettings, list[str]]:
     """The settings with those that the folder suggests, and epochs by the amount of data; and notes to print."""
     suggested = read_extras(data.folder).get("finetune") or {}
     if not isinstance(suggested, dict) or set(suggested) - {f.name for f in fields(FinetuneSettings)}:
         raise EverybertError(f"{data.folder / 'everybert.json'}: finetune must hold settings, not {suggested}")
-    own = {"new_pooler"} if given.get("start") else set()  # an adapter to continue from has its pooler
-    found = {k: v for k, v in suggested.items() if k not in given.keys() | own}
-    notes = [f"the model's folder suggests {', '.join(f'{k} {v}' for k, v in found.items())}"] if found else []
-    settings = FinetuneSettings(**{**found, **given})
+    ignored = {"new_pooler"} if chosen.get("start") else set()  # an adapter to continue from has its pooler
+    taken = {k: v for k, v in suggested.items() if k not in chosen.keys() | ignored}
+    notes = [f"the model's folder suggests {', '.join(f'{k} {v}' for k, v in taken.items())}"] if taken else []
+    settings = FinetuneSettings(**{**taken, **chosen})
     if settings.epochs is None and settings.mode not in HEAD_ALONE:
         settings = replace(settings, epochs=min(max(3, SEEN // len(data.train_examples)), 30))
     return settings, notes
@@ -223,7 +224,7 @@ def prepare_data(
     kind, config = task_class(name), read_config(folder)[0]
     reading, making = split_options(kind, options or {})
     if window != (None, None, "window"):
-        making["window"] = WindowConfig.for_model(config, *window)
+        making["window"] = WindowConfig.for_model(config.max_positions, *window)
     train, dev = split_sets(train, dev)
     examples = kind.read(train, columns, skip_bad, **reading)
     notes = list(examples.notes)
@@ -240,7 +241,7 @@ def prepare_data(
     for part, made in zip((examples, held), features):
         if cut := sum(made.cut):
             notes.append(f"{part.where}: {cut} tokens lie beyond the window and were cut")
-    most = features[0].most
+    most = features[0].most_windows
     if many := int((np.diff(features[0].first_E1) > most).sum()):
         notes.append(
             f"{examples.where}: {many} texts have more than {most} windows: training reads that many of each, "
@@ -262,8 +263,8 @@ def split_options(kind: type[Task], options: Mapping[str, Any]) -> tuple[dict[st
 def hold_out(examples: Examples, seed: int, grouped: bool = False) -> tuple[Examples, Examples]:
     """Hold out a tenth of the examples (`grouped`: of their first texts), at least one, drawn by the seed."""
     groups: dict[Any, list[int]] = {}
-    for i, given in enumerate(examples.inputs):
-        groups.setdefault(given[0] if grouped else i, []).append(i)
+    for i, example in enumerate(examples.inputs):
+        groups.setdefault(example[0] if grouped else i, []).append(i)
     order, members = permutation(make_key(seed, 1 << 20), len(groups)), list(groups.values())
     count = max(1, round(len(groups) * HELD_OUT))
     if count >= len(groups):

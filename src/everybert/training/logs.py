@@ -100,12 +100,12 @@ def forget_after(path: Path, step: int) -> None:
     """Drop the lines after the last checkpoint of a killed run: those steps are about to be repeated."""
     if not path.exists():
         return
-    kept = []
+    lines = []
     for line in path.read_text("utf-8").splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was cut off when the run was killed
             if json.loads(line)["step"] <= step:
-                kept.append(line)
-    write_text(path, "".join(line + "\n" for line in kept))
+                lines.append(line)
+    write_text(path, "".join(line + "\n" for line in lines))
 
 
 def progress_line(step: int, total: int | None, values: dict[str, Any], left: float | None) -> str:

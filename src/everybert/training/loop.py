@@ -77,24 +77,24 @@ def train(job: TrainingJob, progress: Progress, logs: Logs) -> bool:
         while not progress.finished:
             # Fetch this rank's packs, and sum over the ranks: counts of the step, stop requests, lost workers.
             try:
-                share = next(steps)
+                packs = next(steps)
             except RuntimeError:  # a stop signal ends the worker processes too
                 if not stop.is_set():
                     raise
-                share = None
-            counts = torch.zeros(3, dtype=torch.float64) if share is None else share.counts
+                packs = None
+            counts = torch.zeros(3, dtype=torch.float64) if packs is None else packs.counts
             seconds = time.perf_counter() - began if world.first else 0.0
-            state = torch.tensor([stop.is_set(), share is None, seconds], dtype=torch.float64)
+            state = torch.tensor([stop.is_set(), packs is None, seconds], dtype=torch.float64)
             totals = world.sum(torch.cat((counts, state)))
-            tokens, asked, lost, progress.seconds = totals[2:].tolist()
-            if lost or share is None:
+            tokens, stopping, lost, progress.seconds = totals[2:].tolist()
+            if lost or packs is None:
                 save()
                 break
-            meter.waited(share.wait)
+            meter.waited(packs.wait)
 
             # Forward and backward, pack by pack. The losses are divided by the counts of the step, so they add up.
             figures = torch.zeros(len(job.names), device=compute.device)
-            for number, batch in share.batches(totals[:3]):
+            for number, batch in packs.batches(totals[:3]):
                 key = int(make_key(job.seed, progress.step, number)[0])
                 torch.default_generator.manual_seed(key)  # torch.manual_seed would seed every device, which is slow
                 if compute.device.type == "cuda":
@@ -114,7 +114,7 @@ def train(job: TrainingJob, progress: Progress, logs: Logs) -> bool:
             compute.refresh()
             progress.step += 1
             progress.tokens += int(tokens)
-            progress.place = share.place
+            progress.place = packs.place
             meter.add(figures, tokens)
             step, last = progress.step, progress.finished
 
@@ -133,9 +133,9 @@ def train(job: TrainingJob, progress: Progress, logs: Logs) -> bool:
                 logs.write(step, progress.figures)
                 logs.print(f"step {step:,}: " + "  ".join(f"{k} {v:.4g}" for k, v in progress.figures.items()))
                 meter.reset()
-            if step % run.save_every == 0 or asked or last:
+            if step % run.save_every == 0 or stopping or last:
                 save()
-            if asked:
+            if stopping:
                 break
             if job.plan and not last and job.plan(progress):
                 save()  # a run that is killed from here on resumes with the same plan

@@ -99,8 +99,8 @@ class Optimizer:
         """Every buffer by name."""
         out: dict[str, Tensor] = {}
         for parameter, name in self.names.items():
-            if kept := self.adam.state.get(parameter):
-                out |= {f"adam.{short}.{name}": kept[key] for key, short in BUFFERS.items()}
+            if buffers := self.adam.state.get(parameter):
+                out |= {f"adam.{short}.{name}": buffers[key] for key, short in BUFFERS.items()}
         for muon in self.muon:
             out.update(muon.state())
         return out
@@ -111,8 +111,8 @@ class Optimizer:
             for parameter, name in self.names.items():
                 if f"adam.m.{name}" not in state:
                     continue
-                kept = {key: state[f"adam.{short}.{name}"] for key, short in BUFFERS.items()}
-                self.adam.state[parameter] = {key: value.to(parameter.device) for key, value in kept.items()}
+                buffers = {key: state[f"adam.{short}.{name}"] for key, short in BUFFERS.items()}
+                self.adam.state[parameter] = {key: value.to(parameter.device) for key, value in buffers.items()}
             for muon in self.muon:
                 muon.load(state)
         except KeyError as missing:
@@ -142,15 +142,15 @@ class Muon:
 
         As in AdamW, a parameter without a gradient stays as it is (Longformer's global projections, often).
         """
-        given = [p.grad is not None for name, p in self.parameters.items() for _ in _matrices(name, p)]
-        used = [k for k, there in enumerate(given) if there]
+        graded = [p.grad is not None for name, p in self.parameters.items() for _ in _matrices(name, p)]
+        used = [k for k, has_grad in enumerate(graded) if has_grad]
         if not used:
             return
         grads = ((name, p.grad) for name, p in self.parameters.items() if p.grad is not None)
         grad_Kmn = torch.stack([part for name, grad in grads for part in _matrices(name, grad)])
-        momentum_Kmn = self.momentum_Kmn if all(given) else self.momentum_Kmn[used]
+        momentum_Kmn = self.momentum_Kmn if all(graded) else self.momentum_Kmn[used]
         step_Kmn = self.direction(grad_Kmn, momentum_Kmn, bad, self.config.momentum, self.turned)
-        if not all(given):
+        if not all(graded):
             self.momentum_Kmn[used] = momentum_Kmn
         keep, weights = 1.0 - lr * self.config.weight_decay, [self.weights[k] for k in used]
         torch._foreach_mul_(weights, torch.where(bad > 0, 1.0, torch.full_like(bad, keep)))

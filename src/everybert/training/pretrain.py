@@ -21,7 +21,7 @@ from everybert.corpus.masking import MaskingConfig
 from everybert.corpus.packs import PackStream
 from everybert.corpus.shards import Corpus, ExampleLayout
 from everybert.errors import EverybertError
-from everybert.files import atomic_folder, is_complete, is_model, read_json, write_json
+from everybert.files import atomic_folder, is_complete, is_model, lock, read_json, write_json
 from everybert.model.config import EncoderConfig, padded_vocabulary
 from everybert.model.heads import HEADS, Network
 from everybert.model.losses import Boundary, boundary_loss, pretrain_loss
@@ -31,7 +31,7 @@ from everybert.store.hub import resolve
 from everybert.store.huggingface import load_network, read_config, save_network
 from everybert.text.tokenizer import Tokenizer
 from everybert.training import schedule
-from everybert.training.checkpoint import Progress, checkpoints, find_checkpoint, load_checkpoint, lock, save_checkpoint
+from everybert.training.checkpoint import Progress, checkpoints, find_checkpoint, load_checkpoint, save_checkpoint
 from everybert.training.data import RunContext
 from everybert.training.distributed import World
 from everybert.training.evaluate import PACK, evaluate_packs, heldout_packs, pseudo_perplexity, sample_sentences

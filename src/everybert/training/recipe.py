@@ -263,9 +263,8 @@ class Recipe:
                 for name, kind in TABLES.items()
                 if name in table or name not in ("distil", "rtd")
             }
-            parts["examples"] = build(
-                ExampleConfig, table.get("examples", {}), "examples", length=parts["batch"].length
-            )
+            length = parts["batch"].length
+            parts["examples"] = build(ExampleConfig, table.get("examples", {}), "examples", length=length)
             parts |= _mask(table.get("mask", {}))
             parts["model"] = parse_model(table.get("model", {}))
             parts["phases"] = _phases(table, parts["batch"])
@@ -292,8 +291,8 @@ class Recipe:
 
     def examples_of(self, phase: int) -> ExampleConfig:
         """The examples of a phase."""
-        own = self.phases[phase]
-        return dataclasses.replace(self.examples, length=own.length, kind=own.kind or self.examples.kind)
+        settings = self.phases[phase]
+        return dataclasses.replace(self.examples, length=settings.length, kind=settings.kind or self.examples.kind)
 
     @property
     def paired(self) -> str | None:
@@ -364,9 +363,9 @@ def located(name: str, /, **overrides: Any) -> Iterator[None]:
     except KeyProblem as problem:
         table, _, key = problem.key.rpartition(".")
         where = f"{name}: [{table}] {key}" if table else f"{name}: {key}"
-        for given in overrides:
-            if f"{given}__".startswith(problem.key.replace(".", "__") + "__"):
-                where = f"{given.replace('__', '.')}={overrides[given]}"
+        for override in overrides:
+            if f"{override}__".startswith(problem.key.replace(".", "__") + "__"):
+                where = f"{override.replace('__', '.')}={overrides[override]}"
         raise EverybertError(f"{where}: {problem.why}") from problem
 
 
@@ -381,14 +380,14 @@ def read_value(text: str) -> Any:
 # ── tables that need more than their dataclass ───────────────────────────────────────────────────────────────
 
 
-def _override(given: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+def _override(tables: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     """The file's tables with the overrides in place, without those that are None; alternatives of these are dropped."""
-    table: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in given.items()}
+    table: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in tables.items()}
     for key, value in overrides.items():
         where, _, field = key.rpartition("__")
-        if not isinstance(there := table.setdefault(where, {}) if where else table, dict):
+        if not isinstance(section := table.setdefault(where, {}) if where else table, dict):
             raise KeyProblem(f"{where}.{field}", f"{where} is not a table")
-        there[field] = value
+        section[field] = value
     if "model__init" in overrides:  # the configuration of the folder replaces the recipe's
         table["model"] = {k: v for k, v in table["model"].items() if k == "init" or "dropout" in k}
     for key, alternative in (("budget", "steps"), ("steps", "budget")):
@@ -401,16 +400,15 @@ def parse_model(table: dict[str, Any]) -> ModelSettings:
     """[model] mixes preset and init with fields of the encoder configuration."""
     known = {"preset", "init", *(f.name for f in dataclasses.fields(EncoderConfig))}
     for key in table:
+        field = f"model.{key}"
         if key in ("vocab_size", "pad_id", "mask_id", "position_offset"):
-            raise KeyProblem(f"model.{key}", "the corpus' tokenizer decides it")
+            raise KeyProblem(field, "the corpus' tokenizer decides it")
         if key in ("longformer", "window"):
-            raise KeyProblem(
-                f"model.{key}", "contrib/longformer.py in the source converts a model; start from its folder"
-            )
+            raise KeyProblem(field, "contrib/longformer.py in the source converts a model; start from its folder")
         if key not in known:
-            raise KeyProblem(f"model.{key}", unknown(key, sorted(known)))
+            raise KeyProblem(field, unknown(key, sorted(known)))
         if "init" in table and key != "init" and "dropout" not in key:
-            raise KeyProblem(f"model.{key}", "contradicts init: the folder decides it")
+            raise KeyProblem(field, "contradicts init: the folder decides it")
     rest = {k: v for k, v in table.items() if k in ("preset", "init")}
     shape = {k: v for k, v in table.items() if k not in rest}
     settings = build(ModelSettings, rest, "model", changes=dict(sorted(shape.items())))
@@ -447,8 +445,8 @@ def _phases(table: dict[str, Any], batch: BatchSettings) -> tuple[Phase, ...]:
     out = []
     for number, row in enumerate(rows, 1):
         where, amounts = f"phase {number}", {key: row.get(key, getattr(batch, key)) for key in ("length", "tokens")}
-        own = build(BatchSettings, amounts, where, pack=batch.pack)
-        values = row | {"length": own.length, "tokens": pair(own.tokens)}
+        sizes = build(BatchSettings, amounts, where, pack=batch.pack)
+        values = row | {"length": sizes.length, "tokens": pair(sizes.tokens)}
         if "rate" in row:
             values["rate"] = [mask.rate for mask in _masks({"rate": row["rate"]}, where)]
         if "share" not in row:

@@ -24,7 +24,7 @@ from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.engine import device_of
 from everybert.model.heads import Network
-from everybert.model.losses import IGNORE, cross_entropy, targets_of
+from everybert.model.losses import IGNORE, PretrainTargets, cross_entropy
 from everybert.model.ragged import Ragged
 from everybert.store import config_json
 from everybert.training.recipe import RtdSettings
@@ -100,7 +100,7 @@ def sample(logits_MV: Tensor, draw_M: Tensor, temperature: float = 1.0) -> Tenso
 
 def detect(network: Network, batch: Ragged, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     """Logits (M, V) of the generator, logits (T) of the model for the text with samples in it, (T) what is wrong."""
-    generator, targets = generator_of(network), targets_of(batch)
+    generator, targets = generator_of(network), batch.targets_as(PretrainTargets)
     index_M, label_M, draw_M = targets.mask_index_M, targets.mask_label_M, targets.draw_M
     assert draw_M is not None
     logits_MV = generator.mlm_logits(generator.encoder(batch), index_M)
@@ -117,7 +117,7 @@ def rtd_loss(settings: RtdSettings, network: Network, batch: Ragged) -> tuple[Te
 
     The sums over this pack are divided by the counts of the step; the figures add up to the loss.
     """
-    targets = targets_of(batch)
+    targets = batch.targets_as(PretrainTargets)
     logits_MV, logits_T, replaced_T = detect(network, batch, settings.temperature)
     mlm = cross_entropy(logits_MV, targets.mask_label_M) / targets.masked
     each_T = F.binary_cross_entropy_with_logits(logits_T.float(), replaced_T.float(), reduction="none")
@@ -132,9 +132,9 @@ def score_detection(network: Network, packs: Iterable[Ragged]) -> dict[str, floa
     counts = torch.zeros(5, device=device_of(network.encoder), dtype=torch.float64)
     for pack in packs:
         _, logits_T, replaced_T = detect(network, pack.to(counts.device))
-        found_T = logits_T > 0
-        each = (found_T == replaced_T, torch.ones_like(found_T), found_T & replaced_T, found_T, replaced_T)
+        flagged_T = logits_T > 0
+        each = (flagged_T == replaced_T, torch.ones_like(flagged_T), flagged_T & replaced_T, flagged_T, replaced_T)
         counts += torch.stack([x_T.sum() for x_T in each])
-    right, tokens, both, found, replaced = counts.clamp(min=1).tolist()
+    right, tokens, both, flagged, replaced = counts.clamp(min=1).tolist()
     names = ("detection_accuracy", "detection_precision", "detection_recall")
-    return dict(zip(names, (right / tokens, both / found, both / replaced)))
+    return dict(zip(names, (right / tokens, both / flagged, both / replaced)))

@@ -10,7 +10,7 @@
 
 Shuffling is keyed by (seed, epoch) and dropout by (seed, step), so a run is a pure function of its settings.
 
-Legend: T tokens in the batch, B sequences.
+Legend: T tokens in the batch, B sequences, E examples.
 """
 
 import math
@@ -37,7 +37,8 @@ from everybert.store.huggingface import read_config, save_network
 from everybert.store.sentence_transformers import Pooling, write_pooling
 from everybert.tasks.dataset import Examples
 from everybert.tasks.embed import Embed
-from everybert.tasks.task import Features, Task, batch, targets_of
+from everybert.tasks.features import Features, TaskTargets, make_batch
+from everybert.tasks.task import Task
 from everybert.text.tokenizer import Tokenizer
 from everybert.training.checkpoint import Progress
 from everybert.training.data import Item, Place, Step
@@ -163,9 +164,9 @@ class FullMode:
 
     def rates(self, config: EncoderConfig) -> Callable[[str], float]:
         """The learning rate of a parameter as a multiple of the highest one: by its layer, 0 if it is frozen."""
-        _, _, given = self.settings.mode.partition(":")
-        top = int(given) if given else config.layers + 1  # the embeddings lie below the first layer
-        if given and top > config.layers:
+        _, _, count = self.settings.mode.partition(":")
+        top = int(count) if count else config.layers + 1  # the embeddings lie below the first layer
+        if count and top > config.layers:
             raise EverybertError(f"{self.settings.mode} asks for more than the model's {config.layers} layers")
 
         def rate(name: str) -> float:
@@ -250,13 +251,13 @@ class FewShotMode(FrozenMode):
 
     def prepare(self, network: Network, data: "Data") -> None:
         """Fine-tune the encoder in full, one epoch, then freeze it."""
-        given, task = data.train_examples, data.task
-        one = all(isinstance(x, str) and isinstance(y, str) for x, y in zip(given.inputs, given.targets))
-        if not one or task.head not in SEQUENCE_HEADS or self.settings.features != "last":
+        examples, task = data.train_examples, data.task
+        single = all(isinstance(x, str) and isinstance(y, str) for x, y in zip(examples.inputs, examples.targets))
+        if not single or task.head not in SEQUENCE_HEADS or self.settings.features != "last":
             raise EverybertError(
                 "fewshot is for single texts with one label each, and reads the last layer: use mode full"
             )
-        pairs = label_pairs(given, self.seed)
+        pairs = label_pairs(examples, self.seed)
         embed = Embed.from_examples(pairs, network.config, pooling=self.settings.pool, window=task.window)
         dev = pairs.take(range(min(len(pairs), 256)))
         made, seen = (embed.features(data.tokenizer, network.config, part) for part in (pairs, dev))
@@ -270,12 +271,12 @@ class FewShotMode(FrozenMode):
 def label_pairs(examples: Examples, seed: int) -> Examples:
     """Each text with PAIRS others of its label (score 1) and as many of other labels (0), drawn by the seed."""
     draw, texts, labels = np.random.default_rng(seed), examples.inputs, np.array(examples.targets)
-    found: list[tuple[int, int]] = []
+    numbers: list[tuple[int, int]] = []
     for i, label in enumerate(labels):
         alike = np.flatnonzero(labels == label)
         for partners in (alike[alike != i], np.flatnonzero(labels != label)):
-            found += [(i, j) for j in draw.choice(partners, PAIRS).tolist()] if len(partners) else []
-    pairs, scores = [(texts[i], texts[j]) for i, j in found], [float(labels[i] == labels[j]) for i, j in found]
+            numbers += [(i, j) for j in draw.choice(partners, PAIRS).tolist()] if len(partners) else []
+    pairs, scores = [(texts[i], texts[j]) for i, j in numbers], [float(labels[i] == labels[j]) for i, j in numbers]
     return Examples(pairs, scores, examples.where)
 
 
@@ -297,8 +298,8 @@ class LoraMode(FullMode):
         if self.settings.start is not None:
             self._continue(task, heads, self.settings.start)
         else:
-            own = self.fresh_pooler or (self.settings.new_pooler and reads_pooler(network, task))
-            self.adapters.add(ADAPTER, self.settings.lora, heads, network.pooler if own else None)
+            with_pooler = self.fresh_pooler or (self.settings.new_pooler and reads_pooler(network, task))
+            self.adapters.add(ADAPTER, self.settings.lora, heads, network.pooler if with_pooler else None)
         self.adapters.use(ADAPTER)
         entry = self.adapters.entries[ADAPTER]
         for part in filter(None, (*entry.heads.values(), entry.pooler)):
@@ -312,8 +313,8 @@ class LoraMode(FullMode):
         load_adapter(self.adapters, ADAPTER, file)
         known = (file.extras.get("task") or {}).get("labels")
         same = known is None or not task.labels or list(known) == list(task.labels)
-        found = self.adapters.entries[ADAPTER].heads if same else {}
-        shapes = [{k: v.shape for k, v in nn.ModuleDict(part).state_dict().items()} for part in (heads, found)]
+        loaded = self.adapters.entries[ADAPTER].heads if same else {}
+        shapes = [{k: v.shape for k, v in nn.ModuleDict(part).state_dict().items()} for part in (heads, loaded)]
         if shapes[0] != shapes[1]:
             raise EverybertError(f"{start} is an adapter for another task or other labels; start without it")
 
@@ -474,12 +475,12 @@ def steps(
     for epoch in range(settings.rounds):
         order = permutation(make_key(seed, epoch), len(features))
         for first in range(0, len(features), settings.batch_size):
-            which = order[first : first + settings.batch_size]
-            total = task.share(features, which)
+            example_E = order[first : first + settings.batch_size]
+            total = task.share(features, example_E)
             items = []
-            for number, part in enumerate(np.array_split(which, min(settings.accumulate, len(which)))):
+            for number, part in enumerate(np.array_split(example_E, min(settings.accumulate, len(example_E)))):
                 share = task.share(features, part) / total if total else 0.0
-                ragged = batch(features, part, fill=fill, longest=longest, pad_id=config.pad_id, share=share)
+                ragged = make_batch(features, part, fill=fill, longest=longest, pad_id=config.pad_id, share=share)
                 real = len(ragged.tokens_T) - (ragged.lengths[-1] if fill else 0)
                 items.append(Item(ragged, Place(number=number), (1.0, 0.0, real)))  # copied when it is used
             yield Step(items, Place())
@@ -487,7 +488,7 @@ def steps(
 
 def _loss(task: Task) -> Callable[[Network, Ragged], tuple[Tensor, Tensor]]:
     def loss(network: Network, ragged: Ragged) -> tuple[Tensor, Tensor]:
-        share = targets_of(ragged).share
+        share = ragged.targets_as(TaskTargets).share
         assert share is not None
         value = task.loss(network, ragged) * share
         return value, value.detach()[None]
@@ -518,8 +519,8 @@ class BestWeights:
         scores = data.task.score(self.compute.network, data.dev, data.dev_examples)
         score = scores[data.task.metric]
         rose = score > self.best[0]
-        if score >= self.best[0] and (found := (score, -self.loss())) > self.best:
-            self.best, self.epoch = found, math.ceil(progress.step / self.steps_per_epoch)
+        if score >= self.best[0] and (candidate := (score, -self.loss())) > self.best:
+            self.best, self.epoch = candidate, math.ceil(progress.step / self.steps_per_epoch)
             trained = self.compute.master.named_parameters()
             self.weights = {name: p.detach().clone() for name, p in trained if p.requires_grad}
         if rose:
@@ -532,8 +533,8 @@ class BestWeights:
     def loss(self) -> float:
         """The mean loss on the dev set."""
         dev, total = self.data.dev, 0.0
-        for which in np.array_split(np.arange(len(dev)), max(1, len(dev) // 32)):
-            ragged = batch(dev, which, share=len(which) / len(dev)).to(self.compute.device)
+        for example_E in np.array_split(np.arange(len(dev)), max(1, len(dev) // 32)):
+            ragged = make_batch(dev, example_E, share=len(example_E) / len(dev)).to(self.compute.device)
             total += float(_loss(self.data.task)(self.compute.network, ragged)[0])
         return total
 

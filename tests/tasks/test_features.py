@@ -6,40 +6,12 @@ import tiny_bert as tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refuses
 
 from everybert.tasks import Classify
-from everybert.tasks import task as ft
-from everybert.tasks.task import WindowConfig
+from everybert.tasks import features as ft
+from everybert.text.windows import WindowConfig
 
 HEAD = ("ForSequenceClassification", 0, ["a", "b", "c"])
-
-
-@given(a=st.integers(0, 80), b=st.integers(0, 80), room=st.integers(2, 60))
-def test_longest_first_is_the_tokenizers_crates(a, b, room):
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import models, pre_tokenizers
-
-    backend = Backend(models.WordLevel({"x": 0}, unk_token="x"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.enable_truncation(room, strategy="longest_first")
-    kept = backend.encode("x " * a, "x " * b)
-    sides = kept.sequence_ids
-    assert ft.longest_first(a, b, room) == (sides.count(0), sides.count(1))
-
-
-@given(a=st.integers(0, 300), b=st.one_of(st.none(), st.integers(0, 300)), size=st.integers(16, 64))
-def test_windows_cover_a_text_and_every_pair_of_tokens_once(a, b, size):
-    reading = WindowConfig(size, size // 4)
-    first, second = list(range(a)), None if b is None else list(range(1000, 1000 + b))
-    parts, cut = ft.cover_pair(first, second, 3, reading)
-    assert cut == 0
-    assert all(len(x) + len(y or ()) <= size - 3 for x, y, _ in parts)
-    assert {i for x, _, _ in parts for i in x} == set(first)
-    assert {i for _, y, _ in parts for i in y or ()} == set(second or ())
-    assert all(weight > 0 for *_, weight in parts)
-    if len(parts) > 1:
-        assert sum(weight for *_, weight in parts) == max(a, 1) * max(b or 0, 1)
 
 
 def test_cut_says_how_much(bert):
@@ -50,11 +22,6 @@ def test_cut_says_how_much(bert):
     assert made.lengths_S.tolist() == [12, 32]
     whole = ft.text_features(tokenizer, network.config, texts, WindowConfig(32, 8))
     assert whole.cut == [0, 0] and len(whole.lengths_S) > 2
-
-
-def test_a_window_that_is_too_small_is_refused(bert):
-    refuses("8 or more", WindowConfig.for_model, bert[0].config, 4)
-    refuses("window or cut", WindowConfig.for_model, bert[0].config, long="drop")
 
 
 def texts(seed, count=9):
@@ -69,7 +36,7 @@ def test_training_combines_windows_as_prediction_does(bert, seed, fill):
     task = Classify(window=WindowConfig(40, 8), labels=("a", "b", "c"))
     made = task.encode(tokenizer, network.config, texts(seed))
     made = made.with_targets(label_E=np.arange(len(made)))
-    ragged = ft.batch(made, np.array([5, 0, 3, 8]), fill=fill)
+    ragged = ft.make_batch(made, np.array([5, 0, 3, 8]), fill=fill)
     with torch.no_grad():
         trained = ragged.targets.combine(task.logits(network, ragged))
     predicted = made.combine(task.run(network, made, 100))
@@ -89,7 +56,7 @@ def test_prediction_is_the_same_in_any_batch(bert):
 def test_a_training_batch_takes_a_few_windows_of_a_very_long_text(bert):
     network, tokenizer = bert[0].network, bert[1]
     made = ft.text_features(tokenizer, network.config, ["good " * 3000, "bad"], WindowConfig(64, 16))
-    ragged = ft.batch(made, np.array([0, 1]))
+    ragged = ft.make_batch(made, np.array([0, 1]))
     assert ragged.targets.counts == (1, ft.MOST_WINDOWS)
     shares = torch.zeros(2).index_add(0, ragged.targets.example_B, ragged.targets.weight_B)
     assert shares.tolist() == pytest.approx([1, 1])
@@ -101,7 +68,7 @@ def test_labels_follow_their_examples_sequences_and_tokens(bert):
     sequences = len(made.lengths_S)
     tokens = [ids.astype(np.int64) for ids in made.ids]
     made = made.with_targets(label_E=np.arange(len(made)), start_B=np.arange(sequences), tag_T=tokens)
-    ragged = ft.batch(made, np.array([4, 1, 7]), fill=64)
+    ragged = ft.make_batch(made, np.array([4, 1, 7]), fill=64)
     real = ragged.targets.tag_T != -100
     assert (ragged.targets.tag_T[real] == ragged.tokens_T[real]).all()
     assert ragged.targets.start_B[-1] == -1
