@@ -60,6 +60,15 @@ def test_running_text_comes_first_and_pairs_last():
     assert student.config.replace(layers=first.config.layers) == first.config
 
 
+def test_the_second_run_has_weights_to_start_from():
+    recipe, folder = Recipe.load(everybert_small.RECIPES["first"]), ROOT / "weights" / "everybert-small-2" / "first"
+    model = everybert.load(folder, device="cpu")
+    rates = {"dropout": 0.1, "attention_dropout": 0.1, "classifier_dropout": 0.1}
+    assert model.config == recipe.config.replace(vocab_size=model.config.vocab_size, pad_id=0, **rates)
+    assert set(model.network.heads) == set(recipe.heads)
+    assert [c.token for c in model.fill("Istanbul is a great [MASK] to visit", top=1)[0]] == ["place"]
+
+
 @pytest.mark.parametrize("row", SHOWN, ids=str)
 def test_what_is_shown_is_found_in_every_form(row):
     assert is_published(row)
