@@ -3,6 +3,7 @@
     python benchmarks/pretrain_gpu.py                    # BERT-base at 128 and 512, bf16, full training step
     python benchmarks/pretrain_gpu.py --quick            # fewer peers and steps
     python benchmarks/pretrain_gpu.py --preset modernbert-base --lengths 8192   # long texts, against SDPA and flash
+    python benchmarks/pretrain_gpu.py --preset everybert-small --tokens 98304 --profile   # kernels of a recipe
 
 A full step is forward, backward, gradient clipping and fused AdamW on fp32 master weights. `natural` samples lengths
 like those of text (log-normal, mean 150, at most 512): transformers pads to 512, everybert packs; padding does not
@@ -33,6 +34,7 @@ from everybert.store.huggingface import save_network
 from everybert.training.data import collate
 from everybert.training.optim import Optimizer, OptimizerConfig
 from everybert.training.plan import flops_per_token, peak_flops
+from everybert.training.recipe import Recipe
 from everybert.training.step import Compute
 
 MASKED = 0.15
@@ -71,7 +73,20 @@ def timed(step, steps: int, device: str) -> float:
     return statistics.median(marks)
 
 
-def everybert(config, kind, tokens, steps, device, optimizer="adamw"):
+def profiled(step, steps: int, device: str) -> float:
+    """`timed`, and a table of the kernels that take the most time in three steps."""
+    seconds = timed(step, steps, device)
+    with torch.profiler.profile() as record:
+        for i in range(3):
+            step(i)
+        if device == "cuda":
+            torch.cuda.synchronize()
+    by = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    print(record.key_averages().table(sort_by=by, row_limit=30, max_name_column_width=80), flush=True)
+    return seconds
+
+
+def everybert(config, kind, tokens, steps, device, optimizer="adamw", measure=None):
     """Seconds per step of everybert: packed and compiled."""
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -96,7 +111,7 @@ def everybert(config, kind, tokens, steps, device, optimizer="adamw"):
         compute.master.zero_grad()
         compute.refresh()
 
-    return timed(step, steps, device), tokens
+    return (measure or timed)(step, steps, device), tokens
 
 
 def transformers(config, kind, tokens, steps, device, compiled, attention=None):
@@ -107,7 +122,7 @@ def transformers(config, kind, tokens, steps, device, compiled, attention=None):
     torch.manual_seed(0)
     how = {} if attention is None else {"attn_implementation": attention}
     with tempfile.TemporaryDirectory() as folder:
-        save_network(Network(config, {"mlm": None}), folder)
+        save_network(Network(config, {"mlm": None}), Path(folder))
         model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, **how).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     rng = np.random.default_rng(0)
@@ -140,14 +155,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=65536, help="tokens per step")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--preset", default="bert-base-uncased", help="the model's shape")
+    parser.add_argument("--preset", default="bert-base-uncased", help="the model's shape: a preset, or a recipe")
     parser.add_argument("--lengths", help="only these, comma-separated, against transformers with SDPA and with flash")
+    parser.add_argument("--profile", action="store_true", help="everybert alone, 128 and 512, and where its time goes")
     parser.add_argument("--tiny", action="store_true", help="a toy model, to test the script")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     off = {"dropout": 0.0, "attention_dropout": 0.0}
-    config = PRESETS[args.preset].replace(vocab_size=VOCABULARY, pad_id=0, **off)
+    shape = PRESETS[args.preset] if args.preset in PRESETS else Recipe.load(args.preset).config
+    config = shape.replace(vocab_size=VOCABULARY, pad_id=0, **off)
     if args.tiny:
         small = {"layers": 2, "hidden_size": 64, "heads": 4, "intermediate_size": 128, "vocab_size": 512}
         config, args.tokens, args.steps = config.replace(**small), 2048, 2
@@ -159,6 +176,8 @@ def main() -> None:
     if args.lengths:
         peers = [(f"transformers {kind}", kind) for kind in ("sdpa", "flash_attention_2")]
         cases = [(int(n), what, how) for n in args.lengths.split(",") for what, how in [*peers, ("everybert", None)]]
+    elif args.profile:
+        cases = [(128, "everybert", None), (512, "everybert", None)]
     elif args.quick:
         cases = [c for c in cases if "compile" not in c[1]]
     else:
@@ -184,7 +203,8 @@ def main() -> None:
             seconds, real = everybert(config, kind, args.tokens, args.steps, device, "muon")
         else:
             changed = config.replace(dropout=how, attention_dropout=how) if how else config
-            seconds, real = everybert(changed, kind, args.tokens, args.steps, device)
+            measure = profiled if args.profile else None
+            seconds, real = everybert(changed, kind, args.tokens, args.steps, device, measure=measure)
         speed = real / seconds
         mean = 150.0 if kind == "natural" else float(kind)
         mfu = speed * flops_per_token(config, mean, MASKED) / (peak_flops(name) or float("inf"))
