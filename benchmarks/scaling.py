@@ -29,26 +29,25 @@ def measure(kind: str, n: int, rounds: int) -> dict[str, float]:
     """Measure one case in this process."""
     import torch
 
-    from everybert.model.attention import attend
+    from everybert.model.attention import Pattern, attend
     from everybert.model.ragged import Ragged
 
     torch.manual_seed(0)
     qkv = torch.randn(n, 3, HEADS, SIZE)
-    q, k, v = qkv.unbind(1)
+    whole, pattern = qkv.unbind(1), Pattern(None if kind in ("eager", "sdpa") else WINDOW)
     batch = Ragged.of([[1] * n], global_tokens=[[0, n // 2]] if kind == "global" else None)
 
     def run() -> torch.Tensor:
         if kind == "eager":
-            q_AnD, k_AnD, v_AnD = (x.transpose(0, 1) for x in (q, k, v))
+            q_AnD, k_AnD, v_AnD = (x.transpose(0, 1) for x in whole)
             weights = torch.softmax(q_AnD @ k_AnD.transpose(1, 2) * SIZE**-0.5, dim=-1)
             return (weights @ v_AnD).transpose(0, 1)
-        window = None if kind == "sdpa" else WINDOW
-        return attend(q, k, v, batch, window, (q, k, v) if kind == "global" else None)
+        return attend(whole, batch, pattern, whole if kind == "global" else None)
 
     with torch.inference_mode():
         if n > 512:  # leave out the one-time allocations of the libraries
             warm = Ragged.of([[1] * 512])
-            attend(q[:512], k[:512], v[:512], warm, None if kind in ("eager", "sdpa") else WINDOW)
+            attend(qkv[:512].unbind(1), warm, pattern)
         before = peak(reset=True)
         times = []
         for _ in range(rounds):
