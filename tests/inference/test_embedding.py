@@ -14,7 +14,7 @@ from everybert.errors import EverybertError
 from everybert.inference import embedding
 from everybert.inference.model import Model, load
 from everybert.model import engine
-from everybert.model.engine import in_order
+from everybert.model.engine import ordered_batches
 from everybert.model.ragged import Ragged
 from everybert.training.finetune import finetune
 
@@ -525,7 +525,7 @@ def test_an_accelerators_runs_fill_their_batches(bert: Model, monkeypatch, long)
     monkeypatch.setattr(embedding, "CHARACTERS", {True: 500, False: 500})
     for module in (embedding, engine):
         monkeypatch.setattr(module, "BUDGET_GPU", 256)
-    monkeypatch.setattr(engine, "plan", lambda lengths, budget: in_order(lengths, 256))
+    monkeypatch.setattr(engine, "sorted_batches", lambda lengths, budget: ordered_batches(lengths, 256))
     found = bert.embedded(MANY, long=long)
     torch.testing.assert_close(torch.from_numpy(found.vectors), torch.from_numpy(whole.vectors), atol=1e-5, rtol=0)
     assert found.tokens == whole.tokens

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.model.engine import BUDGET_GPU, Inputs, ahead, device_of, encode, encode_layers, fetched, in_order
+from everybert.model.engine import BUDGET_GPU, Inputs, ahead, device_of, encode, encode_layers, fetched, ordered_batches
 from everybert.model.heads import Network
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
@@ -150,7 +150,7 @@ def _in_full_batches(texts: list[list[Piece]]) -> int:
     """How many of the texts, each given as its windows, fill whole batches."""
     lengths = [len(piece.ids) for text in texts for piece in text]
     owners = [i for i, text in enumerate(texts) for _ in text]
-    return owners[in_order(lengths, BUDGET_GPU)[-1][0]]
+    return owners[ordered_batches(lengths, BUDGET_GPU)[-1][0]]
 
 
 def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Callable[[], np.ndarray]:

@@ -17,7 +17,7 @@ from everybert.model.heads import Network
 from everybert.text.tokenizer import Encoding, Tokenizer
 from everybert.text.windows import Piece, cover
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -109,20 +109,20 @@ def at_masks(
     encodings: Sequence[Encoding],
     masks: Sequence[Sequence[int]],
     size: int,
-    read: Callable[[Tensor], Sequence[Made]],
-) -> list[list[Made]]:
-    """What `read` makes of the probabilities (M, V) at the masked tokens of each text or pair, whose places are given.
+    read: Callable[[Tensor], Sequence[Result]],
+) -> list[list[Result]]:
+    """The results of `read`, one per row of the probabilities (M, V) at the given masked tokens of each text or pair.
 
     In a text of more than `size` tokens, a token is predicted in the window that owns it.
     """
     every = [(t, piece) for t, encoding in enumerate(encodings) for piece in pieces_of(encoding, size)]
     pieces = [(t, piece) for t, piece in every if any(map(piece.owns, masks[t]))]
     places = [[i - piece.shift for i in masks[t] if piece.owns(i)] for t, piece in pieces]
-    results: dict[int, Sequence[Made]] = {}
+    results: dict[int, Sequence[Result]] = {}
 
     def split(indices: list[int], logits_MV: Tensor) -> None:
-        made = iter(read(logits_MV.softmax(-1)))
-        results.update((k, [next(made) for _ in places[k]]) for k in indices)
+        rows = iter(read(logits_MV.softmax(-1)))
+        results.update((k, [next(rows) for _ in places[k]]) for k in indices)
 
     segments = [encodings[t].segments[: len(piece.ids)] for t, piece in pieces]
     masked_logits(network, Inputs([piece.ids for _, piece in pieces], segments), places, split)

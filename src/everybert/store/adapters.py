@@ -281,7 +281,7 @@ def _take_heads(network: Network, content: _Content) -> tuple[dict[str, nn.Modul
     modules: dict[str, nn.Module] = {}
     for name in [*heads, "pooler"]:
         at = "pooler." if name == "pooler" else f"heads.{name}."
-        (last,) = layouts.transformers_names(config, f"{at}output.weight", _held(config, name))
+        (last,) = layouts.transformers_names(config, f"{at}output.weight", _family_heads(config, name))
         rows = len(content.tensors.get(last, base.get(last, torch.empty(1))))
         module = Pooler(config) if name == "pooler" else make_head(config, name, rows)
         names = _named(config, module, at)
@@ -296,15 +296,15 @@ def _take_heads(network: Network, content: _Content) -> tuple[dict[str, nn.Modul
     return modules, pooler
 
 
-def _held(config: EncoderConfig, head: str) -> list[str]:
+def _family_heads(config: EncoderConfig, head: str) -> list[str]:
     """The heads of the class that has this one; none if no class has it: then its names are ours."""
     return layouts.LAYOUTS[config.family].classes[layouts.class_for(config, [head])]
 
 
 def _named(config: EncoderConfig, module: nn.Module, at: str) -> dict[str, Tensor]:
     """The parameters of a head or pooler by their names in a file; `at` is the beginning of our names."""
-    held = _held(config, at.split(".")[1]) if at.startswith(layouts.HEAD_PREFIX) else ()
-    return {layouts.transformers_names(config, at + key, held)[0]: value for key, value in module.state_dict().items()}
+    heads = _family_heads(config, at.split(".")[1]) if at.startswith(layouts.HEAD_PREFIX) else ()
+    return {layouts.transformers_names(config, at + key, heads)[0]: value for key, value in module.state_dict().items()}
 
 
 # ── feature-based heads ──────────────────────────────────────────────────────────────────────────────────────

@@ -56,9 +56,9 @@ class Features(Inputs):
     targets: dict[str, Any] = field(default_factory=dict)
     """Fields of TaskTargets: an array with a row per example (_E) or sequence (_B), an array per sequence (_T)."""
     most_windows: int = 1 << 30
-    """Sequences of an example that a training batch takes at most, spread evenly."""
+    """The most sequences of an example in a training batch, spread evenly."""
     origins: list[Any] = field(default_factory=list)
-    """Per input, what leads from tokens back to the text (tag: a TaggedText, answer: a Passage); else empty."""
+    """Per input, what maps tokens back to the text (tag: a TaggedText, answer: a Passage); else empty."""
 
     def __len__(self) -> int:
         return len(self.first_E1) - 1
@@ -83,7 +83,7 @@ class Features(Inputs):
         return replace(self, targets=self.targets | targets)
 
     def grouped(self, counts: Sequence[int]) -> "Features":
-        """With one sequence per input: the next `counts[i]` inputs as example i."""
+        """Example i made of the next `counts[i]` inputs, each of which is one sequence."""
         cut = np.add.reduceat(self.cut, np.cumsum([0, *counts[:-1]])).tolist()
         return replace(self, example_S=np.repeat(np.arange(len(counts)), counts), cut=cut, most_windows=1 << 30)
 

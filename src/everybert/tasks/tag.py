@@ -48,12 +48,12 @@ class Span:
 
 
 class TaggedText(NamedTuple):
-    """What leads from tokens back to a text."""
+    """Maps tokens back to a text."""
 
     text: str
     words: list[Word]
     at: np.ndarray
-    """(n, 2) the sequence and the position there of each word's first piece; words beyond a cut are not in it."""
+    """(n, 2) index of the sequence, and position in it, of each word's first piece; without words that were cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
