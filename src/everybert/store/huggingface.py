@@ -90,7 +90,7 @@ def read_config(folder: str | Path) -> tuple[EncoderConfig, dict[str, Any]]:
 
 
 def _static(folder: Path) -> dict[str, Any] | None:
-    """The config.json of a folder with one table of embeddings (StaticEmbedding, model2vec), which has none of ours."""
+    """What replaces config.json for one table of embeddings (StaticEmbedding, model2vec); None for other folders."""
     file = folder / "config.json"
     kind = read_json(file).get("model_type", "model2vec") if file.exists() else "model2vec"
     if kind != "model2vec" or not (folder / SAFE).is_file():
