@@ -305,8 +305,7 @@ def embed(
 ) -> Job:
     """Embed texts. The x-cut-tokens header counts the tokens that `truncate` left out."""
     long = "cut" if truncate else "window"
-    finish = lambda vectors, *_: rounded(vectors)  # noqa: E731
-    return embed_job(request, as_list(inputs), finish, normalize, long, dimensions, prompt_name)
+    return embed_job(request, as_list(inputs), lambda v, *_: rounded(v), normalize, long, dimensions, prompt_name)
 
 
 def embed_all(request: RequestContext, inputs: s.Texts) -> Job:

@@ -161,10 +161,10 @@ def load_adapter(adapters: AdapterSet, name: str, file: AdapterFile, verify: boo
         base, again = EARLIER.get(file.digest, file.base or "unnamed"), "or train it again on this one"
         raise EverybertError(f"{file.folder} was trained on another base ({base}); load that one, {again}")
     auto, layout = file.raw.get("auto_mapping"), layouts.LAYOUTS[config.family]
-    made = str(auto.get("base_model_class")) if isinstance(auto, dict) else ""
+    base = str(auto.get("base_model_class")) if isinstance(auto, dict) else ""
     known = {family.stem + suffix for family in layouts.LAYOUTS.values() for suffix in family.classes}
-    if made in known and made.removeprefix(layout.stem) not in layout.classes:
-        raise EverybertError(f"{file.folder} is an adapter of a {made}, not of {config.family}; load its own base")
+    if base in known and base.removeprefix(layout.stem) not in layout.classes:
+        raise EverybertError(f"{file.folder} is an adapter of a {base}, not of {config.family}; load its own base")
     content = _Content(file, read_tensors(file.folder, WEIGHTS))
     modules = _matrices(config, (*TARGETS, *([PROJECTION] if network.encoder.embeddings.projection else [])))
     pairs = {ours: content.take_pair(at) for ours, at in modules.items() if content.adapts(at)}

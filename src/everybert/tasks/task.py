@@ -9,8 +9,7 @@
 
 Sequences and batches are those of features.py. A subclass is one file, which defines what differs between tasks.
 
-Legend: T tokens in the batch, B its sequences, S all sequences, E examples, C labels, n tokens of a text, K points of
-an attribution.
+Legend: T tokens, B sequences of a batch, S sequences, E examples, C labels, n tokens of a text, K attribution points.
 """
 
 from abc import ABC, abstractmethod

@@ -225,8 +225,8 @@ def _column(path: Path, column: str | None, errors: Errors, report: ReadReport) 
                 raise EverybertError(f"{path}: which column is the text? It has {', '.join(record)}: name it (column)")
             column = names[0]
         if not isinstance(record.get(column, 0), str | None):
-            found = type(record[column]).__name__ if column in record else f"missing, it has {', '.join(record)}"
-            raise EverybertError(f"{path}, record {number}: column {column!r} is no text ({found}): name it (column)")
+            problem = type(record[column]).__name__ if column in record else f"missing, it has {', '.join(record)}"
+            raise EverybertError(f"{path}, record {number}: column {column!r} is no text ({problem}): name it (column)")
         yield record[column] or ""
 
 
