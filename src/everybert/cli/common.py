@@ -74,9 +74,7 @@ def refuse_files(texts: list[str]) -> list[str]:
     """The texts; an error if one of them is the name of a file."""
     for text in texts:
         if re.fullmatch(r"\S{1,200}\.\w{1,8}", text) and (Path(text).suffix.lower() in OFFICE or Path(text).is_file()):
-            raise EverybertError(
-                f"{text} is a file, not a text; give --file, if the command has it, or its text in quotes"
-            )
+            raise EverybertError(f"{text} is a file, not a text; give --file, if the command has it, or text in quotes")
     return texts
 
 

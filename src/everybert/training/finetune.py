@@ -114,6 +114,7 @@ def finetune(
     replaced with `overwrite` only. `allow_pickle` reads .bin weights (see `load`). Settings that are not given are
     those that the model's folder suggests (everybert.json, finetune).
     """
+    # Refuse what cannot work before any data is read.
     known = {f.name for f in fields(FinetuneSettings)}
     axes = GRID if grid is True else dict(grid or {})
     if unknown := {*settings, *axes} - known:
@@ -123,8 +124,8 @@ def finetune(
     settings |= {"start": str(settings["start"])} if settings.get("start") is not None else {}
     FinetuneSettings(**settings)
     task_class(task)
-    whole = resolve(model, allow_pickle=allow_pickle)
-    folder = encoder_folder(whole)
+    model_folder = resolve(model, allow_pickle=allow_pickle)
+    folder = encoder_folder(model_folder)
     refuse_ranks("fine-tuning")
     if out is not None:
         if not overwrite and any(Path(out).glob("*config.json")):
@@ -134,21 +135,24 @@ def finetune(
         raise EverybertError(f"{folder} is an adapter; fine-tune from the model it was trained on, or merge it first")
     if not read_config(folder)[0].layers:
         raise EverybertError(f"{folder} is a StaticEmbedding, which has no layers; fine-tune an encoder")
+
+    # The data, and the settings that follow from it.
     tokenizer = Tokenizer.load(folder)
     pooling = Pooling()
     if "pooling" in inspect.signature(task_class(task).fit).parameters and "pooling" not in (options or {}):
-        pooling = pooling_of(whole, allow_pickle)
+        pooling = pooling_of(model_folder, allow_pickle)
         options, window = {**(options or {}), "pooling": pooling.modes[0]}, window or pooling.size
     data = prepare_data(task, folder, tokenizer, train, dev, columns, skip_bad, (window, overlap, long), options, seed)
     bad = dict.fromkeys((*data.train_examples.bad, *data.dev_examples.bad))
-    chosen, why = choose_settings(data, settings)
+    chosen, remarks = choose_settings(data, settings)
     if any(pooling.prompts.values()):
-        why.append(f"the prompts ({', '.join(pooling.prompts)}) are kept, but not put before the texts of training")
-    data = replace(data, notes=(*data.notes, *why), allow_pickle=allow_pickle, pooling=pooling)
+        remarks.append(f"the prompts ({', '.join(pooling.prompts)}) are kept, but not put before the texts of training")
+    data = replace(data, notes=(*data.notes, *remarks), allow_pickle=allow_pickle, pooling=pooling)
     for note in (*data.notes, *(f"skipped: {row}" for row in bad)):
         log.info(note)
 
-    points = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]  # without a grid, one: {}
+    # Every point of the grid (without a grid there is one, {}), then more seeds of the best point.
+    points = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
     runs, finished = run_all(data, [(replace(chosen, **point), seed) for point in points], quiet)
     ranked = sorted(zip(points, runs), key=lambda pair: -pair[1].metric)
     table = tuple({**point, data.task.metric: run.metric} for point, run in ranked) if axes else ()
@@ -157,6 +161,8 @@ def finetune(
     if finished:
         runs, finished = run_all(data, [(chosen, seed + number) for number in range(1, seeds)], quiet, runs)
     runs.sort(key=lambda run: -run.metric)
+
+    # The best run, the notes on it, and the folder.
     best = runs[0]
     assert best.network is not None
     best.task = best.task.finish(best.network)
