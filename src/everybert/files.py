@@ -396,7 +396,7 @@ def remove_stale(parent: str | Path) -> None:
 
 
 def _sibling(path: Path, kind: str) -> Path:
-    """A hidden name beside `path` that tells its writer: `.name.kind-host-pid-random`."""
+    """A hidden name beside `path` that identifies its writer: `.name.kind-host-pid-random`."""
     return path.with_name(f".{path.name}.{kind}-{_host()}-{os.getpid()}-{secrets.token_hex(4)}")
 
 

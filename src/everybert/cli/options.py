@@ -106,7 +106,7 @@ def parameter(name: str, kind: Any, default: Any, doc: str = "", panel: str = OP
 
 
 def value_name(kind: Any, name: str) -> str | None:
-    """What stands for a value in the help: N, PATH, a|b; None for a flag."""
+    """The placeholder of a value in the help: N, PATH, a|b; None for a flag."""
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(part for part in get_args(kind) if part is not type(None))
     if get_origin(kind) is Literal:

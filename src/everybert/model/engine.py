@@ -279,7 +279,7 @@ def side_by_side(work: Callable[[list[int]], None], groups: Sequence[list[int]],
 def ahead(work: Callable[[Item], Result], items: Iterable[Item], most: int = 2) -> Iterator[Result]:
     """`work` of each item, in order; while one result is used, a thread computes up to `most` more.
 
-    An error is raised when the result of its item is asked for. A single item needs no thread.
+    An error is raised in place of the result of its item. A single item needs no thread.
     """
     rest = iter(items)
     start = list(islice(rest, 2))

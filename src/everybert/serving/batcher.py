@@ -151,7 +151,7 @@ class Batcher:
             thread.start()
 
     def close(self, seconds: float = 2.0) -> None:
-        """Finish what is queued and wanted, then stop; what still runs after so many seconds is abandoned."""
+        """Finish the queued jobs that are still wanted, then stop; after `seconds`, running jobs are abandoned."""
         deadline = time.monotonic() + seconds
         with self._wake:
             self._closing = True

@@ -71,7 +71,7 @@ Originals = Annotated[Sequence[str | None], Field(max_length=512)]
 
 
 class Files(StaticFiles):
-    """Files that browsers ask for again, and get if they have changed."""
+    """Files that browsers revalidate, and load again only if they have changed."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
         """The response with a file."""

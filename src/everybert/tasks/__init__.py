@@ -60,7 +60,7 @@ def load_task(
     state: dict[str, Any] = dict(saved) if saved.get("task") == name else {}
     if "labels" in task.saved:
         state.setdefault("labels", list(labels or [f"LABEL_{i}" for i in range(int(outputs))]))
-        # One output is the logit of one label, which a text has or has not.
+        # One output is the logit of one label, which a text may have or not.
         state.setdefault("multi", problem_type == "multi_label_classification" or outputs == 1)
     try:
         loaded = task.from_state(state, network.config)

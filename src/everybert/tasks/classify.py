@@ -249,7 +249,7 @@ class Classify(TextTask):
         return confusion_matrix(features.targets["label_E"], guess, labels=range(len(self.labels)))
 
     def tuned(self, network: Network, features: Features, examples: Examples) -> Self:
-        """With the temperature fitted, if calibration was asked for."""
+        """With the temperature fitted, if `calibrate` is set."""
         if not self.calibrate or self.multi:
             return self
         logits_EC = self.example_logits(network, features)

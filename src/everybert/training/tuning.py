@@ -330,7 +330,7 @@ def reads_pooler(network: Network, task: Task) -> bool:
 
 
 def reinitialise(network: Network, task: Task, settings: FinetuneSettings) -> None:
-    """Initialise anew what `reinit` and `new_pooler` name; refuse settings that do not fit the model."""
+    """Reinitialise what `reinit` and `new_pooler` name; refuse settings that do not fit the model."""
     config = network.config
     by_layer = settings.mode.startswith("top:") or settings.reinit or settings.layer_decay != 1.0
     if config.layer_groups is not None and by_layer:
