@@ -22,7 +22,7 @@ from everybert.inference import embedding, multi
 from everybert.inside import masked
 from everybert.inside.attention import Attention, read_attention
 from everybert.inside.attribution import Attribution, attribute
-from everybert.inside.masked import Candidate, mask_id, pieces_of
+from everybert.inside.masked import Candidate, mask_id, windows_of
 from everybert.inside.neighbours import Neighbours, find_neighbours
 from everybert.inside.trace import Trace, read_trace
 from everybert.model.config import EncoderConfig
@@ -390,15 +390,15 @@ class Model:
             raise EverybertError(f"there is no layer {layer}: 0 is the embeddings, {count} the last layer")
         layer = count if layer is None else layer % (count + 1)
         encoding = self.tokenizer.encode(text, pair)
-        pieces = pieces_of(encoding, self.window)
+        windows = windows_of(encoding, self.window)
         vectors = np.empty((len(encoding), self.config.hidden_size), dtype=np.float32)
 
         def read(indices: list[int], batch: Ragged, x_TH: Tensor) -> None:
-            for k, x_nH in zip(indices, batch.split(x_TH)):
-                vectors[pieces[k].at : pieces[k].end] = x_nH[pieces[k].own].float().cpu().numpy()
+            for w, x_nH in zip([windows[k] for k in indices], batch.split(x_TH)):
+                vectors[w.own_start : w.own_stop] = x_nH[w.own].float().cpu().numpy()
 
         segments = [encoding.segments] if pair is not None else None
-        encode(self.network, Inputs([p.ids for p in pieces], segments), read, layer)
+        encode(self.network, Inputs([w.ids for w in windows], segments), read, layer)
         return TokenVectors(encoding.tokens, encoding.offsets, vectors, encoding.ids, encoding.segments, layer)
 
     def hidden(
@@ -691,7 +691,7 @@ class Model:
     def one_window(self, text: str, pair: str | None = None) -> Encoding:
         """A text or pair as tokens; an error if it does not fit into the window."""
         encoding = self.tokenizer.encode(text, pair)
-        if len(pieces_of(encoding, self.window)) > 1:
+        if len(windows_of(encoding, self.window)) > 1:
             raise EverybertError(f"the text has {len(encoding):,} tokens, the model reads {self.window:,}; shorten it")
         return encoding
 
