@@ -99,7 +99,7 @@ def sample(logits_MV: Tensor, draw_M: Tensor, temperature: float = 1.0) -> Tenso
 
 
 def detect(network: Network, batch: Ragged, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (M, V) of the generator, logits (T) of the model for the text with samples in it, (T) what is wrong."""
+    """Logits (M, V) of the generator, logits (T) of the model on the sampled text, (T) which tokens were replaced."""
     generator, targets = generator_of(network), batch.targets_as(PretrainTargets)
     index_M, label_M, draw_M = targets.mask_index_M, targets.mask_label_M, targets.draw_M
     assert draw_M is not None
