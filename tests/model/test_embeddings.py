@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from everybert.model.config import EncoderConfig
-from everybert.model.embeddings import Embeddings, rotary_table, sinusoids
+from everybert.model.config import EncoderConfig, preset
+from everybert.model.embeddings import Embeddings, cos_sin_once, rotary_table, sinusoids
 from everybert.model.encoder import initialise
 from everybert.model.ragged import Ragged
 
@@ -55,3 +55,19 @@ def test_fixed_tables_are_the_formulas():
     assert cos[0].tolist() == [1] * 4 and sin[1].tolist() == pytest.approx(
         torch.tensor([2, 0.2, 2, 0.2]).sin().tolist()
     )
+
+
+def test_compiled_code_has_the_rotary_table_as_one_operator():
+    """Else the compiler computes the cosines anew in every layer."""
+    config, positions_T = preset("modernbert-base"), torch.tensor([0, 1, 2, 0, 1, 511])
+    called = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):
+        called.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    table = torch.compile(lambda positions_T: rotary_table(positions_T, config, 10_000.0), backend=backend)
+    for compiled, eager in zip(table(positions_T), rotary_table(positions_T, config, 10_000.0), strict=True):
+        assert torch.equal(compiled, eager)
+    assert sum("cos_sin" in name for name in called) == 1 and not any(name.endswith("cos") for name in called)
+    torch.library.opcheck(cos_sin_once, (positions_T, torch.rand(32)))

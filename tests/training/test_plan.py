@@ -18,16 +18,19 @@ BASE = preset("bert-base-uncased").replace(vocab_size=30528)
 SMALL = preset("prenorm-bert-base").replace(
     layers=6, hidden_size=512, heads=8, intermediate_size=2048, vocab_size=30016
 )
+ROTARY = Recipe.load("everybert-small").config.replace(vocab_size=30016)
 MEASURED = [  # docs/LOG.md, one H200: configuration, length (Σn² / Σn), masked share, tokens per second
     *((BASE, length, 0.15, speed) for length, speed in ((128, 860e3), (512, 760e3), (232, 807e3))),
     *((BASE, length, 0.15, speed) for length, speed in ((128, 751e3), (512, 655e3), (128, 809e3))),  # dropout, Muon
     (SMALL, 128, 0.25, 2.69e6),
+    *((ROTARY, length, rate, speed) for length, rate, speed in ((128, 0.275, 1.50e6), (480, 0.225, 1.37e6))),
 ]
 
 
 @pytest.mark.parametrize(("config", "length", "masked", "speed"), MEASURED)
 def test_measured_speeds_are_predicted_within_15_percent(config, length, masked, speed):
-    assert MFU * GPUS["h200"]["flops"] / flops_per_token(config, length, masked) == pytest.approx(speed, rel=0.15)
+    mfu = MFU.get(config.positions, MFU["others"])
+    assert mfu * GPUS["h200"]["flops"] / flops_per_token(config, length, masked) == pytest.approx(speed, rel=0.15)
 
 
 def test_operations_of_bert_base():

@@ -95,9 +95,20 @@ def rotary_rates(config: EncoderConfig, theta: float, device: torch.device | Non
 
 def rotary_table(positions_T: Tensor, config: EncoderConfig, theta: float) -> Rotary:
     """The cosines and sines of the rotary angles, position times rate: (T, D) each, in fp32."""
-    angle = positions_T[:, None].float() * rotary_rates(config, theta, positions_T.device)
+    compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return (cos_sin_once if compiled else cos_sin)(positions_T, rotary_rates(config, theta, positions_T.device))
+
+
+def cos_sin(positions_T: Tensor, rates_R: Tensor) -> tuple[Tensor, Tensor]:
+    """The cosines and sines of all products, twice each: (T, 2 R)."""
+    angle = positions_T[:, None].float() * rates_R
     angle = torch.cat((angle, angle), dim=-1)
     return angle.cos(), angle.sin()
+
+
+cos_sin_once = torch.library.custom_op("everybert::cos_sin", cos_sin, mutates_args=())
+"""The same as an operator that torch.compile cannot open: else it computes them anew for every head of every layer."""
+cos_sin_once.register_fake(cos_sin)
 
 
 # ── relative positions: what layers add to attention scores (Encoder._relative) ──────────────────────────────
