@@ -219,10 +219,7 @@ def changes(file: Path, plan: Mapping[str, Any]) -> list[str]:
 
 
 def as_type(value: Any, hint: Any) -> Any:
-    """A value of JSON or TOML as the type of a field: lists become tuples, whole numbers floats.
-
-    TypeError says what it must be.
-    """
+    """A value of JSON or TOML as the type of a field: lists become tuples, whole numbers floats. Else a TypeError."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal and value not in parts:
         raise TypeError(f"one of {', '.join(map(str, parts))}")

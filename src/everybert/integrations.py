@@ -33,8 +33,7 @@ CLASSES = {
 class Embedder:
     """A model as an embedding function. Queries and documents get the folder's prompts for them, if it has any.
 
-    `model` is a Model, a folder, a bundled name or a hub id. `options` are those of `Model.embed`: pooling, normalize,
-    long, dimensions.
+    `model` is a Model, a folder, a bundled name or a hub id; `options` are those of `Model.embed` (pooling, long …).
     """
 
     def __init__(

@@ -198,8 +198,7 @@ def pseudo_likelihoods(
 ) -> list[np.ndarray]:
     """Per text, ln P(token | the others) of each token that is not special: float64 (n), in order.
 
-    PLL(w) = Σ ln P(wᵢ | the others) (Salazar et al. 2020, eq. 1). The tokens of a long text are masked in the window
-    that owns them.
+    PLL(w) = Σ ln P(wᵢ | the others) (Salazar et al. 2020, eq. 1). A token is masked in the window that owns it.
     """
     mask = 0 if network.config.causal else mask_id(tokenizer)
     each = [(encoding.special, windows_of(encoding, size)) for encoding in encodings]

@@ -233,8 +233,7 @@ def sorted_batches(lengths: Sequence[int], budget: int, padded: bool = False) ->
 def ordered_batches(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Batches for an accelerator: sequences in their order, never more than `capacity` tokens.
 
-    There a batch of unequal lengths costs no more than one of equal lengths, and batches of about the same size share
-    a recorded graph.
+    There unequal lengths cost no more than equal ones, and batches of about the same size share a recorded graph.
     """
     groups: list[list[int]] = []
     total = capacity

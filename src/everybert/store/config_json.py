@@ -208,8 +208,7 @@ def _checked(ours: str, their: str, value: Any) -> Any:
 def write(config: EncoderConfig, raw: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """config.json for an encoder, and the settings that only everybert.json can hold.
 
-    `raw` is the config.json that the model was read from, if any. Its other fields are kept, and the whole file if it
-    describes the same encoder.
+    `raw` is the config.json it was read from, if any: its other fields are kept; all, if the encoder is the same.
     """
     code = "auto_map" if LAYOUTS[config.family].model_type else ""  # of families that transformers lacks
     known = native(raw) if raw and family_of(raw) == config.family else {}

@@ -136,10 +136,7 @@ def decode(data: bytes, path: Path, at: int, errors: Errors, report: ReadReport)
 
 
 def blocks(path: Path, errors: Errors, report: ReadReport, limit: int) -> Iterator[str]:
-    """The text of a file in blocks of whole lines; only a line longer than `limit` bytes is split.
-
-    \\r\\n is read as \\n.
-    """
+    """The text of a file in blocks of whole lines, with \\n for \\r\\n; only lines over `limit` bytes are split."""
     with open_bytes(path) as stream:
         at, held = 0, b""
         while data := held + stream.read(BLOCK):

@@ -221,8 +221,7 @@ def last_projections(network: Network, states: list[Tensor]) -> Tensor:
 def relation_divergence(x_T3H: Tensor, y_T3H: Tensor, batch: Ragged, heads: int) -> Tensor:
     """Σ over tokens of KL between the teacher's and the student's relations, averaged over Q, K, V and heads.
 
-    A relation is softmax(A Aᵀ / √d) within a sequence, with A one of Q, K and V split into `heads` of width d
-    (Wang et al. 2021).
+    A relation is softmax(A Aᵀ / √d) in a sequence, A being Q, K or V split into `heads` of width d (Wang et al. 2021).
     """
     total = x_T3H.new_zeros((), dtype=torch.float32)
     real_T = torch.arange(len(x_T3H), device=x_T3H.device) < batch.targets_as(PretrainTargets).real
