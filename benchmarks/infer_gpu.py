@@ -52,7 +52,7 @@ from everybert.store.sentence_transformers import Pooling
 from everybert.text.sentences import split_sentences
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.train_tokenizer import train_tokenizer
-from everybert.text.windows import Piece, cover
+from everybert.text.windows import TextWindow, cover
 
 Models = dict[str, Model]
 OURS = "everybert"
@@ -168,7 +168,7 @@ def from_ids(folder: Path, models: Models, ids: list[list[int]], options: argpar
     return ways
 
 
-def vectors(network: Network, run: list[list[Piece]]) -> None:
+def vectors(network: Network, run: list[list[TextWindow]]) -> None:
     """Pool every sequence, and copy the vectors to the host."""
     for _ in pooled_runs(network, [run], Pooling()):
         pass

@@ -80,8 +80,8 @@ def ray_pool(
         most = int(resources.get("GPU" if gpu else "CPU", 1))
         options = {"max_restarts": RETRIES, "max_task_retries": RETRIES, "num_cpus": 0 if gpu else 1}
         actor = ray.remote(**options, num_gpus=int(gpu))(_Worker)
-        kept = ray.put(shared)  # for workers that are started again
-        pool = RayPool(ray, [actor.remote(function, kept) for _ in range(min(workers or most, most))])
+        reference = ray.put(shared)  # for workers that are started again
+        pool = RayPool(ray, [actor.remote(function, reference) for _ in range(min(workers or most, most))])
         try:
             yield pool
         finally:

@@ -201,10 +201,10 @@ def read_json(path: str | Path, remedy: str = "restore or download it again", ki
     try:
         if path.stat().st_size > JSON_LIMIT:
             raise ValueError(f"it is larger than {JSON_LIMIT >> 20} MiB")
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
-        if not isinstance(found, kind):
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        if not isinstance(value, kind):
             raise ValueError(f"it holds no {'object' if kind is dict else kind.__name__}")
-        return found
+        return value
     except FileNotFoundError:
         raise EverybertError(f"there is no file {path}; {remedy}") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -219,10 +219,7 @@ def changes(file: Path, plan: Mapping[str, Any]) -> list[str]:
 
 
 def as_type(value: Any, hint: Any) -> Any:
-    """A value of JSON or TOML as the type of a field: lists become tuples, whole numbers floats.
-
-    TypeError says what it must be.
-    """
+    """A value of JSON or TOML as the type of a field: lists become tuples, whole numbers floats. Else a TypeError."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal and value not in parts:
         raise TypeError(f"one of {', '.join(map(str, parts))}")
@@ -288,10 +285,10 @@ def size_and_hash(path: Path) -> list[Any]:
 def read_manifest(folder: Path) -> dict[str, dict[str, Any]] | None:
     """The files that a folder's manifest lists, with size and hash; None if there is no manifest of everybert."""
     try:
-        found = read_json(inside(folder, MANIFEST))
+        manifest = read_json(inside(folder, MANIFEST))
     except FileNotFoundError:
         return None
-    files = found.get("files") if "everybert" in found else None
+    files = manifest.get("files") if "everybert" in manifest else None
     if not isinstance(files, dict):
         return None
     for name, entry in files.items():
@@ -396,14 +393,14 @@ def remove_stale(parent: str | Path) -> None:
 
 
 def _sibling(path: Path, kind: str) -> Path:
-    """A hidden name beside `path` that tells its writer: `.name.kind-host-pid-random`."""
+    """A hidden name beside `path` that identifies its writer: `.name.kind-host-pid-random`."""
     return path.with_name(f".{path.name}.{kind}-{_host()}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def _parse(path: Path) -> dict[str, str]:
     """The name, kind, host and pid in a path that `_sibling` made; empty for any other."""
-    found = re.fullmatch(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<host>\w+)-(?P<pid>\d+)-\w+", path.name)
-    return found.groupdict() if found else {}
+    match = re.fullmatch(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<host>\w+)-(?P<pid>\d+)-\w+", path.name)
+    return match.groupdict() if match else {}
 
 
 def _host() -> str:

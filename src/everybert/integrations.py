@@ -33,8 +33,7 @@ CLASSES = {
 class Embedder:
     """A model as an embedding function. Queries and documents get the folder's prompts for them, if it has any.
 
-    `model` is a Model, a folder, a bundled name or a hub id. `options` are those of `Model.embed`: pooling, normalize,
-    long, dimensions.
+    `model` is a Model, a folder, a bundled name or a hub id; `options` are those of `Model.embed` (pooling, long …).
     """
 
     def __init__(
@@ -89,8 +88,8 @@ class Embedder:
 
     def __call__(self, input: str | Sequence[str]) -> Any:
         """The vectors of documents, a list of arrays (Chroma); of one text, an array."""
-        found = self.encode(input, prompt_type="document")
-        return found if isinstance(input, str) else list(found)
+        vectors = self.encode(input, prompt_type="document")
+        return vectors if isinstance(input, str) else list(vectors)
 
     def to(self, library: str) -> Any:
         """This embedder as an object of a library's own class: keybert, bertopic, llama-index, haystack or mteb."""
@@ -126,7 +125,7 @@ def _haystack(component: Any, document: Any, embedder: Embedder) -> Any:
     @component.output_types(embedding=list[float], documents=list[document])  # type: ignore[valid-type]
     def run(self, text=None, documents=()):  # type: ignore[no-untyped-def]
         vectors = embedder.embed_documents([document.content or "" for document in documents])
-        found = [replace(document, embedding=vector) for document, vector in zip(documents, vectors)]
-        return {"documents": found} | ({} if text is None else {"embedding": embedder.embed_query(text)})
+        embedded = [replace(document, embedding=vector) for document, vector in zip(documents, vectors)]
+        return {"documents": embedded} | ({} if text is None else {"embedding": embedder.embed_query(text)})
 
     return component(type("EverybertEmbedder", (), {"run": run}))()

@@ -53,8 +53,8 @@ def quickstart(
     shown = " ".join(tokenizer.encode("Unhappy bakers sing in Paris.").tokens)
     screen.print(f'{tokenizer.size:,} tokens. "Unhappy bakers sing in Paris." becomes {shown}', markup=False)
     title("3  Corpus: the text as numbers, some of it held out")
-    made = build_corpus([out / "world.txt"], out / "tokenizer", out / "corpus", workers=1, heldout=0.03)["counts"]
-    screen.print(f"{made['documents']:,} documents, {made['tokens']:,} tokens: {out / 'corpus'}")
+    counts = build_corpus([out / "world.txt"], out / "tokenizer", out / "corpus", workers=1, heldout=0.03)["counts"]
+    screen.print(f"{counts['documents']:,} documents, {counts['tokens']:,} tokens: {out / 'corpus'}")
     title("4  Pre-training: predict masked tokens")
     recipe = Recipe.load(out / "recipe.toml", **({"steps": steps} if steps else {}))
     if not is_complete(out / "untrained"):  # the same network with random weights
@@ -79,10 +79,10 @@ def quickstart(
                 raise KeyboardInterrupt
         model = load(out / name, device="cpu")
         parts = {part: evaluate("classify", model, out / f"{part}.tsv") for part in ("dev", "test")}
-        story["scores"][name] = {part: one.scores["accuracy"] for part, one in parts.items()}
+        story["scores"][name] = {part: result.scores["accuracy"] for part, result in parts.items()}
     title("7  Predictions: sentences it has never seen")
-    found = load(out / "sentiment", device="cpu").classify(TEXTS)
-    story["predictions"] = [{"text": t, "label": p.label, "score": p.score} for t, p in zip(TEXTS, found)]
+    predictions = load(out / "sentiment", device="cpu").classify(TEXTS)
+    story["predictions"] = [{"text": t, "label": p.label, "score": p.score} for t, p in zip(TEXTS, predictions)]
     story["seconds"] = time.perf_counter() - began
     results, heading, commands = write_report(out, story).partition("## The same on your own data\n")
     screen.print("", Markdown(results))

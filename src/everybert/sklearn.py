@@ -107,10 +107,10 @@ class _FineTuned(_Packed):
         return tuple(train_test_split(rows, test_size=size, stratify=classes, random_state=seed))
 
 
-def _weights(given: Any, rows: list[Any]) -> np.ndarray:
+def _weights(values: Any, rows: list[Any]) -> np.ndarray:
     """Sample weights as float64 (n)."""
-    given = np.asarray(given)
-    weights = column_or_1d(given if given.ndim else np.full(len(rows), given)).astype(np.float64)
+    values = np.asarray(values)
+    weights = column_or_1d(values if values.ndim else np.full(len(rows), values)).astype(np.float64)
     check_consistent_length(rows, weights)
     if not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
         raise EverybertError("sample weights are finite, none below zero and not all zero; check them")
@@ -161,8 +161,8 @@ class TextClassifier(ClassifierMixin, _FineTuned):
     def predict_proba(self, X: Any) -> np.ndarray:
         """(n, classes) probabilities, in the order of `classes_`."""
         check_is_fitted(self, "classes_")
-        found = self.model_.classify(as_texts(X))
-        return np.array([list(p.scores.values()) for p in found]).reshape(len(found), len(self.classes_))
+        predictions = self.model_.classify(as_texts(X))
+        return np.array([list(p.scores.values()) for p in predictions]).reshape(len(predictions), len(self.classes_))
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """(n, classes): the logarithms of the probabilities."""

@@ -14,7 +14,7 @@ from everybert.errors import EverybertError
 from everybert.inference import embedding
 from everybert.inference.model import Model, load
 from everybert.model import engine
-from everybert.model.engine import in_order
+from everybert.model.engine import ordered_batches
 from everybert.model.ragged import Ragged
 from everybert.training.finetune import finetune
 
@@ -87,14 +87,14 @@ def test_500_sentences_equal_sentence_transformers(minilm: Model, minilm_folder:
 
 
 def test_a_long_text_is_the_mean_of_all_its_tokens(minilm: Model):
-    from everybert.inside.masked import pieces_of
+    from everybert.inside.masked import windows_of
 
     text = " ".join(sentences(80)[20:])
     encoding = minilm.tokenizer.encode(text)
     assert len(encoding) > 600
     total = np.zeros(384)
-    for piece in pieces_of(encoding, 256):
-        total += minilm.hidden([piece.ids])[0][piece.own].double().sum(0).numpy()
+    for window in windows_of(encoding, 256):
+        total += minilm.hidden([window.ids])[0][window.own].double().sum(0).numpy()
     mean = total / len(encoding)
     np.testing.assert_allclose(minilm.embed([text])[0], mean / np.linalg.norm(mean), atol=1e-6)
     np.testing.assert_allclose(minilm.embed([text], normalize=False)[0], mean, atol=1e-6)
@@ -210,7 +210,7 @@ def test_named_prompts_equal_sentence_transformers(bert_folder: Path, tmp_path: 
 
 @pytest.mark.parametrize("mode", ["mean", "max", "weightedmean", "lasttoken", "mean_sqrt_len_tokens"])
 def test_long_texts_are_pooled_over_the_tokens_of_all_windows(bert_folder: Path, tmp_path: Path, mode: str):
-    from everybert.inference.model import pieces_of
+    from everybert.inference.model import windows_of
 
     folder = st_folder(bert_folder, tmp_path / "st", {"pooling_mode": mode, "include_prompt": False})
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "a bird : "}}))
@@ -218,8 +218,8 @@ def test_long_texts_are_pooled_over_the_tokens_of_all_windows(bert_folder: Path,
     text = "the dog plays in the garden " * 8
     for name, before in (("query", "a bird : "), (None, "")):
         skip = len(model.tokenizer.encode(before)) - 1 if name else 0
-        pieces = pieces_of(model.tokenizer.encode(before + text), 20)
-        x_nH = np.concatenate([model.hidden([piece.ids])[0][piece.own].numpy() for piece in pieces])[skip:]
+        windows = windows_of(model.tokenizer.encode(before + text), 20)
+        x_nH = np.concatenate([model.hidden([window.ids])[0][window.own].numpy() for window in windows])[skip:]
         weight_n1 = np.arange(skip + 1, skip + len(x_nH) + 1)[:, None]
         wanted = {
             "mean": lambda x: x.mean(0),
@@ -525,7 +525,7 @@ def test_an_accelerators_runs_fill_their_batches(bert: Model, monkeypatch, long)
     monkeypatch.setattr(embedding, "CHARACTERS", {True: 500, False: 500})
     for module in (embedding, engine):
         monkeypatch.setattr(module, "BUDGET_GPU", 256)
-    monkeypatch.setattr(engine, "plan", lambda lengths, budget: in_order(lengths, 256))
+    monkeypatch.setattr(engine, "sorted_batches", lambda lengths, budget: ordered_batches(lengths, 256))
     found = bert.embedded(MANY, long=long)
     torch.testing.assert_close(torch.from_numpy(found.vectors), torch.from_numpy(whole.vectors), atol=1e-5, rtol=0)
     assert found.tokens == whole.tokens

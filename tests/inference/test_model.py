@@ -10,7 +10,7 @@ from refusals import refuses
 
 import everybert
 from everybert.inference.model import Model, load
-from everybert.inside.masked import pieces_of
+from everybert.inside.masked import windows_of
 from everybert.model import fp8
 from everybert.model.ragged import Ragged
 from everybert.text.formats import TOKENIZER_FILES, has_tokenizer
@@ -111,11 +111,11 @@ def test_a_long_text_is_read_whole_in_windows(bert: Model):
     text = " ".join(["the dog plays in the garden ."] * 12)
     result = bert.tokens(text)
     assert len(result.tokens) == len(bert.tokenizer.encode(text)) == 86 > bert.window == 32
-    pieces = pieces_of(bert.tokenizer.encode(text), bert.window)
-    for piece in pieces:
-        (alone,) = bert.hidden([piece.ids])
-        own = alone[piece.own].numpy()
-        np.testing.assert_allclose(result.vectors[piece.at : piece.at + len(own)], own, atol=1e-5)
+    windows = windows_of(bert.tokenizer.encode(text), bert.window)
+    for window in windows:
+        (alone,) = bert.hidden([window.ids])
+        own = alone[window.own].numpy()
+        np.testing.assert_allclose(result.vectors[window.own_start : window.own_start + len(own)], own, atol=1e-5)
 
 
 def test_a_blank_in_a_long_text_is_seen_in_the_window_that_owns_it(bert: Model):
@@ -124,12 +124,12 @@ def test_a_blank_in_a_long_text_is_seen_in_the_window_that_owns_it(bert: Model):
     text = " ".join(words)
     (blank,) = bert.fill(text, top=3)
     encoding = bert.tokenizer.encode(text)
-    pieces = pieces_of(encoding, bert.window)
+    windows = windows_of(encoding, bert.window)
     at = encoding.ids.index(bert.tokenizer.mask_id)
-    (piece,) = [p for p in pieces if p.owns(at)]
-    (x,) = bert.hidden([piece.ids])
+    (window,) = [p for p in windows if p.owns(at)]
+    (x,) = bert.hidden([window.ids])
     with torch.no_grad():
-        expected = bert.network.mlm_logits(x[at - piece.shift][None])[0].softmax(-1)
+        expected = bert.network.mlm_logits(x[at - window.shift][None])[0].softmax(-1)
     np.testing.assert_allclose([c.score for c in blank], [float(expected[c.id]) for c in blank], atol=1e-5)
     assert len(bert.score(text).tokens) == len(encoding) - 2
 

@@ -111,14 +111,14 @@ def test_the_folder_says_how_many_weights_a_sparse_vector_has(bert_folder: Path,
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_windows_of_a_long_text_add_to_its_sparse_vector(bert_folder: Path, tmp_path: Path, strategy: str):
     """Each token counts once, in the window that owns it."""
-    from everybert.inside.masked import pieces_of
+    from everybert.inside.masked import windows_of
 
     model = load(splade_folder(tmp_path / "model", bert_folder, pooling_strategy=strategy), device="cpu")
     (found,) = model.sparse([LONG])
     weights = []
-    for piece in pieces_of(model.tokenizer.encode(LONG), 24):
-        (x_nH,) = model.hidden([piece.ids])
-        weights.append(model.network.mlm_logits(x_nH).relu().log1p()[piece.own])
+    for window in windows_of(model.tokenizer.encode(LONG), 24):
+        (x_nH,) = model.hidden([window.ids])
+        weights.append(model.network.mlm_logits(x_nH).relu().log1p()[window.own])
     whole = torch.cat(weights)
     expected = (whole.amax(0) if strategy == "max" else whole.sum(0)).detach().numpy()
     np.testing.assert_allclose(dense([found], len(expected))[0], expected, atol=1e-5, rtol=1e-5)

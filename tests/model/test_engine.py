@@ -22,11 +22,11 @@ from everybert.model.engine import (
     ahead,
     cpu_budget,
     encode,
-    in_order,
+    ordered_batches,
     pick_device,
-    plan,
     run_head,
     side_by_side,
+    sorted_batches,
     token_log_probs,
 )
 from everybert.model.heads import FeatureConfig, Network, add_feature_head, head_logits
@@ -35,7 +35,7 @@ from everybert.model.ragged import Ragged
 
 @given(st.lists(st.integers(1, 600), max_size=80), st.integers(1, 2000))
 def test_a_plan_holds_every_sequence_once_and_fills_its_batches(lengths, budget):
-    groups = plan(lengths, budget)
+    groups = sorted_batches(lengths, budget)
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     order = [lengths[i] for group in groups for i in group]
     assert order == sorted(lengths, reverse=True)
@@ -47,7 +47,7 @@ def test_a_plan_holds_every_sequence_once_and_fills_its_batches(lengths, budget)
 
 @given(st.lists(st.integers(1, 600), max_size=80), st.integers(600, 2000))
 def test_batches_in_order_never_overflow_and_are_as_few_as_order_allows(lengths, capacity):
-    groups = in_order(lengths, capacity)
+    groups = ordered_batches(lengths, capacity)
     assert [i for group in groups for i in group] == list(range(len(lengths)))
     totals = [sum(lengths[i] for i in group) for group in groups]
     assert all(total <= capacity for total in totals)
@@ -274,7 +274,7 @@ def test_what_is_there_is_taken(monkeypatch):
 def test_padded_batches_of_one_long_text_and_many_short_ones_stay_small():
     """Attention with a bias pads to the longest, and holds a score per pair of places: both are bounded."""
     for lengths, places, scores in (([512] + [12] * 3000, 34_000, 2**24), ([8192] * 5 + [12] * 2000, 34_000, 2**26)):
-        groups = plan(lengths, 33_792, padded=True)
+        groups = sorted_batches(lengths, 33_792, padded=True)
         assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
         for group in groups:
             longest = max(lengths[i] for i in group)

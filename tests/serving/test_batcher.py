@@ -10,7 +10,7 @@ import time
 import pytest
 from server import until
 
-from everybert.serving.batcher import Batcher, Job, once
+from everybert.serving.batcher import Batcher, Job, alone
 from everybert.serving.limits import HttpError, Limits, RequestContext
 from everybert.serving.metrics import Metrics
 from everybert.serving.models import LoadedModel, Served
@@ -184,7 +184,7 @@ async def test_one_bad_job_does_not_spoil_its_neighbours_and_its_other_pieces_ar
 @story()
 async def test_what_cannot_become_json_fails_alone(world):
     with pytest.raises(Exception, match="serialize"):
-        await submit(world.batcher, once(world.context(), "tokens", ("a",), lambda model: object()))
+        await submit(world.batcher, alone(world.context(), "tokens", ("a",), lambda model: object()))
 
 
 @story()

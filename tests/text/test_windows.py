@@ -53,18 +53,18 @@ def test_impossible_windows_are_refused(size, overlap):
 @given(st.integers(0, 700), st.integers(0, 2), st.integers(0, 2), st.integers(8, 200))
 def test_windows_own_every_token_once_in_order(n, lead, tail, size):
     ids = list(range(1000, 1000 + lead + n + tail))
-    pieces = cover(ids, lead, tail, size)
-    owned = [token for piece in pieces for token in piece.ids[piece.own]]
+    covered = cover(ids, lead, tail, size)
+    owned = [token for window in covered for token in window.ids[window.own]]
     assert owned == ids
-    for piece in pieces:
-        assert len(piece.ids) <= size
-        assert piece.ids[:lead] == ids[:lead]
-        assert list(piece.ids[len(piece.ids) - tail :]) == ids[len(ids) - tail :]
+    for window in covered:
+        assert len(window.ids) <= size
+        assert window.ids[:lead] == ids[:lead]
+        assert list(window.ids[len(window.ids) - tail :]) == ids[len(ids) - tail :]
         for token in range(len(ids)):
-            if piece.owns(token):
-                assert piece.ids[token - piece.shift] == ids[token]
+            if window.owns(token):
+                assert window.ids[token - window.shift] == ids[token]
     for token in range(len(ids)):
-        assert sum(piece.owns(token) for piece in pieces) == 1
+        assert sum(window.owns(token) for window in covered) == 1
 
 
 @given(a=st.integers(0, 80), b=st.integers(0, 80), room=st.integers(2, 60))

@@ -15,7 +15,7 @@ from everybert.model.losses import IGNORE, PretrainTargets
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network
 from everybert.training import distil as module
-from everybert.training.distil import copy_layers, distil, distil_loss, read_student, taught_by
+from everybert.training.distil import copy_layers, distil, distil_loss, read_student, source_layers
 from everybert.training.pretrain import pretrain
 from everybert.training.recipe import DistilSettings, Recipe, names
 
@@ -68,9 +68,9 @@ def test_relations_are_within_sequences(real):
 
 
 def test_layers_are_spread_as_distilbert_took_them():
-    assert taught_by(6, 12) == [0, 2, 4, 7, 9, 11]
-    assert taught_by(3, 3) == [0, 1, 2]
-    assert taught_by(1, 12) == [11]
+    assert source_layers(6, 12) == [0, 2, 4, 7, 9, 11]
+    assert source_layers(3, 3) == [0, 1, 2]
+    assert source_layers(1, 12) == [11]
 
 
 def test_a_student_of_all_layers_is_the_teacher_even_without_token_types():

@@ -1,1 +1,1 @@
-"""The command line: one module a command group, no logic of its own."""
+"""The command line: one module per command group, no logic of its own."""

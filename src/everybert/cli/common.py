@@ -64,19 +64,17 @@ def read_texts(texts: list[str] | None, file: Path | None, tabs: bool = False) -
         raise EverybertError("there is no text; give one in quotes, or --file F (- for standard input)")
     if kind(file) in RECORD_KINDS and not (tabs and kind(file) == ".tsv"):
         raise EverybertError(f"{file} is a table, not lines of text; give a file with one text per line")
-    found = [line for _, line in lines(file)]
-    if not found:
+    texts = [line for _, line in lines(file)]
+    if not texts:
         raise EverybertError(f"{file} has no lines; give a file with one text per line")
-    return found
+    return texts
 
 
 def refuse_files(texts: list[str]) -> list[str]:
     """The texts; an error if one of them is the name of a file."""
     for text in texts:
         if re.fullmatch(r"\S{1,200}\.\w{1,8}", text) and (Path(text).suffix.lower() in OFFICE or Path(text).is_file()):
-            raise EverybertError(
-                f"{text} is a file, not a text; give --file, if the command has it, or its text in quotes"
-            )
+            raise EverybertError(f"{text} is a file, not a text; give --file, if the command has it, or text in quotes")
     return texts
 
 

@@ -58,17 +58,17 @@ class Fields:
         known = {"Literal": Literal, "Path": Path, **vars(sys.modules.get(module, types))}
         fields = read_fields(module, name)
         names = {entry.partition("=")[0]: entry.rpartition("=")[2] for entry in self.only.split() or fields}
-        made = {}
+        parameters = {}
         for key in (key for key in names if key not in self.without.split()):
             kind, default, doc = fields[key]
             try:
-                real = eval(kind, known)
+                annotation = eval(kind, known)
             except NameError:  # a type of the library's own, given as text
-                real = str
+                annotation = str
             shown = "" if default in (None, False, REQUIRED) else f" [default: {default}]"
             start = default if default is REQUIRED or default is False else None
-            made[key] = parameter(names[key], real, start, doc + shown, self.panel)
-        return made
+            parameters[key] = parameter(names[key], annotation, start, doc + shown, self.panel)
+        return parameters
 
 
 @cache
@@ -82,9 +82,9 @@ def read_fields(module: str, name: str) -> dict[str, tuple[str, Any, str]]:
             table |= read_fields(module, base.id)
     for statement, doc in pairwise([*classes[name].body, ast.Pass()]):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            said = doc.value.value if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant) else ""
+            text = doc.value.value if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant) else ""
             default = REQUIRED if statement.value is None else getattr(statement.value, "value", None)
-            table[statement.target.id] = (ast.unparse(statement.annotation), default, " ".join(str(said).split()))
+            table[statement.target.id] = (ast.unparse(statement.annotation), default, " ".join(str(text).split()))
     return table
 
 
@@ -106,7 +106,7 @@ def parameter(name: str, kind: Any, default: Any, doc: str = "", panel: str = OP
 
 
 def value_name(kind: Any, name: str) -> str | None:
-    """What stands for a value in the help: N, PATH, a|b; None for a flag."""
+    """The placeholder of a value in the help: N, PATH, a|b; None for a flag."""
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(part for part in get_args(kind) if part is not type(None))
     if get_origin(kind) is Literal:
@@ -146,7 +146,7 @@ def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         hints = get_type_hints(function, include_extras=True)
-        every: list[inspect.Parameter] = []
+        parameters: list[inspect.Parameter] = []
         groups: dict[str, tuple[Any, dict[str, inspect.Parameter]]] = {}
         for name, declared in inspect.signature(function).parameters.items():
             inner, *more = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
@@ -156,30 +156,30 @@ def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
                 group = replace(group, source=f"{inner.__module__}:{getattr(inner, '__name__', '')}")
             if group is not None:
                 groups[name] = (inner, group.parameters())
-                every += groups[name][1].values()
+                parameters += groups[name][1].values()
             else:
                 panel = ARGUMENTS if declared.kind is declared.POSITIONAL_OR_KEYWORD else OPTIONS
-                every.append(parameter(name, hints[name], declared.default, panel=panel))
+                parameters.append(parameter(name, hints[name], declared.default, panel=panel))
         if prints := hints["return"] is Output:
-            every.append(parameter("json_", bool, False, "Print the result as JSON."))
+            parameters.append(parameter("json_", bool, False, "Print the result as JSON."))
 
         @wraps(function)
         def run(**values: Any) -> None:
             as_json = values.pop("json_") if prints else False
             for name, (kind, fields) in groups.items():
-                given = {key: values.pop(declared.name) for key, declared in fields.items()}
-                values[name] = kind(**{k: v for k, v in given.items() if v is not None and v is not False})
+                options = {key: values.pop(declared.name) for key, declared in fields.items()}
+                values[name] = kind(**{k: v for k, v in options.items() if v is not None and v is not False})
             try:
                 result = function(**values)
             except EverybertError as error:
                 text = str(error)
-                for option in every:  # a flag, which the library writes as skip_bad=True, is --skip-bad here
+                for option in parameters:  # a flag, which the library writes as skip_bad=True, is --skip-bad here
                     text = text.replace(f"{option.name}=True", f"--{option.name.replace('_', '-')}")
                 raise EverybertError(text) from error
             if prints:
                 result.show(as_json)
 
-        run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {}
         app.command(function.__name__.strip("_"), cls=Command, help=inspect.cleandoc(function.__doc__ or ""))(run)
         return function

@@ -46,8 +46,8 @@ class Changes:
         """The changes as the recipe's reader takes them."""
         from everybert.training.recipe import read_value
 
-        given = pairs_of(self.set, "--set", "TABLE.KEY=VALUE, for example schedule.peak=1e-3")
-        out = {key.replace(".", "__"): read_value(value) for key, value in given}
+        pairs = pairs_of(self.set, "--set", "TABLE.KEY=VALUE, for example schedule.peak=1e-3")
+        out = {key.replace(".", "__"): read_value(value) for key, value in pairs}
         if self.steps is not None and self.budget is not None:
             raise EverybertError("give --steps or --budget, not both")
         return out | ({"steps": self.steps} if self.steps else {}) | ({"budget": self.budget} if self.budget else {})
@@ -75,14 +75,14 @@ def train(
     if is_model(out):
         raise EverybertError(f"{out} holds a model; choose another --out")
     paths = expand(files)
-    seen = ReadReport()
+    read = ReadReport()
     with atomic_folder(out) as folder, progress_bar("characters", plain_size(paths)) as tell:
-        texts = read_documents(paths, column=column, errors=errors, report=seen)
-        made, found = train_tokenizer(texts, kind, size, not cased, min_frequency, tell)
-        made.save(folder, max_length)
-    if seen.replaced:
-        print(f"{seen.replaced:,} bytes that are not UTF-8 were replaced", file=sys.stderr)
-    return Output(found)
+        texts = read_documents(paths, column=column, errors=errors, report=read)
+        trained, figures = train_tokenizer(texts, kind, size, not cased, min_frequency, tell)
+        trained.save(folder, max_length)
+    if read.replaced:
+        print(f"{read.replaced:,} bytes that are not UTF-8 were replaced", file=sys.stderr)
+    return Output(figures)
 
 
 @command(tokenizer)

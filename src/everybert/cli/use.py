@@ -76,8 +76,8 @@ def fill(
     use: Use,
 ) -> Output:
     """Predict the words behind [MASK], each with its probability."""
-    given, model = read_texts(texts, file), use.load()
-    predictions = ((text, model.fill(text, top=top, pair=pair)) for text in given)
+    texts, model = read_texts(texts, file), use.load()
+    predictions = ((text, model.fill(text, top=top, pair=pair)) for text in texts)
     return Output({"text": text, "masks": [list(map(asdict, mask)) for mask in masks]} for text, masks in predictions)
 
 
@@ -110,22 +110,22 @@ def embed(
         how = FileOptions(columns=column.columns(), skip_bad=rows.pop("skip_bad", False))
         only_files(rows)
         bad: list[str] = []
-        given = [text for _, text in read_inputs("embed", files, how, bad)]
+        texts = [text for _, text in read_inputs("embed", files, how, bad)]
         tell_left_out(bad)
     else:
         only_files(rows, column)
-        given = read_texts(texts, file)
+        texts = read_texts(texts, file)
     model = use.load()
     if model.pooling.vectors == "sparse" and pooling is None:
         if out is not None or (normalize, dimensions) != (None, None):
             raise EverybertError("sparse vectors are printed, whole: leave --out, --normalize and --dimensions out")
-        each = [(x.indices.tolist(), x.weights.tolist()) for x in model.sparse(given, long=long, prompt=prompt)]
+        each = [(x.indices.tolist(), x.weights.tolist()) for x in model.sparse(texts, long=long, prompt=prompt)]
         return Output(
             {"text": text, "tokens": [*map(model.tokenizer.text, ids)], "indices": ids, "weights": weights}
-            for text, (ids, weights) in zip(given, each)
+            for text, (ids, weights) in zip(texts, each)
         )
-    vectors = model.embed(given, **options)
-    records = [{"text": text, "vector": vector.tolist()} for text, vector in zip(given, vectors)]
+    vectors = model.embed(texts, **options)
+    records = [{"text": text, "vector": vector.tolist()} for text, vector in zip(texts, vectors)]
     if out is None:
         return Output(records)
     import numpy as np
@@ -150,8 +150,8 @@ def tokens(
         parts = vectors.rows(vectors.vectors.tolist())
         return [{k: v for k, v in part.items() if k != "segment" or pair is not None} for part in parts]
 
-    given, model = read_texts(texts, file), use.load()
-    results = ((text, model.tokens(text, layer=layer, pair=pair)) for text in given)
+    texts, model = read_texts(texts, file), use.load()
+    results = ((text, model.tokens(text, layer=layer, pair=pair)) for text in texts)
     return Output({"text": text, "layer": vectors.layer, "tokens": rows(vectors)} for text, vectors in results)
 
 
@@ -166,8 +166,8 @@ def next(
     """Probability that the second text follows the first."""
     if file is None and (first is None or second is None):
         raise EverybertError("next compares two texts; give both in quotes, or --file F with a tab between them")
-    given = read_texts([text for text in (first, second) if text is not None], file, tabs=True)
-    pairs, model = [given] if file is None else [line.split("\t", 1) for line in given], use.load()
+    texts = read_texts([text for text in (first, second) if text is not None], file, tabs=True)
+    pairs, model = [texts] if file is None else [line.split("\t", 1) for line in texts], use.load()
     if bad := [number for number, pair in enumerate(pairs, 1) if len(pair) < 2]:
         raise EverybertError(f"{file}:{bad[0]} has no tab; give two texts per line with a tab between them")
     return Output([{"first": a, "second": b, "probability": model.next_sentence(a, b)} for a, b in pairs])
@@ -235,8 +235,8 @@ def choose(
     """Choose the ending that fits a prompt best."""
     if given and len(given) < 3 and not named_files(given):
         raise EverybertError("give a prompt and two endings or more, each in quotes")
-    one = [(given[0], given[1:])] if given else None
-    return predicted("choose", given, options, rows, use, ("prompt", ""), inputs=one)
+    inputs = [(given[0], given[1:])] if given else None
+    return predicted("choose", given, options, rows, use, ("prompt", ""), inputs=inputs)
 
 
 @command(app)
@@ -250,9 +250,9 @@ def rank(
     use: Use,
 ) -> Output:
     """Sort texts by relevance to a query, best first, with a cross-encoder."""
-    given = read_texts(texts, file)
-    ranked = use.load().rank(query, given, top, adapter)
-    return Output([{"score": result.score, "index": result.index, "text": given[result.index]} for result in ranked])
+    texts = read_texts(texts, file)
+    ranked = use.load().rank(query, texts, top, adapter)
+    return Output([{"score": result.score, "index": result.index, "text": texts[result.index]} for result in ranked])
 
 
 def predicted(
@@ -265,10 +265,10 @@ def predicted(
     show: Callable[[Record], Record] = lambda record: record,
     inputs: list[Any] | None = None,
 ) -> Output:
-    """Predict the texts that were given, or the rows of files.
+    """Predict texts, or the rows of files.
 
-    `names` are those of an input and of its prediction in the JSON, if the prediction is no record itself. All texts
-    may be one input.
+    `names` are the keys of an input and, unless it is a record itself, of its prediction in the JSON. `inputs` are
+    what the model predicts, if not each text.
     """
     if options.file is not None and given:
         raise EverybertError("give texts or --file, not both")
@@ -284,10 +284,10 @@ def predicted(
     refuse_files(given)
     second = options.pair if options.context is None else options.context
     how: Record = options.zero_shot() if options.context is None else {"top": options.top}
-    every: list[Any] = inputs or (given if second is None else [(text, second) for text in given])
+    examples: list[Any] = inputs or (given if second is None else [(text, second) for text in given])
     name, value = names
     records: list[Record] = []
-    for text, prediction in zip(given, use.load().predict(task, every, options.adapter, **how)):
+    for text, prediction in zip(given, use.load().predict(task, examples, options.adapter, **how)):
         plain: Any = [asdict(part) for part in prediction] if isinstance(prediction, list) else prediction
         records.append({name: text} | ({value: plain} if value else asdict(prediction)))
     return Output(records if inputs is None else records[0], report(map(show, records)))

@@ -327,19 +327,19 @@ def _finish(building: Path, plan: dict[str, Any], vocab_size: int, sources: Sour
     """Write corpus.json from the records of the shards, and the token counts of the training split."""
     files = sorted((building / "records").glob("*.json"))
     records = [read_json(file, "start over with fresh=True") for file in files]
-    made = {split: [record["splits"][split] for record in records] for split in SPLITS}
-    if not any(part["documents"] for part in made["train"]):
+    shards = {split: [record["splits"][split] for record in records] for split in SPLITS}
+    if not any(part["documents"] for part in shards["train"]):
         shutil.rmtree(building)
         raise EverybertError(
             "every document fell into the held-out split: lower heldout or add documents"
-            if any(part["documents"] for part in made["heldout"])
+            if any(part["documents"] for part in shards["heldout"])
             else f"no documents in {len(sources)} files: check that they hold text"
         )
-    both = made["train"] + made["heldout"]
-    held_out = sum(part["tokens"] for part in made["heldout"])
+    both = shards["train"] + shards["heldout"]
+    held_out = sum(part["tokens"] for part in shards["heldout"])
     if held_out < LEAST_HELDOUT and plan["options"]["heldout"]:
         log.warning("only %d tokens are held out, too few to measure a model: raise heldout or add text", held_out)
-    splits = {split: [part["name"] for part in parts if part["documents"]] for split, parts in made.items()}
+    splits = {split: [part["name"] for part in parts if part["documents"]] for split, parts in shards.items()}
     hashes = {name: state for record in records for name, state in record["files"].items()}
     left_out = {"duplicates": report.duplicates, "replaced": report.replaced, "cut": report.cut}
     dtype, unigram = dtype_for(vocab_size), np.zeros(vocab_size, np.int64)
@@ -356,7 +356,7 @@ def _finish(building: Path, plan: dict[str, Any], vocab_size: int, sources: Sour
         "sources": _listed(sources),
         "splits": splits,
         "counts": _counts(both) | left_out,
-        "split_counts": {split: _counts(parts) for split, parts in made.items()},
+        "split_counts": {split: _counts(parts) for split, parts in shards.items()},
         "language_documents": np.sum([part["languages"] for part in both], axis=0).tolist(),
         "files": hashes,
     }

@@ -146,8 +146,7 @@ class RandomSegments:
     def draw(self, key_E: np.ndarray, document_E: np.ndarray, length_E: np.ndarray, fill_E: np.ndarray):
         """Global token offsets (start, stop) of random whole sentences of about `length_E` tokens.
 
-        They have at least that many tokens where `fill_E` is set. If the document ends too soon, another sentence is
-        drawn, up to three times.
+        At least that many where `fill_E` is set. If the document ends too soon, up to three others are drawn.
         """
         start, end = self._place(key_E, 4, document_E)
         for index in (5, 6, 7):

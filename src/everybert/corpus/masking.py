@@ -183,7 +183,7 @@ class Masker:
         rate = self.config.rate if rate is None else rate
         self.config.check_rate(rate)
         units, text_B = self.units(text, key_B)
-        chosen = choose(units, text.sequence_offsets_B1, key_B, text_B * rate)
+        chosen = choose_units(units, text.sequence_offsets_B1, key_B, text_B * rate)
         start, size = units.start_U[chosen], units.size_U[chosen]
         index = ranges(start, size)
         sequence = np.repeat(units.sequence_U[chosen], size)
@@ -255,14 +255,14 @@ class Masker:
         return Units(start_U, end_U[first_U + length_K[real] - 1] - start_U, words.sequence_U[first_U])
 
 
-def neighbours(text: PackText, reverse: bool) -> Masked:
-    """The targets of a causal model: nothing is masked, each token's target is the next one, or the previous one."""
+def next_tokens(text: PackText, reverse: bool) -> Masked:
+    """The targets of a causal model: nothing is masked; the target of a token is the next (reverse: previous) one."""
     edge = text.sequence_offsets_B1[:-1] if reverse else text.sequence_offsets_B1[1:] - 1
     index = np.delete(np.arange(len(text.tokens_T)), edge)
     return Masked(text.tokens_T, index, text.tokens_T[index + (-1 if reverse else 1)], index, index + 1)
 
 
-def choose(units: Units, sequence_offsets_B1: np.ndarray, key_B: np.ndarray, budget_B: np.ndarray) -> np.ndarray:
+def choose_units(units: Units, sequence_offsets_B1: np.ndarray, key_B: np.ndarray, budget_B: np.ndarray) -> np.ndarray:
     """Indices of the units to mask: `budget_B` tokens of each sequence, up to one unit more or less.
 
     The units of a sequence are placed on a circle in random order, the circle is rotated at random, and the units

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from everybert.corpus.examples import Block, ExampleConfig, ExampleRanges, RandomSegments, all_examples, epoch_documents
-from everybert.corpus.masking import Masked, Masker, MaskingConfig, PackText, below, make_key, neighbours, permutation
+from everybert.corpus.masking import Masked, Masker, MaskingConfig, PackText, below, make_key, next_tokens, permutation
 from everybert.corpus.pmi import Phrases
 from everybert.corpus.shards import Corpus, ExampleLayout, offsets, ranges
 from everybert.errors import EverybertError
@@ -26,7 +26,7 @@ DRAWS = 1 << 24  # draws at masked positions are below this: exact in fp32
 
 
 class Position(NamedTuple):
-    """The first pack that a run has not used yet. `pack` may exceed the number of packs in its block."""
+    """Where a pack is, or a run resumes: there `pack` may exceed the number of packs in the block."""
 
     epoch: int = 0
     block: int = 0
@@ -164,7 +164,7 @@ class PackStream:
         """(text, segments, keys, masked): examples with the masks of an epoch, or with a causal model's targets."""
         text, segments = self.assemble(examples)
         key_B = make_key(self.seed, 6, self.content_epoch(epoch), examples.id_E)
-        masked = neighbours(text, self.causal == "reverse") if self.causal else self.masker(text, key_B, rate)
+        masked = next_tokens(text, self.causal == "reverse") if self.causal else self.masker(text, key_B, rate)
         return text, segments, key_B, masked
 
     def make(self, position: Position, rate: float | None = None) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def evaluate(
     adapter: str | None = None,
     allow_pickle: bool = False,
 ) -> Evaluation:
-    """Score a model on a file, a DataFrame or a list of rows. Labels that the model has not are an error.
+    """Score a model on a file, a DataFrame or a list of rows. Labels that the model does not have are an error.
 
     Without `adapter`, a model that comes with adapters uses its default one for the task and kind of input.
     `allow_pickle` reads .bin weights (see `load`).

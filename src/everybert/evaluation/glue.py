@@ -90,8 +90,8 @@ def label_order(task: GlueTask, train: Path) -> list[str] | None:
     """The labels of a file in GLUE's order and in the spelling of this copy; None if they are other labels."""
     if not task.labels:
         return None
-    seen = set(read_classes(train, skip_bad=True).targets[:2000])
-    return next((order for order in task.labels if seen <= set(order)), None)
+    labels = set(read_classes(train, skip_bad=True).targets[:2000])
+    return next((order for order in task.labels if labels <= set(order)), None)
 
 
 def task_data(name: str, folder: Path) -> tuple[Path, Path, dict[str, Any]]:

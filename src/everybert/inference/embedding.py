@@ -2,8 +2,8 @@
 
 Of many texts, some are tokenized while those before them are computed; see `pooled_runs` for what an accelerator needs.
 
-Legend: N texts, P pieces (sequences, several for a long text), M pooling modes, T tokens in the batch, n tokens of a
-piece, H hidden.
+Legend: N texts, W windows (sequences, several for a long text), M pooling modes, T tokens in the batch, n tokens of a
+window, H hidden.
 """
 
 from collections import deque
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from everybert.errors import EverybertError
-from everybert.model.engine import BUDGET_GPU, Inputs, ahead, device_of, encode, encode_layers, fetched, in_order
+from everybert.model.engine import BUDGET_GPU, Inputs, ahead, device_of, encode, encode_layers, fetched, ordered_batches
 from everybert.model.heads import Network
 from everybert.model.pooling import pool
 from everybert.model.ragged import Ragged
 from everybert.store.sentence_transformers import Pooling
 from everybert.tasks.features import weighted_mean
 from everybert.text.tokenizer import Tokenizer
-from everybert.text.windows import Piece, cover
+from everybert.text.windows import TextWindow, cover
 
 CHARACTERS = {True: 1 << 20, False: 1 << 18}
 """Characters of text that are tokenized at a time, on the CPU (True) and on an accelerator (False). On the CPU overlap
@@ -84,15 +84,15 @@ def embed(
         if skip >= size:
             raise EverybertError(f"the prompt has {skip} tokens, the model reads {size} at once; use a shorter one")
 
-    def split(ids: list[int]) -> list[Piece]:
+    def split(ids: list[int]) -> list[TextWindow]:
         lost = max(0, len(ids) - size) if long == "cut" else 0
         if lost:
             ids = ids[: size - tail] + ids[len(ids) - tail :]
         read.append(len(ids))
         cut.append(lost)
-        pieces = cover(ids or [0], lead, tail, size)  # a model without special tokens has no ids for an empty text
+        windows = cover(ids or [0], lead, tail, size)  # a model without special tokens has no ids for an empty text
         # no window owns the prompt
-        return [replace(p, at=max(p.at, skip)) for p in pieces if p.end > skip] if skip else pieces
+        return [replace(w, own_start=max(w.own_start, skip)) for w in windows if w.own_stop > skip] if skip else windows
 
     runs = ahead(tokenize, _runs(texts, CHARACTERS[on_cpu(network)]))
     vectors = np.concatenate([*pooled_runs(network, (list(map(split, ids)) for ids in runs), pooling)])
@@ -122,13 +122,13 @@ def on_cpu(network: Network) -> bool:
 # ── sequences to pooled vectors ──────────────────────────────────────────────────────────────────────────────
 
 
-def pooled_runs(network: Network, runs: Iterable[list[list[Piece]]], pooling: Pooling) -> Iterator[np.ndarray]:
+def pooled_runs(network: Network, runs: Iterable[list[list[TextWindow]]], pooling: Pooling) -> Iterator[np.ndarray]:
     """(texts, modes·H) of one run of texts, each given as its windows, after another.
 
     On an accelerator a run's last batch waits for the next run, so that batches are full; and the vectors of a run are
     fetched once the next run has been started, so that the device never waits for the host.
     """
-    waiting: list[list[Piece]] = []
+    waiting: list[list[TextWindow]] = []
     started: deque[Callable[[], np.ndarray]] = deque()
 
     def start(count: int) -> None:
@@ -146,20 +146,20 @@ def pooled_runs(network: Network, runs: Iterable[list[list[Piece]]], pooling: Po
         yield started.popleft()()
 
 
-def _in_full_batches(texts: list[list[Piece]]) -> int:
+def _in_full_batches(texts: list[list[TextWindow]]) -> int:
     """How many of the texts, each given as its windows, fill whole batches."""
-    lengths = [len(piece.ids) for text in texts for piece in text]
+    lengths = [len(window.ids) for text in texts for window in text]
     owners = [i for i, text in enumerate(texts) for _ in text]
-    return owners[in_order(lengths, BUDGET_GPU)[-1][0]]
+    return owners[ordered_batches(lengths, BUDGET_GPU)[-1][0]]
 
 
-def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Callable[[], np.ndarray]:
+def _start(network: Network, texts: list[list[TextWindow]], pooling: Pooling) -> Callable[[], np.ndarray]:
     """Start to compute some texts; the function returned waits for their vectors (texts, modes·H)."""
-    pieces = [piece for text in texts for piece in text]
+    windows = [window for text in texts for window in text]
     owners = [i for i, text in enumerate(texts) for _ in text]
     width = network.config.vocab_size if pooling.splade else network.config.hidden_size
-    size = (len(pieces), len(pooling.modes), width)
-    out_PMH = torch.empty(size, dtype=torch.float32, device=device_of(network.encoder))
+    size = (len(windows), len(pooling.modes), width)
+    out_WMH = torch.empty(size, dtype=torch.float32, device=device_of(network.encoder))
 
     def read(indices: list[int], batch: Ragged, x_TH: Tensor) -> None:
         if pooling.splade == "tokens":
@@ -167,29 +167,30 @@ def _start(network: Network, texts: list[list[Piece]], pooling: Pooling) -> Call
         elif pooling.splade:  # (T, V): the weight of each word at each token, log(1 + relu(logit)) (Formal et al. 2021)
             x_TH = network.mlm_logits(x_TH).relu_().log1p_()
             x_TH = x_TH.log1p_() if pooling.splade == "log1p_relu" else x_TH
-        windows = [pieces[i] for i in indices]
+        of_batch = [windows[i] for i in indices]
         owned, owned_TH = batch, x_TH
-        if any(w.count < len(w.ids) for w in windows):  # of a window, only the tokens that it owns
-            at_T = torch.from_numpy(np.concatenate([np.arange(w.at, w.end) for w in windows])).to(batch.device)
-            owned = replace(Ragged.flat(at_T, [w.count for w in windows]), positions_T=at_T)  # pooling reads no ids
-            owned_TH = torch.cat([x_nH[w.own] for w, x_nH in zip(windows, batch.split(x_TH))])
+        if any(w.count < len(w.ids) for w in of_batch):  # of a window, only the tokens that it owns
+            at = np.concatenate([np.arange(w.own_start, w.own_stop) for w in of_batch])
+            at_T = torch.from_numpy(at).to(batch.device)
+            owned = replace(Ragged.flat(at_T, [w.count for w in of_batch]), positions_T=at_T)  # pooling reads no ids
+            owned_TH = torch.cat([x_nH[w.own] for w, x_nH in zip(of_batch, batch.split(x_TH))])
         consecutive = indices[-1] - indices[0] == len(indices) - 1 and indices == sorted(indices)
         rows = slice(indices[0], indices[-1] + 1) if consecutive else indices
-        skips = any(texts[owners[i]][0].at for i in indices)
+        skips = any(texts[owners[i]][0].own_start for i in indices)
         for m, mode in enumerate(pooling.modes):
             if mode == "cls" and not skips:
-                out_PMH[rows, m] = pool(x_TH, batch, "cls").float()
+                out_WMH[rows, m] = pool(x_TH, batch, "cls").float()
             else:
                 mode = "mean" if mode in ("mean_sqrt_len_tokens", "sum") else mode
-                out_PMH[rows, m] = pool(owned_TH.float(), owned, mode)
+                out_WMH[rows, m] = pool(owned_TH.float(), owned, mode)
 
-    inputs = Inputs([piece.ids for piece in pieces])
+    inputs = Inputs([window.ids for window in windows])
     if pooling.layers:
         encode_layers(network, inputs, lambda w, batch, x: read(w, batch, pooled_states(x[-1], x, pooling)))
     else:
         encode(network, inputs, read, budget=max(1, TERMS // width) if pooling.splade else None)
-    pooled = fetched(out_PMH)
-    return lambda: _combined(pooled(), pieces, owners, pooling.modes, len(texts))
+    pooled = fetched(out_WMH)
+    return lambda: _combined(pooled(), windows, owners, pooling.modes, len(texts))
 
 
 def pooled_states(x_TH: Tensor, states: list[Tensor], pooling: Pooling) -> Tensor:
@@ -203,28 +204,28 @@ def pooled_states(x_TH: Tensor, states: list[Tensor], pooling: Pooling) -> Tenso
 
 
 def _combined(
-    pooled_PMH: np.ndarray, pieces: list[Piece], owners: list[int], modes: tuple[str, ...], texts: int
+    pooled_WMH: np.ndarray, windows: list[TextWindow], owners: list[int], modes: tuple[str, ...], texts: int
 ) -> np.ndarray:
     """(texts, modes·H): the mean over the windows of a text, each with the weight of the tokens that it owns.
 
     max: the maximum; lasttoken: that of the last window.
     """
-    count_P = np.array([piece.count for piece in pieces], dtype=np.float64)
-    out_NMH = pooled_PMH if len(pieces) == texts else np.zeros((texts, *pooled_PMH.shape[1:]), dtype=np.float32)
+    count_W = np.array([w.count for w in windows], dtype=np.float64)
+    out_NMH = pooled_WMH if len(windows) == texts else np.zeros((texts, *pooled_WMH.shape[1:]), dtype=np.float32)
     for m, mode in enumerate(modes):
-        if mode == "max" and len(pieces) > texts:
+        if mode == "max" and len(windows) > texts:
             out_NMH[:, m] = -np.inf
-            np.maximum.at(out_NMH[:, m], owners, pooled_PMH[:, m])
-        elif len(pieces) > texts:
-            share_P = count_P
+            np.maximum.at(out_NMH[:, m], owners, pooled_WMH[:, m])
+        elif len(windows) > texts:
+            share_W = count_W
             if mode == "weightedmean":
-                share_P = count_P * (np.array([piece.at for piece in pieces]) + (count_P + 1) / 2)
+                share_W = count_W * (np.array([w.own_start for w in windows]) + (count_W + 1) / 2)
             elif mode == "lasttoken":
-                share_P = np.diff(owners, append=texts).astype(np.float64)
-            share_P = share_P / np.bincount(owners, share_P, minlength=texts)[owners]
-            x_PH, weight_P = torch.from_numpy(pooled_PMH[:, m]), torch.from_numpy(share_P)
-            out_NMH[:, m] = weighted_mean(x_PH, torch.tensor(owners), weight_P, texts).numpy()
+                share_W = np.diff(owners, append=texts).astype(np.float64)
+            share_W = share_W / np.bincount(owners, share_W, minlength=texts)[owners]
+            x_WH, weight_W = torch.from_numpy(pooled_WMH[:, m]), torch.from_numpy(share_W)
+            out_NMH[:, m] = weighted_mean(x_WH, torch.tensor(owners), weight_W, texts).numpy()
         if mode in ("mean_sqrt_len_tokens", "sum"):
-            counts_N1 = np.bincount(owners, count_P, minlength=texts)[:, None]
+            counts_N1 = np.bincount(owners, count_W, minlength=texts)[:, None]
             out_NMH[:, m] *= counts_N1 if mode == "sum" else np.sqrt(counts_N1)
     return out_NMH.reshape(texts, -1)

@@ -28,7 +28,7 @@ from everybert.text.readers import TEXT_KINDS, expand, kind, lines, read_rows
 
 WRITTEN = (".csv", ".tsv", ".jsonl", ".ndjson")
 LIST = "_everybert.json"
-"""What was asked for and, in a finished folder, the hash of each part. Readers of parquet folders ignore the file."""
+"""The plan of the run and, in a finished folder, the hash of each part. Readers of parquet folders ignore the file."""
 Row = dict[str, Any]
 Part = tuple[tuple[Row, Any], ...]
 """Rows with the inputs that the task reads from them."""
@@ -236,9 +236,9 @@ class Predictor:
             embedded = model.embedded(inputs, **options)
             cut = [{"cut": n} for n in embedded.cut] if options.get("long") == "cut" else [{} for _ in inputs]
             return [{"vector": vector.tolist(), **more} for vector, more in zip(embedded.vectors, cut)]
-        zero = {name: value for name, value in options.items() if name != "scores"}  # labels and their template
-        with model.using(model.adapter_for(self.task, bool(zero) or isinstance(inputs[0], tuple))):
-            task, done = model.task(self.task), model.predict(self.task, inputs, **zero)
+        zero_shot = {name: value for name, value in options.items() if name != "scores"}  # labels and their template
+        with model.using(model.adapter_for(self.task, bool(zero_shot) or isinstance(inputs[0], tuple))):
+            task, done = model.task(self.task), model.predict(self.task, inputs, **zero_shot)
             return [task.as_columns(prediction, bool(options.get("scores"))) for prediction in done]
 
     def _write_parquet(self, draft: Path, rows: list[Row], predictions: list[Row]) -> None:
@@ -276,7 +276,7 @@ def _check_out(out: Path, sources: list[Path], fresh: bool) -> None:
 
 
 def _start(building: Path, plan: dict[str, Any], fresh: bool) -> None:
-    """Make the folder of unfinished parts, or check that the one there is of the same plan."""
+    """Make the folder of unfinished parts, or check that the existing one has the same plan."""
     if fresh:
         shutil.rmtree(building, ignore_errors=True)
     with disk_errors(building):
@@ -297,7 +297,7 @@ def _finish(out: Path, building: Path, plan: dict[str, Any]) -> None:
                     shutil.copyfileobj(file, whole)
         shutil.rmtree(building)
         return
-    for left in building.glob(".part-*"):  # of workers that were killed
-        left.unlink(missing_ok=True)
+    for stale in building.glob(".part-*"):  # of workers that were killed
+        stale.unlink(missing_ok=True)
     write_json(building / LIST, plan | {"files": {part.name: size_and_hash(part) for part in parts}})
     replace_folder(building, out)

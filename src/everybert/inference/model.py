@@ -22,7 +22,7 @@ from everybert.inference import embedding, multi
 from everybert.inside import masked
 from everybert.inside.attention import Attention, read_attention
 from everybert.inside.attribution import Attribution, attribute
-from everybert.inside.masked import Candidate, mask_id, pieces_of
+from everybert.inside.masked import Candidate, mask_id, windows_of
 from everybert.inside.neighbours import Neighbours, find_neighbours
 from everybert.inside.trace import Trace, read_trace
 from everybert.model.config import EncoderConfig
@@ -75,7 +75,7 @@ class TokenVectors:
     """The layer whose output the vectors are; 0 is the embeddings."""
 
     def rows(self, vectors: Sequence[Any]) -> list[dict[str, Any]]:
-        """Each token as plain data, with one of `vectors` in the form that is wanted."""
+        """Each token as plain data; `vectors` has the vector of each in the form to return."""
         each = zip(self.tokens, self.ids, self.segments, self.offsets, vectors)
         return [{"token": t, "id": i, "segment": s, "start": a, "end": b, "vector": v} for t, i, s, (a, b), v in each]
 
@@ -390,15 +390,15 @@ class Model:
             raise EverybertError(f"there is no layer {layer}: 0 is the embeddings, {count} the last layer")
         layer = count if layer is None else layer % (count + 1)
         encoding = self.tokenizer.encode(text, pair)
-        pieces = pieces_of(encoding, self.window)
+        windows = windows_of(encoding, self.window)
         vectors = np.empty((len(encoding), self.config.hidden_size), dtype=np.float32)
 
         def read(indices: list[int], batch: Ragged, x_TH: Tensor) -> None:
-            for k, x_nH in zip(indices, batch.split(x_TH)):
-                vectors[pieces[k].at : pieces[k].end] = x_nH[pieces[k].own].float().cpu().numpy()
+            for w, x_nH in zip([windows[k] for k in indices], batch.split(x_TH)):
+                vectors[w.own_start : w.own_stop] = x_nH[w.own].float().cpu().numpy()
 
         segments = [encoding.segments] if pair is not None else None
-        encode(self.network, Inputs([p.ids for p in pieces], segments), read, layer)
+        encode(self.network, Inputs([w.ids for w in windows], segments), read, layer)
         return TokenVectors(encoding.tokens, encoding.offsets, vectors, encoding.ids, encoding.segments, layer)
 
     def hidden(
@@ -445,8 +445,8 @@ class Model:
 
         `labels` are any names, for which an entailment model reads each text with `template`; they may be `multi`.
         """
-        zero: dict[str, Any] = {} if labels is None else {"labels": labels, "template": template, "multi": multi}
-        return list(self.predict("classify", as_texts(texts, pairs=labels is None), adapter, **zero))
+        zero_shot: dict[str, Any] = {} if labels is None else {"labels": labels, "template": template, "multi": multi}
+        return list(self.predict("classify", as_texts(texts, pairs=labels is None), adapter, **zero_shot))
 
     def regress(self, texts: Text | Sequence[Text], adapter: str | None = None) -> list[float]:
         """A number for every text or pair."""
@@ -501,15 +501,15 @@ class Model:
 
     def predict(self, name: str, inputs: Sequence[Any], adapter: str | None = None, **options: Any) -> Iterator[Any]:
         """The predictions of a task for any number of inputs, in order, as they are computed."""
-        kinds = [False] if adapter is not None else [isinstance(x, tuple | list) for x in inputs]
-        kinds = [True] if options.get("labels") is not None else kinds  # each text is read as a pair with each label
-        defaults = {kind: self.adapter_for(name, kind) for kind in set(kinds)}
+        paired = [False] if adapter is not None else [isinstance(x, tuple | list) for x in inputs]
+        paired = [True] if options.get("labels") is not None else paired  # each text is read as a pair with each label
+        defaults = {pair: self.adapter_for(name, pair) for pair in set(paired)}
         if len(set(defaults.values())) > 1:  # texts and pairs in one list, each with an adapter of its own
-            parts = {kind: [x for x, k in zip(inputs, kinds) if k == kind] for kind in defaults}
-            done = {k: iter(list(self.predict(name, parts[k], defaults[k], **options))) for k in defaults}
-            yield from (next(done[kind]) for kind in kinds)
+            parts = {pair: [x for x, p in zip(inputs, paired) if p == pair] for pair in defaults}
+            predictions = {p: iter(list(self.predict(name, parts[p], defaults[p], **options))) for p in defaults}
+            yield from (next(predictions[pair]) for pair in paired)
             return
-        adapter = adapter or self.adapter_for(name, any(kinds))
+        adapter = adapter or self.adapter_for(name, any(paired))
         with self.using(adapter):
             task = self.task(name)
             compute: Any = partial(task.predict, self.network, self.tokenizer) if task.head else self.embed
@@ -522,9 +522,9 @@ class Model:
         return load_task(name, self.network, labels, problem, extras)
 
     def answer_tokens(self, question: str, context: str) -> tuple[Encoding, np.ndarray]:
-        """The tokens of a context and (n, 2): the probabilities that an answer begins and ends at each.
+        """The tokens of a context, and (n, 2): the probabilities that an answer begins and ends at each.
 
-        Each token is read in the window that owns it. What is missing to a sum of 1 means that there is no answer.
+        Each token is read in the window that owns it. The rest, up to a sum of 1, is the probability of no answer.
         """
         task: Any = self.task("answer")
         features = task.encode(self.tokenizer, self.config, [(question, context)])
@@ -560,11 +560,11 @@ class Model:
         """Which tokens a prediction rests on, by integrated gradients; `task` is by default that of the model."""
         example = text if pair is None else (text, pair)
         with self.using(adapter or self.adapter_for(task or "classify", pair is not None)):
-            settled, encoding = self.task(task or self.main_task() or "classify"), self.one_window(text, pair)
-            predict = partial(settled.predict, self.network, self.tokenizer, [example])
-            target, named = settled.explained(predict, encoding, label)
-            marked = self._global_tokens(encoding, settled)
-            scores, *ends = attribute(self.network, self.tokenizer, encoding, str(settled.head), target, marked)
+            settings, encoding = self.task(task or self.main_task() or "classify"), self.one_window(text, pair)
+            predict = partial(settings.predict, self.network, self.tokenizer, [example])
+            target, named = settings.explained(predict, encoding, label)
+            marked = self._global_tokens(encoding, settings)
+            scores, *ends = attribute(self.network, self.tokenizer, encoding, str(settings.head), target, marked)
         return Attribution(text, pair, encoding.tokens, encoding.offsets, encoding.sequence, scores, named, *ends)
 
     def main_task(self) -> str | None:
@@ -662,8 +662,8 @@ class Model:
 
         `int8` writes one byte per parameter and one scale per row: a quarter of the size, for everybert only.
         """
-        with atomic_folder(folder) as temporary:
-            self.write(temporary, int8)
+        with atomic_folder(folder) as draft:
+            self.write(draft, int8)
 
     def write(self, folder: Path, int8: bool = False) -> None:
         """Write the files of `save` into an existing folder. Feature-based heads have a file of their own."""
@@ -691,7 +691,7 @@ class Model:
     def one_window(self, text: str, pair: str | None = None) -> Encoding:
         """A text or pair as tokens; an error if it does not fit into the window."""
         encoding = self.tokenizer.encode(text, pair)
-        if len(pieces_of(encoding, self.window)) > 1:
+        if len(windows_of(encoding, self.window)) > 1:
             raise EverybertError(f"the text has {len(encoding):,} tokens, the model reads {self.window:,}; shorten it")
         return encoding
 

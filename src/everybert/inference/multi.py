@@ -56,8 +56,8 @@ def token_vectors(
     cut = [max(0, len(ids) - size) if long == "cut" or task == "query" else 0 for ids in sequences]
     for i, (ids, lost) in enumerate(zip(sequences, cut)):
         sequences[i] = [*ids[: size - tail], *ids[len(ids) - tail :]] if lost else ids
-    flat = [(i, piece) for i, ids in enumerate(sequences) for piece in cover(ids, lead, tail, size)]
-    rows = [list(piece.ids) for _, piece in flat]
+    flat = [(i, window) for i, ids in enumerate(sequences) for window in cover(ids, lead, tail, size)]
+    rows = [list(window.ids) for _, window in flat]
     real = [len(ids) for ids in rows]
     if expansion is not None:
         name = expansion.get("token") or tokenizer.mask_token

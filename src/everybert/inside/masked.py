@@ -15,9 +15,9 @@ from everybert.errors import EverybertError
 from everybert.model.engine import Inputs, masked_logits, token_log_probs
 from everybert.model.heads import Network
 from everybert.text.tokenizer import Encoding, Tokenizer
-from everybert.text.windows import Piece, cover
+from everybert.text.windows import TextWindow, cover
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -109,24 +109,24 @@ def at_masks(
     encodings: Sequence[Encoding],
     masks: Sequence[Sequence[int]],
     size: int,
-    read: Callable[[Tensor], Sequence[Made]],
-) -> list[list[Made]]:
-    """What `read` makes of the probabilities (M, V) at the masked tokens of each text or pair, whose places are given.
+    read: Callable[[Tensor], Sequence[Result]],
+) -> list[list[Result]]:
+    """The results of `read`, one per row of the probabilities (M, V) at the given masked tokens of each text or pair.
 
     In a text of more than `size` tokens, a token is predicted in the window that owns it.
     """
-    every = [(t, piece) for t, encoding in enumerate(encodings) for piece in pieces_of(encoding, size)]
-    pieces = [(t, piece) for t, piece in every if any(map(piece.owns, masks[t]))]
-    places = [[i - piece.shift for i in masks[t] if piece.owns(i)] for t, piece in pieces]
-    results: dict[int, Sequence[Made]] = {}
+    every = [(t, window) for t, encoding in enumerate(encodings) for window in windows_of(encoding, size)]
+    windows = [(t, window) for t, window in every if any(map(window.owns, masks[t]))]
+    places = [[i - window.shift for i in masks[t] if window.owns(i)] for t, window in windows]
+    results: dict[int, Sequence[Result]] = {}
 
     def split(indices: list[int], logits_MV: Tensor) -> None:
-        made = iter(read(logits_MV.softmax(-1)))
-        results.update((k, [next(made) for _ in places[k]]) for k in indices)
+        rows = iter(read(logits_MV.softmax(-1)))
+        results.update((k, [next(rows) for _ in places[k]]) for k in indices)
 
-    segments = [encodings[t].segments[: len(piece.ids)] for t, piece in pieces]
-    masked_logits(network, Inputs([piece.ids for _, piece in pieces], segments), places, split)
-    values = (value for k in range(len(pieces)) for value in results[k])
+    segments = [encodings[t].segments[: len(window.ids)] for t, window in windows]
+    masked_logits(network, Inputs([window.ids for _, window in windows], segments), places, split)
+    values = (value for k in range(len(windows)) for value in results[k])
     return [[next(values) for _ in places_of_text] for places_of_text in masks]
 
 
@@ -194,22 +194,21 @@ def mask_id(tokenizer: Tokenizer) -> int:
 
 
 def pseudo_likelihoods(
-    network: Network, tokenizer: Tokenizer, encodings: Sequence[Encoding], window: int
+    network: Network, tokenizer: Tokenizer, encodings: Sequence[Encoding], size: int
 ) -> list[np.ndarray]:
     """Per text, ln P(token | the others) of each token that is not special: float64 (n), in order.
 
-    PLL(w) = Σ ln P(wᵢ | the others) (Salazar et al. 2020, eq. 1). The tokens of a long text are masked in the window
-    that owns them.
+    PLL(w) = Σ ln P(wᵢ | the others) (Salazar et al. 2020, eq. 1). A token is masked in the window that owns it.
     """
     mask = 0 if network.config.causal else mask_id(tokenizer)
-    each = [(encoding.special, pieces_of(encoding, window)) for encoding in encodings]
-    flat = [(special, piece) for special, pieces in each for piece in pieces]
-    places = [[i - p.shift for i in range(p.at, p.end) if not special[i]] for special, p in flat]
-    values = iter(token_log_probs(network, [piece.ids for _, piece in flat], places, mask))
-    return [np.concatenate([next(values) for _ in pieces]) for _, pieces in each]
+    each = [(encoding.special, windows_of(encoding, size)) for encoding in encodings]
+    flat = [(special, window) for special, windows in each for window in windows]
+    places = [[i - w.shift for i in range(w.own_start, w.own_stop) if not special[i]] for special, w in flat]
+    values = iter(token_log_probs(network, [window.ids for _, window in flat], places, mask))
+    return [np.concatenate([next(values) for _ in windows]) for _, windows in each]
 
 
-def pieces_of(encoding: Encoding, size: int) -> list[Piece]:
+def windows_of(encoding: Encoding, size: int) -> list[TextWindow]:
     """A text in windows of at most `size` tokens (see `cover`), or a pair, which must fit into one."""
     if not len(encoding):
         raise EverybertError("the text is empty, and this tokenizer adds no special tokens; give some text")

@@ -63,9 +63,7 @@ class Neighbours:
 def find_neighbours(
     network: Network, tokenizer: Tokenizer, word: str, texts: Sequence[str], top: int, size: int
 ) -> Neighbours:
-    """Find the word in texts of at most `size` tokens, ignoring case, and compare its vectors with one another and with
-    those of other words.
-    """
+    """Compare a word's vectors in texts of at most `size` tokens, with one another and with those of other words."""
     word = word.strip()
     if not word or not texts:
         raise EverybertError("neighbours compares a word in texts that hold it; give the word, then the texts")

@@ -40,7 +40,7 @@ Watch = Callable[[str, Tensor], None]
 
 
 class Relative(NamedTuple):
-    """What tells a layer how far tokens are from each other; computed once per batch."""
+    """The position information of attention: how far tokens are from each other. Computed once per batch."""
 
     rotary: Rotary | None = None
     bias: Bias | None = None
@@ -49,7 +49,7 @@ class Relative(NamedTuple):
 
 
 ABSOLUTE = Relative()
-"""Positions that are a part of the embeddings alone."""
+"""No position information in attention: positions are part of the embeddings."""
 
 HAS_TRITON = find_spec("triton") is not None
 
@@ -76,8 +76,8 @@ class Pattern:
         """bool (rows, columns): whether the token at position r attends to the one at position c."""
         gap = columns - rows[:, None]
         before, after = self.sides
-        seen = torch.ones_like(gap, dtype=torch.bool) if before < 0 else gap >= -before
-        return seen if after < 0 else seen & (gap <= after)
+        visible = torch.ones_like(gap, dtype=torch.bool) if before < 0 else gap >= -before
+        return visible if after < 0 else visible & (gap <= after)
 
 
 FULL = Pattern()
@@ -122,8 +122,8 @@ class SelfAttention(nn.Module):
                 v_TAD = rotate(v_TAD, *rotary, self.rotary_pairs) if self.rotary_value else v_TAD
             if table is not None:
                 q_TAD = q_TAD * SCORE_TERMS**-0.5  # scores are divided by √(3·D); the backends divide by √D
-                places_R3AD = self.split(self.qkv(self.table_dropout(table[0])))
-                bias = disentangled(places_R3AD[:, 0], places_R3AD[:, 1], table[1])
+                relative_R3AD = self.split(self.qkv(self.table_dropout(table[0])))
+                bias = disentangled(relative_R3AD[:, 0], relative_R3AD[:, 1], table[1])
             qkv = q_TAD, k_TAD, v_TAD
             if watch is None:
                 mixed_TAD = attend(qkv, batch, pattern, global_qkv, p, bias)
@@ -169,9 +169,9 @@ def disentangled(q_RAD: Tensor, k_RAD: Tensor, rows: Callable[[int], Tensor]) ->
 
     def bias(q: Tensor, k: Tensor) -> Tensor:
         row_nn = rows(q.shape[2])
-        to_place = (q @ k_RAD.permute(1, 2, 0)).gather(-1, row_nn.expand(*q.shape[:2], -1, -1))
-        from_place = (k @ q_RAD.permute(1, 2, 0)).gather(-1, row_nn.t().expand(*q.shape[:2], -1, -1))
-        return (to_place + from_place.transpose(-1, -2) * SCORE_TERMS**-0.5) * q.shape[-1] ** -0.5
+        to_position = (q @ k_RAD.permute(1, 2, 0)).gather(-1, row_nn.expand(*q.shape[:2], -1, -1))
+        from_position = (k @ q_RAD.permute(1, 2, 0)).gather(-1, row_nn.t().expand(*q.shape[:2], -1, -1))
+        return (to_position + from_position.transpose(-1, -2) * SCORE_TERMS**-0.5) * q.shape[-1] ** -0.5
 
     return bias
 
@@ -223,13 +223,13 @@ def grouped(qkv: QKV, batch: Ragged, p: float, bias: Bias | None = None, causal:
     out = []
     for group in zip(*(batch.by_length(x) for x in qkv)):
         q, k, v = (x.transpose(1, 2) for x in group)
-        added = None if bias is None else bias(q, k).to(q.dtype)
-        if causal == "reverse" or (causal and added is not None):
+        mask = None if bias is None else bias(q, k).to(q.dtype)
+        if causal == "reverse" or (causal and mask is not None):
             at = torch.arange(q.shape[2], device=q.device)
-            seen = Pattern(causal=causal).visible(at, at)
-            added = seen if added is None else added.masked_fill(~seen, float("-inf"))
-        triangle = causal is True and added is None
-        out.append(sdpa(q, k, v, attn_mask=added, is_causal=triangle, dropout_p=p).transpose(1, 2))
+            visible = Pattern(causal=causal).visible(at, at)
+            mask = visible if mask is None else mask.masked_fill(~visible, float("-inf"))
+        triangle = causal is True and mask is None
+        out.append(sdpa(q, k, v, attn_mask=mask, is_causal=triangle, dropout_p=p).transpose(1, 2))
     return batch.from_lengths(out)
 
 
@@ -237,13 +237,13 @@ def rectangle(qkv: QKV, batch: Ragged, p: float, bias: Bias, causal: bool | str 
     """One SDPA call for all sequences, padded to the longest: few kernels, whose shapes graphs.py can record."""
     from_BN, real_BN, to_T = batch.rectangle
     q, k, v = (x.index_select(0, from_BN.flatten()).unflatten(0, from_BN.shape).transpose(1, 2) for x in qkv)
-    seen = real_BN[:, None, None]
+    visible = real_BN[:, None, None]
     if causal:
         at = torch.arange(from_BN.shape[1], device=q.device)
-        seen = seen & Pattern(causal=causal).visible(at, at)
+        visible = visible & Pattern(causal=causal).visible(at, at)
     # the least number in place of −∞: rows of padding see nothing, and would become NaN
-    added = torch.where(seen, bias(q, k).to(q.dtype), torch.finfo(q.dtype).min)
-    return sdpa(q, k, v, attn_mask=added, dropout_p=p).transpose(1, 2).flatten(0, 1).index_select(0, to_T)
+    mask = torch.where(visible, bias(q, k).to(q.dtype), torch.finfo(q.dtype).min)
+    return sdpa(q, k, v, attn_mask=mask, dropout_p=p).transpose(1, 2).flatten(0, 1).index_select(0, to_T)
 
 
 def windowed(qkv: QKV, batch: Ragged, pattern: Pattern, global_qkv: QKV | None, p: float) -> Tensor:
@@ -300,10 +300,10 @@ def watched(
 
 
 def _formula(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, added: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, bias: Tensor | None = None
 ) -> dict[str, Tensor]:
     scores = q @ k.transpose(1, 2) * q.shape[-1] ** -0.5
-    scores = scores if added is None else scores + added.to(scores.dtype)
+    scores = scores if bias is None else scores + bias.to(scores.dtype)
     scores = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
     weights = torch.softmax(scores, dim=-1)
     return {"scores": scores, "weights": weights, "mixed": weights @ v}

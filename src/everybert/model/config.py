@@ -47,9 +47,9 @@ class EncoderConfig:
     """What is added to attention scores: a number per head and distance, learnt (buckets, MPNet) or fixed (alibi,
     jina), or products of contents with positions (disentangled, DeBERTa)."""
     relative_buckets: int = 32
-    """Buckets of distances, for both directions (MPNet) or for each (DeBERTa; 0: every distance is one)."""
+    """Number of distance buckets: in total (MPNet) or per direction (DeBERTa; 0: one for each distance)."""
     relative_distance: int = 128
-    """All distances from this one on share a bucket."""
+    """Larger distances share the last bucket."""
     position_offset: int = 0
     """Unused rows at the start of the position table (RoBERTa counts from padding_idx + 1 = 2)."""
     segments: int = 2
@@ -101,7 +101,7 @@ class EncoderConfig:
     rotary_value: bool = False
     """Whether the values are rotated as well."""
     mask_id: int | None = None
-    """ESM-2: the id of the mask token, if its embedding is read as zero and the others are scaled up for it."""
+    """ESM-2: the id of the mask token, if its embedding is replaced by zero and the others are scaled up."""
     dropout: float = 0.1
     """On the embeddings and on each block's output, while training."""
     attention_dropout: float = 0.1

@@ -1,7 +1,7 @@
 """The sum of token, segment and position embeddings, normalised (Devlin et al. 2019, figure 2); and every other form
 of positions: rotary angles, and the distances that some families add to attention scores.
 
-Legend: T tokens in the batch, B sequences, E embedding width, H hidden, A heads, D head size, n tokens of a sequence.
+Legend: T tokens, B sequences, E embedding width, H hidden, A heads, D head size, R rates, n tokens of a sequence.
 """
 
 import math

@@ -7,7 +7,7 @@ On the CPU, batches of about equal lengths run side by side, one per core. On an
 order (of about equal lengths where attention has a bias), the encoder's kernel launches are recorded as CUDA graphs
 (graphs.py), and the host never waits for the device.
 
-Legend: T tokens in the batch, B sequences, H hidden, C labels, M masked positions, V vocabulary.
+Legend: T tokens in the batch, H hidden, C labels, M masked positions, V vocabulary.
 """
 
 import contextvars
@@ -30,8 +30,8 @@ from everybert.model.heads import SEQUENCE_HEADS, FeatureHead, Network, head_log
 from everybert.model.linear import Linear
 from everybert.model.ragged import Ragged
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Read = Callable[[list[int], Ragged, Tensor], None]
 """Takes the indices of a batch's sequences, the batch, and its hidden states (T, H)."""
 
@@ -158,7 +158,7 @@ def token_log_probs(
     Each token is masked in turn, in a copy of its own, and predicted from all others (Salazar et al. 2020, eq. 1). A
     causal network needs no masks: it gives ln P(token | the tokens before it, or after it) for all positions at once.
     """
-    rows: list[tuple[Any, Sequence[int], list[int]]] = []  # a sequence, places in it, the tokens that were there
+    rows: list[tuple[Any, Sequence[int], list[int]]] = []  # a sequence, places in it, their original tokens
     for ids, chosen in zip(sequences, positions):
         for places in [chosen] if network.config.causal else [[place] for place in chosen]:
             copy = np.array(ids, dtype=np.int64)
@@ -168,8 +168,8 @@ def token_log_probs(
     copies: list[tuple[list[int], Callable[[], np.ndarray]]] = []
 
     def read(indices: list[int], logits_MV: Tensor) -> None:
-        gold_M = torch.tensor([token for k in indices for token in rows[k][2]]).to(logits_MV.device)
-        copies.append((indices, fetched(logits_MV.log_softmax(-1).gather(1, gold_M[:, None])[:, 0])))
+        label_M = torch.tensor([token for k in indices for token in rows[k][2]]).to(logits_MV.device)
+        copies.append((indices, fetched(logits_MV.log_softmax(-1).gather(1, label_M[:, None])[:, 0])))
 
     if rows:
         masked_logits(network, Inputs([ids for ids, *_ in rows]), [places for _, places, _ in rows], read)
@@ -193,27 +193,27 @@ def run_batches(
     cores = torch.get_num_threads() if device.type == "cpu" else 1
     if device.type == "cpu":
         keep_freed_memory()
-        groups = plan(lengths, budget or cpu_budget(sum(lengths), cores))
+        groups = sorted_batches(lengths, budget or cpu_budget(sum(lengths), cores))
     elif network.config.relative != "none":
-        groups = plan(lengths, budget or BUDGET_GPU, padded=True)
+        groups = sorted_batches(lengths, budget or BUDGET_GPU, padded=True)
     else:
-        groups = in_order(lengths, budget or BUDGET_GPU)
+        groups = ordered_batches(lengths, budget or BUDGET_GPU)
 
     @torch.inference_mode()
-    def checked(indices: list[int]) -> None:
+    def run_batch(indices: list[int]) -> None:
         batch = inputs.batch(indices)
         network.encoder.check(batch)
         with on_device(device):
             work(indices, batch)
 
     if cores > 1 and len(groups) > 1 and cores <= 2 * len(groups):
-        side_by_side(checked, groups, cores)
+        side_by_side(run_batch, groups, cores)
     else:
         for indices in groups:
-            checked(indices)
+            run_batch(indices)
 
 
-def plan(lengths: Sequence[int], budget: int, padded: bool = False) -> list[list[int]]:
+def sorted_batches(lengths: Sequence[int], budget: int, padded: bool = False) -> list[list[int]]:
     """Sequences sorted by length, longest first; a batch is full once it has `budget` tokens.
 
     `padded` is for attention that pads to the longest sequence of a batch and holds the scores of all pairs: a
@@ -230,11 +230,10 @@ def plan(lengths: Sequence[int], budget: int, padded: bool = False) -> list[list
     return groups
 
 
-def in_order(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+def ordered_batches(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Batches for an accelerator: sequences in their order, never more than `capacity` tokens.
 
-    There a batch of unequal lengths costs no more than one of equal lengths, and batches of about the same size share
-    a recorded graph.
+    There unequal lengths cost no more than equal ones, and batches of about the same size share a recorded graph.
     """
     groups: list[list[int]] = []
     total = capacity
@@ -276,10 +275,10 @@ def side_by_side(work: Callable[[list[int]], None], groups: Sequence[list[int]],
         torch.set_num_threads(cores)  # the number is per thread, but new threads start with the last one set
 
 
-def ahead(work: Callable[[Given], Made], items: Iterable[Given], most: int = 2) -> Iterator[Made]:
+def ahead(work: Callable[[Item], Result], items: Iterable[Item], most: int = 2) -> Iterator[Result]:
     """`work` of each item, in order; while one result is used, a thread computes up to `most` more.
 
-    An error is raised when the result of its item is asked for. A single item needs no thread.
+    An error is raised in place of the result of its item. A single item needs no thread.
     """
     rest = iter(items)
     start = list(islice(rest, 2))
@@ -288,7 +287,7 @@ def ahead(work: Callable[[Given], Made], items: Iterable[Given], most: int = 2) 
         return
     pool = ThreadPoolExecutor(1, "everybert-ahead")
     try:
-        waiting: deque[Future[Made]] = deque()
+        waiting: deque[Future[Result]] = deque()
         for item in chain(start, rest):
             waiting.append(pool.submit(contextvars.copy_context().run, work, item))
             if len(waiting) > most:
@@ -353,7 +352,7 @@ def fetched(x: Tensor) -> Callable[[], np.ndarray]:
 
 
 def pick_device(name: torch.device | str | None, gpu: bool = True) -> torch.device:
-    """The device asked for; by default a GPU if there is one (and `gpu`), else the CPU."""
+    """The device of that name; by default a GPU if there is one (and `gpu`), else the CPU."""
     if name is None:
         return torch.device("cuda" if gpu and torch.cuda.is_available() else "cpu")
     try:

@@ -14,7 +14,7 @@ Their forms are those of `transformers`, family by family, so that checkpoints a
 The classifiers of ELECTRA and EuroBERT have a dense layer with GELU, RoFormer's has one with
 its own activation. ELECTRA's discriminator (rtd) tells for every token whether it was replaced.
 
-Legend: T tokens in the batch, B sequences, H hidden, E embedding width, V vocabulary, M masked positions, C labels.
+Legend: T tokens, B sequences, H hidden, E embedding width, V vocabulary, M masked positions, C labels, F features.
 """
 
 from collections.abc import Callable
@@ -247,7 +247,7 @@ class FeatureHead(TaskHead):
         return pool(x, batch, self.features.pool) if self.pooled else x
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, F) → (…, C). Features that were computed once come in half precision, from the host."""
+        """(…, F) → (…, C). Stored features are in half precision, on the host."""
         x = x.to(self.output.weight)
         if self.mix is not None:
             x = self.mix.softmax(0) @ x.unflatten(-1, (len(self.mix), -1))

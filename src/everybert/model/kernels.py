@@ -4,7 +4,7 @@ Written in Triton and used only if it is installed; the same in plain torch is i
 Library attention reads and writes Q, K, V and their gradients several times, and the exact GELU is limited by the
 arithmetic of erf. Here both cost one pass over memory (figures for one H200 and BERT-base: docs/LOG.md).
 
-Legend: T tokens in the batch, B sequences, A heads, D head size, n length of a sequence, I inner width (N below).
+Legend: T tokens, B sequences, H hidden, A heads, D head size, n length of a sequence, I inner width, N row width.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 SMALL = 1 << 15
-"""Of fewer weights than this, the product is too short: oneDNN prepares it anew for each number of tokens."""
+"""With fewer weights, the product is too short to pay for oneDNN's preparation, once per number of tokens."""
 
 
 class Linear(nn.Linear):

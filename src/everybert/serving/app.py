@@ -114,7 +114,7 @@ def create_app(
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What `everybert serve` was asked for."""
+    """The options of `everybert serve`."""
 
     models: list[str]
     adapters: list[str] = field(default_factory=list)
@@ -174,10 +174,10 @@ def serve(settings: ServerSettings, host: str, port: int, started: Callable[[int
     """
     with listen(host, port) as listening:
         port = listening.getsockname()[1]
-        app = settings.create_app()  # by the supervisor of workers too: what is wrong is said once, at the start
+        app = settings.create_app()  # by the supervisor of workers too, so that an error is reported once, at the start
 
         def announce() -> None:
-            """Wait for the first answer; workers listen anew."""
+            """Wait for the first answer. The workers listen on sockets of their own."""
             while True:
                 with suppress(OSError), closing(HTTPConnection(host, port, timeout=600)) as connection:
                     connection.request("GET", "/ready")
@@ -207,6 +207,4 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         why = f"port {port} is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
-        raise EverybertError(
-            f"cannot listen on {host}: {why}; give another port (0 takes a free one) or host"
-        ) from None
+        raise EverybertError(f"cannot listen on {host}: {why}; give another port (0: a free one) or host") from None

@@ -1,14 +1,14 @@
 """One queue before the models, and plain threads that compute what is in it.
 
-A request is a `Job`: inputs, and a function that computes a result for each of them. The queue holds it in pieces of
-at most a batch. A thread takes the oldest piece and all others that ask for the same (model, adapter, task, options),
+A request is a `Job`: inputs, and a function that computes a result for each of them. The queue holds it in parts of
+at most a batch. A thread takes the oldest part and all others that ask for the same (model, adapter, task, options),
 up to a budget of tokens, calls the model once for all of them, and splits the results. On the CPU each core has a
 thread and a batch of its own; an accelerator has one thread.
 
-The pieces of different jobs and clients take turns: a long job, or a client with many, delays others by a few batches.
+The parts of different jobs and clients take turns: a long job, or a client with many, delays others by a few batches.
 What takes much longer than a batch never occupies all threads.
 
-A network computes with one adapter at a time: a piece is taken only if its model is idle or runs with the same adapter.
+A network computes with one adapter at a time: a part is taken only if its model is idle or runs with the same adapter.
 """
 
 import asyncio
@@ -62,20 +62,20 @@ class Job:
         self.results: list[Any] = [None] * len(self.inputs)
         self.left = len(self.inputs)
 
-    def pieces(self) -> "list[JobPart]":
+    def parts(self) -> "list[JobPart]":
         """The inputs in parts, each with one adapter and at most a batch."""
         loaded, shared = self.context.served.loaded, object() if self.options is None else self.options
-        pieces: list[JobPart] = []
+        parts: list[JobPart] = []
         latest: dict[str | None, JobPart] = {}
         for i, (example, tokens) in enumerate(zip(self.inputs, self.sizes, strict=True)):
             adapter = self.context.served.adapter_for(self.task, isinstance(example, tuple) and len(example) == 2)
-            piece = latest.get(adapter)
-            if piece is None or piece.tokens + tokens > loaded.budget:
-                piece = latest[adapter] = JobPart(self, loaded, adapter, (loaded, adapter, self.task, shared))
-                pieces.append(piece)
-            piece.which.append(i)
-            piece.tokens += tokens
-        return pieces
+            part = latest.get(adapter)
+            if part is None or part.tokens + tokens > loaded.budget:
+                part = latest[adapter] = JobPart(self, loaded, adapter, (loaded, adapter, self.task, shared))
+                parts.append(part)
+            part.indices.append(i)
+            part.tokens += tokens
+        return parts
 
 
 @dataclass(eq=False)
@@ -86,9 +86,9 @@ class JobPart:
     loaded: LoadedModel
     adapter: str | None
     key: Hashable
-    """One call computes pieces with equal keys."""
-    which: list[int] = field(default_factory=list)
-    """Indices of its inputs."""
+    """One call computes parts with equal keys."""
+    indices: list[int] = field(default_factory=list)
+    """Its inputs, as indices into those of the job."""
     tokens: int = 0
     turn: int = 0
     """Its place in the queue."""
@@ -99,26 +99,26 @@ class JobPart:
         return self.job.long or self.tokens > self.loaded.budget
 
 
-def once(
+def alone(
     context: RequestContext,
     task: str,
     texts: Sequence[str | None],
     compute: Callable[[Model], Any],
     numbers: Callable[[], int] = lambda: 0,
 ) -> Job:
-    """A job that is one call, shared with no other request. `texts` are what it reads; None is left out."""
+    """A job that is one call, shared with no other job. `texts` are what it reads; None is left out."""
     inputs = tuple(text for text in texts if text is not None)
-    return Job(context, task, [inputs], lambda model, _: [compute(model)], lambda got: got[0], None, numbers=numbers)
+    return Job(context, task, [inputs], lambda model, _: [compute(model)], lambda rows: rows[0], None, numbers=numbers)
 
 
-def in_parts(value: Any) -> bytes:
+def json_bytes(value: Any) -> bytes:
     """A response as JSON, made by many short calls: a long one holds the interpreter, and the event loop waits."""
     if isinstance(value, dict):
-        return b"{" + b",".join(to_json(key) + b":" + in_parts(item) for key, item in value.items()) + b"}"
+        return b"{" + b",".join(to_json(key) + b":" + json_bytes(item) for key, item in value.items()) + b"}"
     if not isinstance(value, list) or not value or isinstance(value[0], str | float):
         return to_json(value, inf_nan_mode="null")
     if isinstance(value[0], list):
-        return b"[" + b",".join(map(in_parts, value)) + b"]"
+        return b"[" + b",".join(map(json_bytes, value)) + b"]"
     some = (to_json(value[i : i + ITEMS], inf_nan_mode="null")[1:-1] for i in range(0, len(value), ITEMS))
     return b"[" + b",".join(some) + b"]"
 
@@ -135,14 +135,14 @@ class Batcher:
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
         self.queue: list[JobPart] = []  # by turn
-        self._turn = 0  # of the piece taken last
-        self._long = 0  # long pieces that are computed now
+        self._turn = 0  # of the part taken last
+        self._long = 0  # long parts that are computed now
         self._wake = threading.Condition()
         self._closing = False
         self._threads: list[threading.Thread] = []
         self._running = threading.local()
         self._trimmed = time.monotonic()
-        metrics.waiting.set_function(lambda: sum(piece.tokens for piece in self.queue))
+        metrics.waiting.set_function(lambda: sum(part.tokens for part in self.queue))
 
     def start(self, threads: int) -> None:
         """Start the threads."""
@@ -151,7 +151,7 @@ class Batcher:
             thread.start()
 
     def close(self, seconds: float = 2.0) -> None:
-        """Finish what is queued and wanted, then stop; what still runs after so many seconds is abandoned."""
+        """Finish the queued jobs that are still wanted, then stop; after `seconds`, running jobs are abandoned."""
         deadline = time.monotonic() + seconds
         with self._wake:
             self._closing = True
@@ -167,15 +167,15 @@ class Batcher:
 
     def submit(self, job: Job) -> None:
         """Put a job into the queue; its future gives the response as JSON."""
-        pieces, client = job.pieces(), job.context.client
+        parts, client = job.parts(), job.context.client
         with self._wake:
             if self._closing:
                 raise HttpError(503, "the server is shutting down; try another", {"Retry-After": "5"})
-            waiting = {piece.job for piece in self.queue if piece.job.context.client == client}
-            for i, piece in enumerate(pieces):
-                piece.turn = self._turn + 1 + len(waiting) + i
-            self.queue = sorted([*self.queue, *pieces], key=lambda piece: piece.turn)
-            self._wake.notify(len(pieces))
+            waiting = {part.job for part in self.queue if part.job.context.client == client}
+            for i, part in enumerate(parts):
+                part.turn = self._turn + 1 + len(waiting) + i
+            self.queue = sorted([*self.queue, *parts], key=lambda part: part.turn)
+            self._wake.notify(len(parts))
 
     def check(self) -> None:
         """Called before each pass through an encoder: stop if nobody waits for what this thread computes."""
@@ -187,37 +187,37 @@ class Batcher:
 
     def _work(self) -> None:
         torch.set_num_threads(1)  # of this thread: the other cores have their own
-        while pieces := self._take():
+        while parts := self._take():
             start = time.monotonic()
             try:
-                done = self._compute(pieces)
+                done = self._compute(parts)
             finally:
                 with self._wake:
-                    pieces[0].loaded.running -= 1
-                    self._long -= pieces[0].long
+                    parts[0].loaded.running -= 1
+                    self._long -= parts[0].long
                     if self.queue or self._closing:  # some may have waited for this model
                         self._wake.notify_all()
-            self.metrics.batch_tokens.observe(sum(piece.tokens for piece in pieces))
+            self.metrics.batch_tokens.observe(sum(part.tokens for part in parts))
             self.metrics.batch_seconds.observe(time.monotonic() - start)
             settle(done)
-            if pieces[0].long or time.monotonic() - self._trimmed > TRIM:
+            if parts[0].long or time.monotonic() - self._trimmed > TRIM:
                 self._trimmed = time.monotonic()
                 give_back_memory()
 
     def _take(self) -> list[JobPart]:
-        """The first piece that can run, and those that share its call, up to the budget; empty at the end."""
+        """The first part that can run, and those that share its call, up to the budget; empty at the end."""
         with self._wake:
             while (first := self._first()) is None:
                 if self._closing and not self.queue:
                     return []
                 self._wake.wait()
             budget = first.loaded.budget
-            share = sum(piece.tokens for piece in self.queue) // len(self._threads)  # all threads get some of it
+            share = sum(part.tokens for part in self.queue) // len(self._threads)  # all threads get some of it
             taken, room = [first], min(budget, max(share, budget // 4)) - first.tokens
-            for piece in self.queue:
-                if piece is not first and piece.tokens <= room and piece.key == first.key:
-                    taken.append(piece)
-                    room -= piece.tokens
+            for part in self.queue:
+                if part is not first and part.tokens <= room and part.key == first.key:
+                    taken.append(part)
+                    room -= part.tokens
             self._remove(taken)
             first.loaded.start(first.adapter)
             self._turn = first.turn
@@ -225,48 +225,48 @@ class Batcher:
             return taken
 
     def _first(self) -> JobPart | None:
-        """The first piece that can run: its model is idle, or uses its adapter. Only long pieces may be overtaken."""
-        if unwanted := [piece for piece in self.queue if piece.job.context.gone]:
+        """The first part that can run: its model is idle, or uses its adapter. Only long parts may be overtaken."""
+        if unwanted := [part for part in self.queue if part.job.context.gone]:
             self._remove(unwanted)
-            settle([(piece.job, piece.job.context.late()) for piece in unwanted])
+            settle([(part.job, part.job.context.late()) for part in unwanted])
         blocked: set[LoadedModel] = set()
         full = self._long >= max(1, len(self._threads) - 1)
-        for piece in self.queue:
-            loaded = piece.loaded
-            if full and piece.long:
+        for part in self.queue:
+            loaded = part.loaded
+            if full and part.long:
                 continue
-            if loaded not in blocked and (loaded.running == 0 or loaded.model.adapter == piece.adapter):
-                return piece
+            if loaded not in blocked and (loaded.running == 0 or loaded.model.adapter == part.adapter):
+                return part
             blocked.add(loaded)
         return None
 
-    def _remove(self, pieces: Sequence[JobPart]) -> None:
-        gone = set(pieces)
-        self.queue = [piece for piece in self.queue if piece not in gone]
+    def _remove(self, parts: Sequence[JobPart]) -> None:
+        gone = set(parts)
+        self.queue = [part for part in self.queue if part not in gone]
 
-    def _compute(self, pieces: list[JobPart]) -> list[tuple[Job, bytes | Exception]]:
-        """Compute pieces by one call; the jobs that are done now, with their responses."""
-        job = pieces[0].job
-        self._running.jobs = [piece.job for piece in pieces]
+    def _compute(self, parts: list[JobPart]) -> list[tuple[Job, bytes | Exception]]:
+        """Compute parts by one call. Returns the jobs that are now done, with their responses."""
+        job = parts[0].job
+        self._running.jobs = [part.job for part in parts]
         try:
-            results = iter(job.run(job.context.served.model, [p.job.inputs[i] for p in pieces for i in p.which]))
+            results = iter(job.run(job.context.served.model, [p.job.inputs[i] for p in parts for i in p.indices]))
         except Exception as error:
-            if len(pieces) == 1:
-                job.context.gone = True  # its other pieces need no computing
+            if len(parts) == 1:
+                job.context.gone = True  # its other parts need no computing
                 return [(job, error)]
-            return [done for piece in pieces for done in self._compute([piece])]  # one must not spoil the others
+            return [done for part in parts for done in self._compute([part])]  # one must not spoil the others
         done: list[tuple[Job, bytes | Exception]] = []
-        for piece in pieces:
-            for i in piece.which:
-                piece.job.results[i] = next(results)
+        for part in parts:
+            for i in part.indices:
+                part.job.results[i] = next(results)
             with self._wake:
-                piece.job.left -= len(piece.which)
-                last = piece.job.left == 0
+                part.job.left -= len(part.indices)
+                last = part.job.left == 0
             if last:
                 try:
-                    done.append((piece.job, in_parts(piece.job.finish(piece.job.results))))
+                    done.append((part.job, json_bytes(part.job.finish(part.job.results))))
                 except Exception as error:
-                    done.append((piece.job, error))
+                    done.append((part.job, error))
         return done
 
 

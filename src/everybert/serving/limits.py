@@ -55,7 +55,7 @@ CLIENTS = 10_000
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one request, and all requests together, may ask for."""
+    """Upper bounds for one request, and for all requests together."""
 
     body: int = 2_000_000
     """Bytes per request body."""
@@ -142,7 +142,7 @@ def error_response(path: str, error: Exception) -> JSONResponse:
 
 @dataclass
 class Usage:
-    """What all clients use."""
+    """The resources in use by all requests together."""
 
     requests: "set[RequestContext]" = field(default_factory=set)
     """In progress."""
@@ -152,7 +152,7 @@ class Usage:
 
 @dataclass(eq=False)
 class RequestContext:
-    """A request in progress: how long its answer is wanted, and what it has used."""
+    """A request in progress: whether its answer is still wanted, and the resources it uses."""
 
     limits: Limits
     usage: Usage = field(default_factory=Usage)
@@ -172,7 +172,7 @@ class RequestContext:
     """Bytes of its body and of its response."""
 
     def late(self) -> HttpError:
-        """Give the request up: 503."""
+        """Give up the request, and return the error for it (503)."""
         self.gone = True
         return HttpError(503, f"no answer within {self.limits.seconds:g} s; try again later", {"Retry-After": "1"})
 
@@ -196,7 +196,7 @@ class RequestContext:
         self.held += size
 
     def release(self) -> None:
-        """The request has ended: nothing is held any more."""
+        """The request has ended: give back what it held."""
         self.usage.requests.discard(self)
         self.gone = True
         self.usage.clients[self.client] -= self.held

@@ -25,7 +25,7 @@ from everybert.corpus.show import text_examples
 from everybert.inside.attention import quantised, without_heads
 from everybert.inside.masked import best, fill_sides
 from everybert.inside.trace import Part, Trace, explain_steps, needed, part_value
-from everybert.serving.batcher import Job, once
+from everybert.serving.batcher import Job, alone
 from everybert.serving.limits import HttpError, RequestContext, check_limit
 from everybert.serving.models import Served
 from everybert.serving.routes import Json, add_endpoint, count_masks
@@ -71,7 +71,7 @@ Originals = Annotated[Sequence[str | None], Field(max_length=512)]
 
 
 class Files(StaticFiles):
-    """Files that browsers ask for again, and get if they have changed."""
+    """Files that browsers revalidate, and load again only if they have changed."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
         """The response with a file."""
@@ -95,7 +95,7 @@ def add_playground(app: FastAPI, service: "Service") -> None:
         @wraps(compute)  # the parameters of `compute` are the fields of the body
         def handler(request: RequestContext, **body: Any) -> Job:
             request.hold(int(memory * service.limits.queue_bytes))
-            job = once(request, body.get("task") or task, texts_of(body), lambda _: compute(request.served, **body))
+            job = alone(request, body.get("task") or task, texts_of(body), lambda _: compute(request.served, **body))
             job.long = True
             return job
 

@@ -23,7 +23,7 @@ from pydantic_core import from_json
 from everybert import __version__
 from everybert.inference.model import Candidate, Model
 from everybert.serving import schemas as s
-from everybert.serving.batcher import Job, once
+from everybert.serving.batcher import Job, alone
 from everybert.serving.limits import STATUSES, HttpError, RequestContext, check_limit
 from everybert.serving.models import LARGE, Served, count_tokens
 from everybert.store.hub import BUNDLED
@@ -47,27 +47,27 @@ FAILURES: dict[int | str, dict[str, Any]] = {
 
 
 class JsonRoute(APIRoute):
-    """A route whose endpoint reads the body itself: its parameter for the body is for the document alone."""
+    """A route whose endpoint reads the body itself: its body parameter only describes the endpoint in /openapi.json."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Call the endpoint with the request."""
         return partial(self.endpoint, None) if self.dependant.body_params else super().get_route_handler()
 
 
-def validated(kind: Any, request: Request) -> Any:
-    """The body, which is strict JSON (no NaN, no deep nesting, only UTF-8), as a model of pydantic.
+def validated(kind: Any, http: Request) -> Any:
+    """The body as a pydantic model. It must be strict JSON: no NaN, no deep nesting, only UTF-8.
 
     An error names the field and the reason, but not the value.
     """
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not (content_type.startswith("application/") and content_type.endswith(("/json", "+json"))):
         raise HttpError(422, "the body: send it as JSON, with the header content-type: application/json")
-    context: RequestContext = request.scope["context"]
-    if not context.body:
+    request: RequestContext = http.scope["context"]
+    if not request.body:
         raise HttpError(422, "the body is empty; send JSON")
     try:
-        content = from_json(context.body, allow_inf_nan=False)
-        check_lengths(content, context.limits.inputs)  # before validation, which looks at every item in several ways
+        content = from_json(request.body, allow_inf_nan=False)
+        check_lengths(content, request.limits.inputs)  # before validation, which looks at every item in several ways
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
@@ -136,21 +136,21 @@ def add_endpoint(
 
 
 def add_routes(app: FastAPI, service: "Service") -> None:
-    """Serve all endpoints that need a model, but for the playground's.
+    """Serve all endpoints that need a model, except those of the playground.
 
     On the application itself: FastAPI builds the routes of an APIRouter at the first request, which takes a while.
     """
     app.router.route_class, app.router.responses = JsonRoute, FAILURES
 
     @app.get("/v1/models", tags=["OpenAI"])
-    async def models(request: Request) -> Json:
+    async def models(http: Request) -> Json:
         """List the models, with the tasks and the sizes of each."""
-        return {"object": "list", "data": [describe(served, request) for served in service.registry.entries.values()]}
+        return {"object": "list", "data": [describe(served, http) for served in service.registry.entries.values()]}
 
     @app.get("/v1/models/{model}", tags=["OpenAI"])
-    async def model(model: str, request: Request) -> Json:
+    async def model(model: str, http: Request) -> Json:
         """One model."""
-        return describe(service.registry.get(model), request)
+        return describe(service.registry.get(model), http)
 
     @app.get("/info", tags=["TEI"])
     async def info() -> Json:
@@ -195,11 +195,11 @@ def add_routes(app: FastAPI, service: "Service") -> None:
     add_endpoint(app, service, "/models/{model}", pipeline, True, include_in_schema=False)
 
 
-def describe(served: Served, request: Request) -> Json:
-    """A model as OpenAI's clients and the page read it; only clients on this machine see the path of its folder."""
+def describe(served: Served, http: Request) -> Json:
+    """A model as OpenAI's clients and the playground read it. Only local clients see the path of its folder."""
     model, config = served.model, served.model.config
     name, _, adapter = served.name.partition(":")
-    local = request.client is not None and request.client.host in ("127.0.0.1", "::1")
+    local = http.client is not None and http.client.host in ("127.0.0.1", "::1")
     path = served.folder if served.folder and served.folder.parent != BUNDLED else None  # those load by their names
     return {
         "id": served.name,
@@ -225,7 +225,7 @@ def describe(served: Served, request: Request) -> Json:
 
 
 def as_list(texts: Any) -> list[Any]:
-    """One text or a list as a list; pairs as tuples. How many there are was checked before."""
+    """One text or a list as a list; pairs as tuples. `check_lengths` has limited their number."""
     inputs = [texts] if isinstance(texts, str) else [tuple(x) if isinstance(x, list) else x for x in texts]
     if not inputs:
         raise HttpError(422, "there is no text; give one or more")
@@ -233,7 +233,7 @@ def as_list(texts: Any) -> list[Any]:
 
 
 def rounded(values: np.ndarray) -> list[Any]:
-    """Numbers for JSON, with as many digits as float32 has; row by row, as `in_parts` makes JSON."""
+    """Numbers for JSON, with as many digits as float32 has; row by row, as `json_bytes` makes JSON."""
     if values.ndim > 1:
         return [rounded(part) for part in values]
     return np.round(values.astype(np.float64), 8).tolist()
@@ -247,7 +247,7 @@ def count_masks(model: Model, texts: Sequence[str]) -> int:
 # ── embeddings ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def embed_work(
+def embed_job(
     request: RequestContext,
     texts: list[str],
     finish: Callable[..., Any],
@@ -256,7 +256,7 @@ def embed_work(
     dimensions: int | None = None,
     prompt: str | None = None,
 ) -> Job:
-    """Embed texts; `finish` takes the vectors (N, H), the tokens of each text, and the tokens cut of each."""
+    """Embed texts; `finish` makes the response from the vectors (N, H), and the tokens read and cut per text."""
     model = request.served.model
     width = model.pooling.width(model.config.hidden_size)
     numbers = len(texts) * min(dimensions or width, width)
@@ -292,7 +292,7 @@ def embeddings(
         usage = {"prompt_tokens": sum(read), "total_tokens": sum(read)}
         return {"object": "list", "model": request.served.name, "data": data, "usage": usage}
 
-    return embed_work(request, as_list(input), finish, True, long, dimensions)
+    return embed_job(request, as_list(input), finish, True, long, dimensions)
 
 
 def embed(
@@ -305,8 +305,7 @@ def embed(
 ) -> Job:
     """Embed texts. The x-cut-tokens header counts the tokens that `truncate` left out."""
     long = "cut" if truncate else "window"
-    finish = lambda vectors, *_: rounded(vectors)  # noqa: E731
-    return embed_work(request, as_list(inputs), finish, normalize, long, dimensions, prompt_name)
+    return embed_job(request, as_list(inputs), lambda v, *_: rounded(v), normalize, long, dimensions, prompt_name)
 
 
 def embed_all(request: RequestContext, inputs: s.Texts) -> Job:
@@ -340,7 +339,7 @@ def embed_sparse(
 def similarity(request: RequestContext, inputs: s.SimilarityInputs) -> Job:
     """The cosine between a text and each of several others."""
     texts = [inputs.source_sentence, *inputs.sentences]
-    return embed_work(request, texts, lambda vectors, *_: rounded(vectors[1:] @ vectors[0]), True)
+    return embed_job(request, texts, lambda vectors, *_: rounded(vectors[1:] @ vectors[0]), True)
 
 
 def tokenize(request: RequestContext, inputs: s.Texts, add_special_tokens: bool = True) -> Job:
@@ -381,7 +380,7 @@ def classify(request: RequestContext, text: str | list[str | s.Pair]) -> Job:
     numbers = ITEM * len(texts) * max(request.served.outputs, 1)
     if request.served.outputs != 1:
         return Job(request, "classify", texts, Model.classify, finish, numbers=lambda: numbers)
-    values = lambda found: finish([{"value": x} for x in found])  # noqa: E731
+    values = lambda predicted: finish([{"value": x} for x in predicted])  # noqa: E731
     return Job(request, "regress", texts, Model.regress, values, numbers=lambda: numbers)
 
 
@@ -408,7 +407,7 @@ def answer(request: RequestContext, question: s.Texts, context: s.Texts, top: s.
 def next_sentence(request: RequestContext, first: str, second: str) -> Job:
     """The probability that the second text follows the first."""
     texts = (first, second)
-    return once(request, "next", texts, lambda model: reply(request, probability=model.next_sentence(*texts)))
+    return alone(request, "next", texts, lambda model: reply(request, probability=model.next_sentence(*texts)))
 
 
 def choose(request: RequestContext, prompt: str, endings: s.SomeTexts) -> Job:
@@ -419,7 +418,7 @@ def choose(request: RequestContext, prompt: str, endings: s.SomeTexts) -> Job:
         request.cut = chosen.cut
         return reply(request, **asdict(chosen))
 
-    return once(request, "choose", (prompt, *endings), compute)
+    return alone(request, "choose", (prompt, *endings), compute)
 
 
 def tokens(
@@ -433,7 +432,7 @@ def tokens(
         rows = token_vectors.rows(rounded(token_vectors.vectors) if vectors else [None] * len(token_vectors.tokens))
         return reply(request, results=rows, layer=token_vectors.layer)
 
-    return once(request, "tokens", (text, pair), compute, lambda: (ITEM + width) * request.tokens)
+    return alone(request, "tokens", (text, pair), compute, lambda: (ITEM + width) * request.tokens)
 
 
 def attention(request: RequestContext, text: str, pair: str | None = None, layer: s.AttentionLayer = None) -> Job:
@@ -448,10 +447,10 @@ def attention(request: RequestContext, text: str, pair: str | None = None, layer
         result = model.attention(text, pair=pair)
         return reply(request, token=result.tokens, layers=layers, weights=rounded(result.weights[layers]))
 
-    return once(request, "attention", (text, pair), compute, lambda: count * config.heads * request.tokens**2)
+    return alone(request, "attention", (text, pair), compute, lambda: count * config.heads * request.tokens**2)
 
 
-# ── the same as others ask for it: the job of an endpoint above, with another form of the response ───────────────
+# ── compatible endpoints: the job of an endpoint above, with the response in the form of another API ─────────────
 
 
 def label_scores(request: RequestContext, prediction: Any, raw: bool = False) -> list[Json]:
@@ -496,13 +495,13 @@ def rerank(
         return [row(i, float(scores[i])) for i in np.argsort(-scores, kind="stable").tolist()]
 
     if request.served.model.pooling.multi:
-        return once(request, "rank", (query, *texts), lambda m: [row(r.index, r.score) for r in m.rank(query, texts)])
+        return alone(request, "rank", (query, *texts), lambda m: [row(r.index, r.score) for r in m.rank(query, texts)])
     if request.served.outputs != 1:
-        return embed_work(request, [query, *texts], lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)
+        return embed_job(request, [query, *texts], lambda vectors, *_: ranked(vectors[1:] @ vectors[0]), True)
     pairs: list[Any] = [(query, text) for text in texts]
     job = classify(request, pairs)
     config = None if request.served.adapter else request.served.model.raw_config
-    job.finish = lambda found: ranked(np.array(found) if raw_scores else relevance(np.array(found), config))
+    job.finish = lambda logits: ranked(np.array(logits) if raw_scores else relevance(np.array(logits), config))
     return job
 
 

@@ -161,10 +161,10 @@ def load_adapter(adapters: AdapterSet, name: str, file: AdapterFile, verify: boo
         base, again = EARLIER.get(file.digest, file.base or "unnamed"), "or train it again on this one"
         raise EverybertError(f"{file.folder} was trained on another base ({base}); load that one, {again}")
     auto, layout = file.raw.get("auto_mapping"), layouts.LAYOUTS[config.family]
-    made = str(auto.get("base_model_class")) if isinstance(auto, dict) else ""
+    base = str(auto.get("base_model_class")) if isinstance(auto, dict) else ""
     known = {family.stem + suffix for family in layouts.LAYOUTS.values() for suffix in family.classes}
-    if made in known and made.removeprefix(layout.stem) not in layout.classes:
-        raise EverybertError(f"{file.folder} is an adapter of a {made}, not of {config.family}; load its own base")
+    if base in known and base.removeprefix(layout.stem) not in layout.classes:
+        raise EverybertError(f"{file.folder} is an adapter of a {base}, not of {config.family}; load its own base")
     content = _Content(file, read_tensors(file.folder, WEIGHTS))
     modules = _matrices(config, (*TARGETS, *([PROJECTION] if network.encoder.embeddings.projection else [])))
     pairs = {ours: content.take_pair(at) for ours, at in modules.items() if content.adapts(at)}
@@ -281,7 +281,7 @@ def _take_heads(network: Network, content: _Content) -> tuple[dict[str, nn.Modul
     modules: dict[str, nn.Module] = {}
     for name in [*heads, "pooler"]:
         at = "pooler." if name == "pooler" else f"heads.{name}."
-        (last,) = layouts.transformers_names(config, f"{at}output.weight", _held(config, name))
+        (last,) = layouts.transformers_names(config, f"{at}output.weight", _family_heads(config, name))
         rows = len(content.tensors.get(last, base.get(last, torch.empty(1))))
         module = Pooler(config) if name == "pooler" else make_head(config, name, rows)
         names = _named(config, module, at)
@@ -296,15 +296,15 @@ def _take_heads(network: Network, content: _Content) -> tuple[dict[str, nn.Modul
     return modules, pooler
 
 
-def _held(config: EncoderConfig, head: str) -> list[str]:
+def _family_heads(config: EncoderConfig, head: str) -> list[str]:
     """The heads of the class that has this one; none if no class has it: then its names are ours."""
     return layouts.LAYOUTS[config.family].classes[layouts.class_for(config, [head])]
 
 
 def _named(config: EncoderConfig, module: nn.Module, at: str) -> dict[str, Tensor]:
     """The parameters of a head or pooler by their names in a file; `at` is the beginning of our names."""
-    held = _held(config, at.split(".")[1]) if at.startswith(layouts.HEAD_PREFIX) else ()
-    return {layouts.transformers_names(config, at + key, held)[0]: value for key, value in module.state_dict().items()}
+    heads = _family_heads(config, at.split(".")[1]) if at.startswith(layouts.HEAD_PREFIX) else ()
+    return {layouts.transformers_names(config, at + key, heads)[0]: value for key, value in module.state_dict().items()}
 
 
 # ── feature-based heads ──────────────────────────────────────────────────────────────────────────────────────

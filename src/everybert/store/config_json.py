@@ -208,10 +208,9 @@ def _checked(ours: str, their: str, value: Any) -> Any:
 def write(config: EncoderConfig, raw: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """config.json for an encoder, and the settings that only everybert.json can hold.
 
-    `raw` is the config.json that the model was read from, if any. Its other fields are kept, and the whole file if it
-    describes the same encoder.
+    `raw` is the config.json it was read from, if any: its other fields are kept; all, if the encoder is the same.
     """
-    code = "auto_map" if LAYOUTS[config.family].model_type else ""  # of families that transformers has not
+    code = "auto_map" if LAYOUTS[config.family].model_type else ""  # of families that transformers lacks
     known = native(raw) if raw and family_of(raw) == config.family else {}
     same, raw = known is raw, {k: v for k, v in known.items() if k not in DROPPED or k == code}
     if not same or _differences(config, read(raw)):

@@ -90,7 +90,7 @@ def read_config(folder: str | Path) -> tuple[EncoderConfig, dict[str, Any]]:
 
 
 def _static(folder: Path) -> dict[str, Any] | None:
-    """In place of config.json: the form of a (Sparse)StaticEmbedding of sentence-transformers, or of model2vec."""
+    """What replaces config.json for one table of embeddings (StaticEmbedding, model2vec); None for other folders."""
     file = folder / "config.json"
     kind = read_json(file).get("model_type", "model2vec") if file.exists() else "model2vec"
     if kind != "model2vec" or not (folder / SAFE).is_file():
@@ -151,22 +151,22 @@ def load_network(
             f"have no {name}; take both from one source"
         )
     config, notes = _untie_if_different(config, weights)
-    natural = layouts.find_heads(config.family, weights.shapes, config_json.classes(raw))
-    held = {head for head, family_names in natural.items() if family_names}
-    stored = {head: rows for head in natural if (rows := _rows(config, head, held, weights))}
+    heads_found = layouts.find_heads(config.family, weights.shapes, config_json.classes(raw))
+    family_heads = {head for head, family_names in heads_found.items() if family_names}
+    stored = {head: rows for head in heads_found if (rows := _rows(config, head, family_heads, weights))}
     wanted = stored if heads is None else {h: n for h, n in stored.items() if h in heads and heads[h] in (n, None)}
 
     with torch.device("meta"), SkipInit():
         network = Network(config, dict(wanted), pooler=True)
-    state, lacking = _collect(network, held, weights, original, folder)
-    used = {part for name in state for part in layouts.transformers_names(config, name, held)}
+    state, lacking = _collect(network, family_heads, weights, original, folder)
+    used = {part for name in state for part in layouts.transformers_names(config, name, family_heads)}
     _remove_missing(network, lacking, folder)
     state = {name: state[name] for name in network.state_dict()}
     dtype, widened = _choose_dtype(state.values(), dtype, device)
     network.load_state_dict({name: x.to(device, dtype) for name, x in state.items()}, assign=True)
     new = _add_heads(network, heads or {})
 
-    absent = [h for h in natural if heads is None and h not in network.heads]
+    absent = [h for h in heads_found if heads is None and h not in network.heads]
     notes += ["its adapters for tasks are not read: the model is that of no task"] if "lora_adaptations" in raw else []
     notes += [f"config.json names a {h} head, the weights have none" for h in absent] + widened
     labelled = next((h for h in network.heads if h in LABELLED and h in wanted), None)
@@ -235,26 +235,27 @@ def _rotary_precision(config: EncoderConfig, weights: Weights, folder: Path) -> 
     raise EverybertError(f"{folder}: {name} does not follow from rope_theta and the head size; correct config.json")
 
 
-def _rows(config: EncoderConfig, head: str, held: set[str], weights: Weights) -> int:
+def _rows(config: EncoderConfig, head: str, family_heads: set[str], weights: Weights) -> int:
     """The number of outputs of a head in the file; 0 if the file lacks it."""
     if head == "mlm":  # EuroBERT's may be the token embedding alone
         return config.vocab_size
-    shape = weights.shapes.get(layouts.transformers_names(config, f"heads.{head}.output.weight", held)[0], (0,))
+    name = layouts.transformers_names(config, f"heads.{head}.output.weight", family_heads)[0]
+    shape = weights.shapes.get(name, (0,))
     return shape[0] if shape else 0
 
 
 def _collect(
-    network: Network, held: set[str], weights: Weights, original: dict[str, str], folder: Path
+    network: Network, family_heads: set[str], weights: Weights, original: dict[str, str], folder: Path
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Our parameters from the tensors of the file, and those that it lacks (our name → name in the file)."""
+    """Our parameters from the tensors of the file, and those that the file lacks (our name → name in the file)."""
     state, lacking = {}, {}
-    for name, like in network.state_dict().items():
-        parts = layouts.transformers_names(network.config, name, held)
+    for name, parameter in network.state_dict().items():
+        parts = layouts.transformers_names(network.config, name, family_heads)
         if absent := [part for part in parts if part not in weights.shapes]:
             lacking[name] = absent[0]
             continue
-        for part, rows in zip(parts, layouts.part_rows(network.config, len(parts), len(like))):
-            shape = (rows, *like.shape[1:])
+        for part, rows in zip(parts, layouts.part_rows(network.config, len(parts), len(parameter))):
+            shape = (rows, *parameter.shape[1:])
             if weights.shapes[part] != shape:
                 raise EverybertError(
                     f"{folder}: {original[part]} has the shape {weights.shapes[part]}, config.json asks "
@@ -290,14 +291,14 @@ def _remove_missing(network: Network, lacking: dict[str, str], folder: Path) -> 
 
 
 def _add_heads(network: Network, heads: Mapping[str, int | None]) -> list[str]:
-    """Add the requested heads that the folder lacks, and the pooler of its own, freshly; returns what was added."""
+    """Add new heads for those that the folder lacks, and the pooler that they read; returns what was added."""
     missing = [head for head in heads if head not in network.heads]
     pooled = network.pooler is not None
     for head in missing:
         network.add_head(head, heads[head])
     network.add_pooler()
-    named = [f"{head} head" + (f" ({heads[head]} labels)" if heads[head] else "") for head in missing]
-    return named + (["pooler"] if network.pooler is not None and not pooled else [])
+    added = [f"{head} head" + (f" ({heads[head]} labels)" if heads[head] else "") for head in missing]
+    return added + (["pooler"] if network.pooler is not None and not pooled else [])
 
 
 def _choose_dtype(

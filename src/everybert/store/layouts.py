@@ -72,10 +72,10 @@ PREFIXES = ("new.", *{layout.prefix for layout in LAYOUTS.values()})  # "new": g
 # ── names ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def transformers_names(config: EncoderConfig, name: str, held: Collection[str]) -> tuple[str, ...]:
+def transformers_names(config: EncoderConfig, name: str, family_heads: Collection[str]) -> tuple[str, ...]:
     """The names of one of our parameters in a `transformers` file, without the prefix of the encoder.
 
-    `held` are the heads that the class of the folder has; other heads keep our names.
+    `family_heads` are the heads that the class of the folder has; other heads keep our names.
     """
     layout = LAYOUTS[config.family]
     module, _, kind = name.rpartition(".")
@@ -86,7 +86,7 @@ def transformers_names(config: EncoderConfig, name: str, held: Collection[str]) 
         names = layout.layer.get(match[2])
     elif match := re.fullmatch(r"heads\.(\w+)\.?(.*)", module):
         at = ""
-        names = layout.heads[match[1]].get(match[2]) if match[1] in held else None
+        names = layout.heads[match[1]].get(match[2]) if match[1] in family_heads else None
     else:
         at, names = "", layout.outside.get(module)
     if names is None:
@@ -145,8 +145,8 @@ def class_for(config: EncoderConfig, heads: Iterable[str]) -> str:
     odd = "classify" if config.classifier_form != "family" else ""
     pretraining = {name for name in heads if name in ("mlm", "nsp", "rtd")}
     for wanted in (*({name} for name in heads if name in TASK_HEADS and name != odd), pretraining):
-        for suffix, held in layout.classes.items():
-            if wanted and set(held) == wanted:
+        for suffix, class_heads in layout.classes.items():
+            if wanted and set(class_heads) == wanted:
                 return suffix
     return "ForMaskedLM" if "mlm" in pretraining else "Model"
 
@@ -157,7 +157,7 @@ def find_heads(family: str, names: Collection[str], architectures: Sequence[str]
     heads = {m[1]: False for name in names if (m := re.match(rf"{re.escape(OWN)}heads\.(\w+)\.", name))}
     suffixes = [re.sub(".*?(?=For[A-Z]|Model$)", "", name, count=1) for name in architectures]
     classes = [layout.classes[suffix] for suffix in suffixes if suffix in layout.classes]
-    for head in [head for held in classes for head in held]:
+    for head in [head for class_heads in classes for head in class_heads]:
         heads.setdefault(head, True)
     for head, part in (("mlm", ""), ("nsp", "output"), ("rtd", "dense"), ("answer", "output")):
         module = layout.heads.get(head, {}).get(part, "classifier")

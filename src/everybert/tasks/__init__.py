@@ -60,15 +60,15 @@ def load_task(
     state: dict[str, Any] = dict(saved) if saved.get("task") == name else {}
     if "labels" in task.saved:
         state.setdefault("labels", list(labels or [f"LABEL_{i}" for i in range(int(outputs))]))
-        # One output is the logit of one label, which a text has or has not.
+        # One output is the logit of one label, which a text may have or not.
         state.setdefault("multi", problem_type == "multi_label_classification" or outputs == 1)
     try:
-        made = task.from_state(state, network.config)
-        if "labels" in task.saved and not len(made.labels) == len(set(made.labels)) == outputs:
-            raise ValueError(f"{len(set(made.labels))} different labels, but the head has {outputs} outputs")
+        loaded = task.from_state(state, network.config)
+        if "labels" in task.saved and not len(loaded.labels) == len(set(loaded.labels)) == outputs:
+            raise ValueError(f"{len(set(loaded.labels))} different labels, but the head has {outputs} outputs")
     except EverybertError:
         raise
     except (KeyError, TypeError, ValueError) as error:
         wrong = f"the folder's settings of {name} cannot be used ({error}); fix everybert.json or config.json"
         raise EverybertError(wrong) from None
-    return made
+    return loaded

@@ -31,7 +31,7 @@ from everybert.text.tokenizer import Encoding, Tokenizer
 from everybert.text.windows import Window
 
 BEST = 20
-"""Spans of a context among which probabilities are shared out."""
+"""The number of spans of a context over which probabilities are normalised."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class Answer:
 
 
 class Passage(NamedTuple):
-    """What leads from tokens back to a context."""
+    """Maps tokens back to a context."""
 
     offsets: np.ndarray
     """(m, 2) characters of each token."""
     words: np.ndarray
     """(m) the number of each token's word."""
     places: list[tuple[int, int, Window]]
-    """Of each window: its sequence, where the context begins there, and what it covers."""
+    """Per window: the index of its sequence, where the context begins in it, and the tokens it covers."""
 
 
 class Candidates(NamedTuple):
@@ -179,8 +179,8 @@ class AnswerQuestions(Task):
         for passage in features.origins:
             windows = [(outputs[s], lead - w.start, w) for s, lead, w in passage.places]
             owned = [x_n2[shift + w.own_start : shift + w.own_stop] for x_n2, shift, w in windows]
-            none = np.min([x_n2[0] for x_n2, _, _ in windows], axis=0)  # [CLS], in the window where it is lowest
-            yield torch.from_numpy(np.concatenate((none[None], *owned))).softmax(0).numpy()[1:]
+            null = np.min([x_n2[0] for x_n2, _, _ in windows], axis=0)  # [CLS], in the window where it is lowest
+            yield torch.from_numpy(np.concatenate((null[None], *owned))).softmax(0).numpy()[1:]
 
     def explained(self, predict: Callable[..., Any], encoding: Encoding, label: str | None) -> Explained:
         """The log-probability of the best answer's first and last token, ln p(start) + ln p(end)."""
@@ -205,7 +205,7 @@ class AnswerQuestions(Task):
         return list(range(1 + encoding.sequence.count(0)))
 
     def as_columns(self, prediction: list[Answer], scores: bool = False) -> dict[str, Any]:
-        """The best answer, its place and probability."""
+        """The best answer, its position and its probability."""
         best = prediction[0]
         where = {"start": best.start, "end": best.end}
         return {"prediction": best.text, **where, "probability": round(best.score, DIGITS)}
@@ -228,7 +228,7 @@ class AnswerQuestions(Task):
         return replace(self, threshold=thresholds(*zip(*self._best(network, features, examples)))[1][0])
 
     def _best(self, network: Network, features: Features, examples: Examples) -> list[tuple[float, str, list[str]]]:
-        """Of each question: the gap, the best span's text, and the true answers."""
+        """Per question: the gap, the text of the best span, and the true answers."""
         outputs = self.run(network, features)
         candidates = [best_spans(passage, outputs, self.longest, BEST) for passage in features.origins]
         texts = [text[slice(*c.spans[0])] if len(c.spans) else "" for c, (_, text) in zip(candidates, examples.inputs)]
@@ -274,8 +274,8 @@ def best_spans(passage: Passage, logits: Sequence[np.ndarray], longest: int, bes
         null = min(null, float(start_n[0] + end_n[0]))
         owned = np.arange(w.own_start - w.start, w.own_stop - w.start)
         owned = owned[first_m[w.start + owned]]
-        here = np.where(last_m[w.start : w.stop], end_n[lead : lead + w.stop - w.start], -np.inf)
-        ends = np.append(here, np.full(longest, -np.inf))
+        window_ends = np.where(last_m[w.start : w.stop], end_n[lead : lead + w.stop - w.start], -np.inf)
+        ends = np.append(window_ends, np.full(longest, -np.inf))
         total = np.lib.stride_tricks.sliding_window_view(ends, longest)[owned] + start_n[lead + owned][:, None]
         flat = total.ravel()
         top = np.argpartition(-flat, best)[:best] if len(flat) > best else np.arange(len(flat))

@@ -65,7 +65,7 @@ class TextTask(Task):
     """One output per text or pair: the weighted mean of the logits of its windows."""
 
     weights: tuple[float, ...] | None = None
-    """What an example of each label counts in the loss."""
+    """The weight of each label's examples in the loss."""
 
     head = "classify"
 
@@ -178,30 +178,30 @@ class Classify(TextTask):
         multi: bool = False,
         **options: Any,
     ) -> Iterator[Prediction]:
-        """As for every task; or by `labels` that the model was not trained on (zero-shot, Yin et al. 2019).
+        """As for every task; or zero-shot, for `labels` that the model was not trained on (Yin et al. 2019).
 
-        Each text is read with the hypothesis of each label by an entailment model. Probabilities are a softmax of
+        An entailment model reads each text with the hypothesis of each label. Probabilities are a softmax of
         entailment over the labels, or with `multi` of entailment and contradiction for each label by itself.
         """
         if labels is None:
             yield from super().predict(network, tokenizer, inputs, budget, **options)
             return
-        yes = next((i for i, name in enumerate(self.labels) if name.lower().startswith("entail")), None)
-        if yes is None or self.multi or len(self.labels) < 2:
+        entailed = next((i for i, name in enumerate(self.labels) if name.lower().startswith("entail")), None)
+        if entailed is None or self.multi or len(self.labels) < 2:
             has = ", ".join(self.labels[:5])
             raise EverybertError(f"labels= needs an entailment model (MNLI …); this one has no such label, but {has}")
         claims = [template.format(label) for label in labels]
         if not claims or len(set(claims)) < len(claims) or not all(label.strip() for label in labels):
             raise EverybertError("labels= takes different names, one or more, and a template with {} in it")
         multi = multi or len(claims) == 1
-        no, step = (-1 if yes == 0 else 0), max(1, self.chunk // len(claims))
+        contradicted, step = (-1 if entailed == 0 else 0), max(1, self.chunk // len(claims))
         for first in range(0, len(inputs), step):
             pairs = [(text, claim) for text in inputs[first : first + step] for claim in claims]
             features = self.encode(tokenizer, network.config, pairs)
             logits_EC = features.combine(self.run(network, features, budget)) / self.temperature
             logits_ELC = logits_EC.reshape(-1, len(claims), len(self.labels))
-            judged = metrics.softmax(logits_ELC[..., [no, yes]])[..., 1]
-            p_EL = judged if multi else metrics.softmax(logits_ELC[..., yes])
+            each_EL = metrics.softmax(logits_ELC[..., [contradicted, entailed]])[..., 1]
+            p_EL = each_EL if multi else metrics.softmax(logits_ELC[..., entailed])
             cuts = np.reshape(features.cut, (-1, len(claims))).max(1)
             for p_L, cut in zip(p_EL, cuts):
                 yield prediction(labels, p_L, self.threshold if multi else None, int(cut))
@@ -249,7 +249,7 @@ class Classify(TextTask):
         return confusion_matrix(features.targets["label_E"], guess, labels=range(len(self.labels)))
 
     def tuned(self, network: Network, features: Features, examples: Examples) -> Self:
-        """With the temperature fitted, if calibration was asked for."""
+        """With the temperature fitted, if `calibrate` is set."""
         if not self.calibrate or self.multi:
             return self
         logits_EC = self.example_logits(network, features)
@@ -309,7 +309,7 @@ class Regress(TextTask):
 def label_weights(
     class_weights: str | Sequence[float] | None, order: Sequence[str], counts: Mapping[str, int], rows: int, multi: bool
 ) -> tuple[float, ...] | None:
-    """What an example of each label counts in the loss.
+    """The weight of each label's examples in the loss.
 
     "balanced" is rows / (labels · rows with it), as in scikit-learn; for multi-label negatives / positives.
     """

@@ -5,7 +5,7 @@
 - scored pairs: CoSENT ranks all pairs of the batch (Su 2022):
   L = log(1 + Σ exp(s · (cos_j − cos_i))) over all i, j with score_i > score_j.
 
-Legend: T tokens in the batch, S sequences, in a batch B; E examples, P positives and hard negatives, H hidden.
+Legend: T tokens in the batch, B sequences, E examples, P positives and hard negatives, H hidden.
 """
 
 from collections.abc import Mapping

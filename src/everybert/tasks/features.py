@@ -20,6 +20,7 @@ from torch import Tensor
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.engine import Inputs
+from everybert.model.losses import IGNORE
 from everybert.model.ragged import Ragged, Targets
 from everybert.text.tokenizer import Tokenizer
 from everybert.text.windows import WindowConfig, cover_pair
@@ -56,9 +57,9 @@ class Features(Inputs):
     targets: dict[str, Any] = field(default_factory=dict)
     """Fields of TaskTargets: an array with a row per example (_E) or sequence (_B), an array per sequence (_T)."""
     most_windows: int = 1 << 30
-    """Sequences of an example that a training batch takes at most, spread evenly."""
+    """The most sequences of an example in a training batch, spread evenly."""
     origins: list[Any] = field(default_factory=list)
-    """Per input, what leads from tokens back to the text (tag: a TaggedText, answer: a Passage); else empty."""
+    """Per input, what maps tokens back to the text (tag: a TaggedText, answer: a Passage); else empty."""
 
     def __len__(self) -> int:
         return len(self.first_E1) - 1
@@ -83,7 +84,7 @@ class Features(Inputs):
         return replace(self, targets=self.targets | targets)
 
     def grouped(self, counts: Sequence[int]) -> "Features":
-        """With one sequence per input: the next `counts[i]` inputs as example i."""
+        """Example i made of the next `counts[i]` inputs, each of which is one sequence."""
         cut = np.add.reduceat(self.cut, np.cumsum([0, *counts[:-1]])).tolist()
         return replace(self, example_S=np.repeat(np.arange(len(counts)), counts), cut=cut, most_windows=1 << 30)
 
@@ -157,7 +158,7 @@ class TaskTargets(Targets):
     label_E: Tensor | None = None
     """The target of each example: a class, (E, C) classes, a number, the right choice."""
     tag_T: Tensor | None = None
-    """The class of each token; −100 where there is none."""
+    """The class of each token; IGNORE where there is none."""
     start_B: Tensor | None = None
     end_B: Tensor | None = None
     """The first and last token of the answer in each sequence; −1 where there is none."""
@@ -208,7 +209,7 @@ def make_batch(
         ragged = ragged.padded(gap, gap, pad_id)
         ragged = replace(ragged, max_length=max(longest or -(-max(ragged.lengths) // fill) * fill, fill))
         for name in (name for name in features.targets if name[-1] != "E"):
-            count, none = (gap, -100) if name[-1] == "T" else (1, -1)  # no label, no position
+            count, none = (gap, IGNORE) if name[-1] == "T" else (1, -1)  # no label, no position
             targets[name] = np.concatenate((targets[name], np.full_like(targets[name][:1], none).repeat(count, 0)))
     tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in targets.items()}
     return replace(ragged, targets=TaskTargets(counts=tuple(count_E.tolist()), share=torch.tensor(share), **tensors))

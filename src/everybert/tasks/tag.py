@@ -16,11 +16,11 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
-from torch.nn import functional as F
 
 from everybert.files import as_type
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
+from everybert.model.losses import IGNORE, cross_entropy
 from everybert.model.ragged import Ragged
 from everybert.tasks import dataset, metrics
 from everybert.tasks import words as wording
@@ -48,12 +48,12 @@ class Span:
 
 
 class TaggedText(NamedTuple):
-    """What leads from tokens back to a text."""
+    """Maps tokens back to a text."""
 
     text: str
     words: list[Word]
     at: np.ndarray
-    """(n, 2) the sequence and the position there of each word's first piece; words beyond a cut are not in it."""
+    """(n, 2) index of the sequence, and position in it, of each word's first piece; without words that were cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class Tag(Task):
     def features(self, tokenizer: Tokenizer, config: EncoderConfig, examples: Examples) -> Features:
         """Sequences, with tag_T."""
         features = self.encode(tokenizer, config, examples.inputs)
-        tag_T = [np.full(len(ids), -100, dtype=np.int64) for ids in features.ids]
+        tag_T = [np.full(len(ids), IGNORE, dtype=np.int64) for ids in features.ids]
         for text, tags in zip(features.origins, examples.targets):
             for (sequence, at), label in zip(text.at, dataset.label_ids(tags, self.labels, examples.where)):
                 tag_T[sequence][at] = label
@@ -156,8 +156,8 @@ class Tag(Task):
         """Cross-entropy of the labelled tokens."""
         tag_T = batch.targets_as(TaskTargets).tag_T
         assert tag_T is not None
-        total = F.cross_entropy(self.logits(network, batch).float(), tag_T, ignore_index=-100, reduction="sum")
-        return total / (tag_T >= 0).float().sum().clamp(min=1e-6)  # a batch may contain no word at all
+        labelled = (tag_T >= 0).float().sum().clamp(min=1e-6)  # a batch may contain no word at all
+        return cross_entropy(self.logits(network, batch), tag_T) / labelled
 
     # Prediction.
 

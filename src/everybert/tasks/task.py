@@ -7,9 +7,9 @@
     scores      run ──▶ score
     folder      state ──▶ everybert.json ──from_state──▶ the task
 
-Sequences and batches are those of features.py. A subclass is one file: it fills in the parts in which tasks differ.
+Sequences and batches are those of features.py. A subclass is one file, which defines what differs between tasks.
 
-Legend: T tokens in the batch, B sequences, E examples, C labels, n tokens of a text, K points of an attribution.
+Legend: T tokens, B sequences of a batch, S sequences, E examples, C labels, n tokens of a text, K attribution points.
 """
 
 from abc import ABC, abstractmethod
@@ -41,13 +41,13 @@ Explained = tuple[Callable[[Tensor], Tensor], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """The settings of a task (labels, window, thresholds) and what is done with them. The object never changes."""
+    """The settings of a task (labels, window, thresholds), and the methods that use them. Immutable."""
 
     window: WindowConfig
     labels: tuple[str, ...] = ()
     """The names of the classes in the order of the head's outputs; empty for tasks without classes."""
     metric: str = ""
-    """The score, higher being better, that chooses the best epoch."""
+    """The score by which the best epoch is chosen; higher is better."""
 
     # What is the same for all models of a task.
 
@@ -57,7 +57,7 @@ class Task(ABC):
     metrics: ClassVar[tuple[str, ...]]
     """The usual scores; the first is the default metric."""
     saved: ClassVar[tuple[str, ...]] = ()
-    """The further fields that a model folder keeps; with labels, the head has one output per label."""
+    """The fields that are saved in the model folder. With `labels` among them, the head has one output per label."""
     window_size: ClassVar[int | None] = None
     """The default window; None is the model's."""
     chunk: ClassVar[int] = 1024
@@ -109,7 +109,7 @@ class Task(ABC):
         return self.metrics
 
     def read_options(self) -> dict[str, Any]:
-        """Options of `read` under which further data is read as the training data was."""
+        """The options of `read` that were used for the training data, to read more data in the same way."""
         return {name: getattr(self, name) for name in signature(self.read).parameters if name in self.saved}
 
     # ── sequences ────────────────────────────────────────────────────────────────────────────────────────────
@@ -147,7 +147,7 @@ class Task(ABC):
         """The mean loss of a batch."""
 
     def share(self, features: Features, example_E: np.ndarray) -> float:
-        """How much these examples count in the mean over a step; the losses of parts are weighted by it."""
+        """The weight of these examples in the mean loss of a step, which may be computed in parts."""
         return float(len(example_E))
 
     def tuned(self, network: Network, features: Features, examples: Examples) -> Self:
@@ -155,7 +155,7 @@ class Task(ABC):
         return self
 
     def finish(self, network: Network) -> Self:
-        """The task as it is saved; may change the head's weights once, after training."""
+        """The task as it is saved. May change the weights of the head; called once, after training."""
         return self
 
     # ── prediction ───────────────────────────────────────────────────────────────────────────────────────────
@@ -190,7 +190,7 @@ class Task(ABC):
         return {"prediction": round(prediction, DIGITS) if isinstance(prediction, float) else prediction}
 
     def explained(self, predict: Callable[..., Any], encoding: Encoding, label: str | None) -> Explained:
-        """What attribution explains in the prediction for one input; `predict` gives the prediction."""
+        """What attribution explains in the prediction for one input; `predict` returns that prediction."""
         raise EverybertError(f"attribution explains classify, regress, rank and answer, not {self.name}")
 
     @classmethod
@@ -223,7 +223,7 @@ class Task(ABC):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], config: EncoderConfig) -> Self:
-        """From the values that `state` returned; fields that are missing keep their defaults."""
+        """The task from the values that `state` returned; missing fields have their defaults."""
         window = WindowConfig.for_model(config.max_positions, **(state.get("window") or {"size": cls.window_size}))
         types, values = get_type_hints(cls), {}
         for name in set(cls.saved) & state.keys():

@@ -86,8 +86,8 @@ class Splitter:
         One word: seen whole in training, an abbreviation (U.S.), an address, or without marks to split off.
         """
         word = text[a:b] if b - a <= 2048 else ""
-        seen = word.lower() in self.whole or word.lower() in self.endings
-        if b - a == 1 or seen or ABBREVIATION.fullmatch(word) or ADDRESS.fullmatch(word):
+        known = word.lower() in self.whole or word.lower() in self.endings
+        if b - a == 1 or known or ABBREVIATION.fullmatch(word) or ADDRESS.fullmatch(word):
             return a, b
         if is_mark(text[a]):  # a word kept whole (":)"), else the run of this mark
             sizes = range(min(self._longest, b - a), 1, -1)

@@ -198,8 +198,8 @@ def _check_growth(backend: Backend, file: Path) -> None:
     def multiply(node: dict[str, Any]) -> dict[str, Any]:
         nonlocal growth
         if node.get("type") == "Replace":  # a regular expression may match between any two characters
-            made, replaced = len(node["content"]), node["pattern"].get("String")
-            growth *= max(1, made / len(replaced)) if replaced else 1 + made
+            length, replaced = len(node["content"]), node["pattern"].get("String")
+            growth *= max(1, length / len(replaced)) if replaced else 1 + length
         return node
 
     for part in filter(None, (backend.normalizer, backend.decoder)):

@@ -136,10 +136,7 @@ def decode(data: bytes, path: Path, at: int, errors: Errors, report: ReadReport)
 
 
 def blocks(path: Path, errors: Errors, report: ReadReport, limit: int) -> Iterator[str]:
-    """The text of a file in blocks of whole lines; only a line longer than `limit` bytes is split.
-
-    \\r\\n is read as \\n.
-    """
+    """The text of a file in blocks of whole lines, with \\n for \\r\\n; only lines over `limit` bytes are split."""
     with open_bytes(path) as stream:
         at, held = 0, b""
         while data := held + stream.read(BLOCK):
@@ -225,8 +222,8 @@ def _column(path: Path, column: str | None, errors: Errors, report: ReadReport) 
                 raise EverybertError(f"{path}: which column is the text? It has {', '.join(record)}: name it (column)")
             column = names[0]
         if not isinstance(record.get(column, 0), str | None):
-            found = type(record[column]).__name__ if column in record else f"missing, it has {', '.join(record)}"
-            raise EverybertError(f"{path}, record {number}: column {column!r} is no text ({found}): name it (column)")
+            problem = type(record[column]).__name__ if column in record else f"missing, it has {', '.join(record)}"
+            raise EverybertError(f"{path}, record {number}: column {column!r} is no text ({problem}): name it (column)")
         yield record[column] or ""
 
 

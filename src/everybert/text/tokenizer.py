@@ -91,8 +91,8 @@ class Tokenizer:
         settings = settings or {}
         kind = next((name for model, name in _KINDS.items() if isinstance(backend.model, model)), None)
         if kind is None:
-            found = type(backend.model).__name__
-            raise EverybertError(f"a {found} tokenizer is not of the BERT family: WordPiece, BPE or Unigram is needed")
+            name = type(backend.model).__name__
+            raise EverybertError(f"a {name} tokenizer is not of the BERT family: WordPiece, BPE or Unigram is needed")
         backend.no_truncation()
         backend.no_padding()
         self.kind: str = kind
@@ -310,9 +310,9 @@ def _find_roles(vocab: dict[str, int], special: list[str], settings: dict[str, A
         usual = formats.BERT_NAMES[role], formats.ROBERTA_NAMES[role]
         names = [formats.special_token(settings, role, usual[0]).content, *usual]
         names += [token for token in special if token.strip("[]<>|").lower() == role]
-        found = next((name for name in names if name in vocab), None)
-        if found is not None:
-            roles[role] = found
+        token = next((name for name in names if name in vocab), None)
+        if token is not None:
+            roles[role] = token
     return roles
 
 

@@ -41,47 +41,48 @@ def windows(n: int, size: int, overlap: int) -> list[Window]:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextWindow:
     """A window of a text as a sequence with special tokens around it."""
 
     ids: Sequence[int]
     shift: int
     """Token i of this sequence is token i + shift of the whole text's."""
-    at: int
-    end: int
-    """Of the whole text, the tokens [at, end) that it owns: their results are taken from here."""
+    own_start: int
+    own_stop: int
+    """Tokens [own_start, own_stop) of the whole text: their results are taken from this window."""
 
     @property
     def own(self) -> slice:
         """The owned tokens of this sequence."""
-        return slice(self.at - self.shift, self.end - self.shift)
+        return slice(self.own_start - self.shift, self.own_stop - self.shift)
 
     @property
     def count(self) -> int:
         """How many tokens it owns."""
-        return self.end - self.at
+        return self.own_stop - self.own_start
 
     def owns(self, token: int) -> bool:
         """Whether the result of a token of the whole text is taken from this window."""
-        return self.at <= token < self.end
+        return self.own_start <= token < self.own_stop
 
 
-def cover(ids: Sequence[int], lead: int, tail: int, size: int) -> list[Piece]:
+def cover(ids: Sequence[int], lead: int, tail: int, size: int) -> list[TextWindow]:
     """A text's sequence as sequences of at most `size` tokens, each token owned by exactly one.
 
     `lead` and `tail` count the special tokens before and after the text; every window has them.
     """
     n = len(ids)
     if n <= size:
-        return [Piece(ids, 0, 0, n)]
+        return [TextWindow(ids, 0, 0, n)]
     body, room = ids[lead : n - tail], size - lead - tail
     spans = windows(len(body), room, min(OVERLAP, room // 4))
-    pieces = []
+    covered = []
     for w in spans:
-        at = 0 if w is spans[0] else lead + w.own_start
-        end = n if w is spans[-1] else lead + w.own_stop
-        pieces.append(Piece([*ids[:lead], *body[w.start : w.stop], *ids[n - tail :]], w.start, at, end))
-    return pieces
+        own_start = 0 if w is spans[0] else lead + w.own_start
+        own_stop = n if w is spans[-1] else lead + w.own_stop
+        sequence = [*ids[:lead], *body[w.start : w.stop], *ids[n - tail :]]
+        covered.append(TextWindow(sequence, w.start, own_start, own_stop))
+    return covered
 
 
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -59,10 +59,7 @@ class Progress:
 def save_checkpoint(
     folder: Path, network: nn.Module, optimizer: Optimizer, progress: Progress, keep: int, world: World | None = None
 ) -> Path:
-    """Write checkpoints/step-N, then remove all but the last `keep`.
-
-    Every rank must call it. Rank 0 writes.
-    """
+    """Write checkpoints/step-N, then remove all but the last `keep`. Every rank must call it; rank 0 writes."""
     world = world or World()
     path = folder / f"step-{progress.step:08d}"
     with world.together():

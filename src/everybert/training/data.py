@@ -118,7 +118,7 @@ def collate(pack: dict[str, Any], *, max_length: int, pad_id: int = 0, capacity:
     return replace(batch, targets=targets)
 
 
-def by_length(pack: dict[str, Any]) -> dict[str, Any]:
+def sorted_by_length(pack: dict[str, Any]) -> dict[str, Any]:
     """The pack with its sequences sorted by length, so that attention finds those of equal length side by side."""
     lengths = np.asarray(pack["lengths"])
     order = np.argsort(lengths, kind="stable")
@@ -132,10 +132,10 @@ def by_length(pack: dict[str, Any]) -> dict[str, Any]:
 
 def to_item(pack: dict[str, Any], stream: PackStream, fill: bool, phase: int = 0, number: int = 0) -> Item:
     """A pack as an item; with `fill` every batch has the same number of tokens."""
-    pack = by_length(pack)
+    pack = sorted_by_length(pack)
     counts = (len(pack["mask_index"]), int((pack["pair_label"] >= 0).sum()), len(pack["tokens"]))
     if not stream.examples.paired:
-        del pack["pair_label"]  # so that what judges pairs has no gradient, and is left as it is
+        del pack["pair_label"]  # so that the head for pairs gets no gradient and stays unchanged
     capacity = stream.capacity if fill else None
     batch = collate(pack, max_length=stream.examples.length, pad_id=stream.layout.pad_id, capacity=capacity)
     return Item(batch, Place(phase, number, *pack["position"]), counts)
@@ -150,9 +150,9 @@ class Packs(IterableDataset):
 
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
-        mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        index, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         ranks = self.world.size
-        first, stride = (self.world.rank - self.place.number) % ranks + mine * ranks, ranks * workers
+        first, stride = (self.world.rank - self.place.number) % ranks + index * ranks, ranks * workers
         moments = (moment(self.recipe, step, self.total) for step in count(self.step))
         rates = chain.from_iterable(repeat(now.mask_rate, now.packs) for now in moments)
         packs = self.stream.packs(Position(*self.place[2:]), first, stride, rates)

@@ -97,7 +97,7 @@ def load_teacher(name: str | Path, context: RunContext, allow_pickle: bool = Fal
     loaded = load_network(folder, heads=heads, dtype=dtype, device=context.device, allow_pickle=allow_pickle)
     missing = " ".join(loaded.report.missing)
     if "mlm" in missing:
-        raise EverybertError(f"{folder} has no masked-word head to learn from; give a pre-trained model")
+        raise EverybertError(f"{folder} has no mlm head to learn from; give a pre-trained model")
     if paired and ("nsp" in missing or "pooler" in missing):
         raise EverybertError(f'{folder} judges no pairs: use [examples] kind = "full" or "document"')
     return loaded.network.requires_grad_(False).eval()
@@ -124,7 +124,7 @@ def build_student(context: RunContext, settings: DistilSettings, teacher: Networ
     return student
 
 
-def taught_by(student: int, teacher: int) -> list[int]:
+def source_layers(student: int, teacher: int) -> list[int]:
     """The teacher layer that initialises each student layer: evenly spread, first and last included."""
     if student == 1:
         return [teacher - 1]
@@ -135,7 +135,7 @@ def taught_by(student: int, teacher: int) -> list[int]:
 def copy_layers(teacher: Network, student: Network) -> None:
     """Copy the teacher's tables, heads and every k-th layer into the student, tensor by tensor where shapes agree."""
     theirs, mine = teacher.state_dict(), student.state_dict()
-    layers = taught_by(len(student.encoder.layers), len(teacher.encoder.layers))
+    layers = source_layers(len(student.encoder.layers), len(teacher.encoder.layers))
     for name, value in mine.items():
         source = re.sub(r"^(encoder\.layers\.)(\d+)", lambda match: f"{match[1]}{layers[int(match[2])]}", name)
         if source in theirs and theirs[source].shape == value.shape:
@@ -203,7 +203,7 @@ def hidden_error(network: Network, mine: list[Tensor], theirs: list[Tensor], rea
     The embeddings count as a layer. A student of another width has a head "project".
     """
     total = mine[0].new_zeros((), dtype=torch.float32)
-    for x_TH, i in zip(mine, taught_by(len(mine), len(theirs))):
+    for x_TH, i in zip(mine, source_layers(len(mine), len(theirs))):
         x_TH = network.heads["project"](x_TH) if "project" in network.heads else x_TH
         total = total + ((x_TH.float() - theirs[i].float()).square().mean(-1) * real_T).sum()
     return total / len(mine)
@@ -221,8 +221,7 @@ def last_projections(network: Network, states: list[Tensor]) -> Tensor:
 def relation_divergence(x_T3H: Tensor, y_T3H: Tensor, batch: Ragged, heads: int) -> Tensor:
     """Σ over tokens of KL between the teacher's and the student's relations, averaged over Q, K, V and heads.
 
-    A relation is softmax(A Aᵀ / √d) within a sequence, with A one of Q, K and V split into `heads` of width d
-    (Wang et al. 2021).
+    A relation is softmax(A Aᵀ / √d) in a sequence, A being Q, K or V split into `heads` of width d (Wang et al. 2021).
     """
     total = x_T3H.new_zeros((), dtype=torch.float32)
     real_T = torch.arange(len(x_T3H), device=x_T3H.device) < batch.targets_as(PretrainTargets).real

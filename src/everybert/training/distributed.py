@@ -60,7 +60,7 @@ class World:
         return self.rank == 0
 
     def device(self, name: str | None) -> torch.device:
-        """The device of this rank: the one asked for, else its own GPU, else the CPU."""
+        """The device of this rank: the requested one, else its own GPU, else the CPU."""
         device = pick_device(name)
         if device.type == "cuda" and device.index is None:
             local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()

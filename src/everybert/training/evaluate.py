@@ -62,8 +62,8 @@ def score_corpus(
     examples = ExampleConfig(kind=kind or ("pairs" if "nsp" in model.network.heads else "full"), length=length)
     causal, layout = model.config.causal, ExampleLayout.of(model.tokenizer)
     packs = heldout_packs(opened, layout, examples, tokens, log.warning, strict=kind is not None, causal=causal)
-    seen, masked = sum(len(pack.tokens_T) for pack in packs), count_masked(packs)
-    return {**evaluate_packs(model.network, packs, progress), "length": length, "tokens": seen, "masked": masked}
+    total, masked = sum(len(pack.tokens_T) for pack in packs), count_masked(packs)
+    return {**evaluate_packs(model.network, packs, progress), "length": length, "tokens": total, "masked": masked}
 
 
 def heldout_packs(
@@ -77,7 +77,7 @@ def heldout_packs(
 ) -> list[Ragged]:
     """Packs of so many tokens, at most one epoch, under fixed masks; for causal models every token is predicted.
 
-    Text that has no pairs is evaluated as full sentences, unless `strict`. `note` is told so, and if it is too little.
+    Text without pairs is evaluated as full sentences, unless `strict`. `note` is called then, and for too little text.
     """
     capacity = max(PACK, examples.length)
     try:
@@ -87,8 +87,8 @@ def heldout_packs(
             raise
         stream = PackStream(corpus, layout, replace(examples, kind="full"), capacity=capacity, causal=causal)
         note(f"note: the held-out text is evaluated as full sentences, without pairs: {reason}")
-    made = islice(stream.packs(epochs=1), -(-tokens // PACK))
-    packs = [to_item(pack, stream, fill=False).batch for pack in made]
+    arrays = islice(stream.packs(epochs=1), -(-tokens // PACK))
+    packs = [to_item(pack, stream, fill=False).batch for pack in arrays]
     if (masked := count_masked(packs)) < FEW:
         note(
             f"note: the held-out text is too small to trust its figures ({masked} masked tokens): hold out more of the "

@@ -36,8 +36,8 @@ GRID: dict[str, Sequence[Any]] = {"lr": (5e-5, 3e-5, 2e-5), "batch_size": (16, 3
 """The BERT paper's grid (Devlin et al. 2019, A.3)."""
 HELD_OUT = 0.1
 """The share of the training examples that is held out if no dev set is given."""
-SEEN = 30_000
-"""Few examples are seen in more epochs, up to 30, until this many were seen (docs/guides/labels.md)."""
+LEAST_TRAINED = 30_000
+"""Few examples are repeated, in up to 30 epochs, until training has read this many (docs/guides/labels.md)."""
 log = logging.getLogger("everybert")
 
 
@@ -114,6 +114,7 @@ def finetune(
     replaced with `overwrite` only. `allow_pickle` reads .bin weights (see `load`). Settings that are not given are
     those that the model's folder suggests (everybert.json, finetune).
     """
+    # Refuse what cannot work before any data is read.
     known = {f.name for f in fields(FinetuneSettings)}
     axes = GRID if grid is True else dict(grid or {})
     if unknown := {*settings, *axes} - known:
@@ -123,8 +124,8 @@ def finetune(
     settings |= {"start": str(settings["start"])} if settings.get("start") is not None else {}
     FinetuneSettings(**settings)
     task_class(task)
-    whole = resolve(model, allow_pickle=allow_pickle)
-    folder = encoder_folder(whole)
+    model_folder = resolve(model, allow_pickle=allow_pickle)
+    folder = encoder_folder(model_folder)
     refuse_ranks("fine-tuning")
     if out is not None:
         if not overwrite and any(Path(out).glob("*config.json")):
@@ -134,29 +135,34 @@ def finetune(
         raise EverybertError(f"{folder} is an adapter; fine-tune from the model it was trained on, or merge it first")
     if not read_config(folder)[0].layers:
         raise EverybertError(f"{folder} is a StaticEmbedding, which has no layers; fine-tune an encoder")
+
+    # The data, and the settings that follow from it.
     tokenizer = Tokenizer.load(folder)
     pooling = Pooling()
     if "pooling" in inspect.signature(task_class(task).fit).parameters and "pooling" not in (options or {}):
-        pooling = pooling_of(whole, allow_pickle)
+        pooling = pooling_of(model_folder, allow_pickle)
         options, window = {**(options or {}), "pooling": pooling.modes[0]}, window or pooling.size
     data = prepare_data(task, folder, tokenizer, train, dev, columns, skip_bad, (window, overlap, long), options, seed)
     bad = dict.fromkeys((*data.train_examples.bad, *data.dev_examples.bad))
-    chosen, why = choose_settings(data, settings)
+    chosen, remarks = choose_settings(data, settings)
     if any(pooling.prompts.values()):
-        why.append(f"the prompts ({', '.join(pooling.prompts)}) are kept, but not put before the texts of training")
-    data = replace(data, notes=(*data.notes, *why), allow_pickle=allow_pickle, pooling=pooling)
+        remarks.append(f"the prompts ({', '.join(pooling.prompts)}) are kept, but not put before the texts of training")
+    data = replace(data, notes=(*data.notes, *remarks), allow_pickle=allow_pickle, pooling=pooling)
     for note in (*data.notes, *(f"skipped: {row}" for row in bad)):
         log.info(note)
 
-    points = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]  # without a grid, one: {}
+    # Every point of the grid (without a grid there is one, {}), then more seeds of the best point.
+    points = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
     runs, finished = run_all(data, [(replace(chosen, **point), seed) for point in points], quiet)
-    ranked = sorted(zip(points, runs), key=lambda tried: -tried[1].metric)
+    ranked = sorted(zip(points, runs), key=lambda pair: -pair[1].metric)
     table = tuple({**point, data.task.metric: run.metric} for point, run in ranked) if axes else ()
     chosen = replace(chosen, **ranked[0][0])
     runs = [ranked[0][1]]
     if finished:
         runs, finished = run_all(data, [(chosen, seed + number) for number in range(1, seeds)], quiet, runs)
     runs.sort(key=lambda run: -run.metric)
+
+    # The best run, the notes on it, and the folder.
     best = runs[0]
     assert best.network is not None
     best.task = best.task.finish(best.network)
@@ -175,13 +181,13 @@ def finetune(
     tuned = Tuned(None, scores, runs, best.task, chosen, tuple(notes), table, finished)
     if out is None:
         return tuned
-    with atomic_folder(out) as written:
-        save(tuned, data, written, confusion)
+    with atomic_folder(out) as draft:
+        save(tuned, data, draft, confusion)
     return replace(tuned, folder=Path(out))
 
 
 def choose_settings(data: Data, chosen: Mapping[str, Any]) -> tuple[FinetuneSettings, list[str]]:
-    """The settings with those that the folder suggests, and epochs by the amount of data; and notes to print."""
+    """The chosen settings, completed from the model's folder and the amount of data; and notes to print."""
     suggested = read_extras(data.folder).get("finetune") or {}
     if not isinstance(suggested, dict) or set(suggested) - {f.name for f in fields(FinetuneSettings)}:
         raise EverybertError(f"{data.folder / 'everybert.json'}: finetune must hold settings, not {suggested}")
@@ -190,15 +196,15 @@ def choose_settings(data: Data, chosen: Mapping[str, Any]) -> tuple[FinetuneSett
     notes = [f"the model's folder suggests {', '.join(f'{k} {v}' for k, v in taken.items())}"] if taken else []
     settings = FinetuneSettings(**{**taken, **chosen})
     if settings.epochs is None and settings.mode not in HEAD_ALONE:
-        settings = replace(settings, epochs=min(max(3, SEEN // len(data.train_examples)), 30))
+        settings = replace(settings, epochs=min(max(3, LEAST_TRAINED // len(data.train_examples)), 30))
     return settings, notes
 
 
 def pooling_of(folder: Path, allow_pickle: bool) -> Pooling:
-    """How an embedder makes vectors that is trained further. One whose files have more than is kept is refused."""
+    """The pooling of an embedder that is trained further; an error if training would not keep all of its files."""
     pooling = read_pooling(folder, read_config(encoder_folder(folder))[0].hidden_size, allow_pickle)
-    more = (pooling.prompt(None), pooling.layers, pooling.modules, pooling.truncate, not pooling.include_prompt)
-    if any(more) or pooling.vectors != "embed" or pooling.modes not in (("mean",), ("cls",)):
+    dropped = (pooling.prompt(None), pooling.layers, pooling.modules, pooling.truncate, not pooling.include_prompt)
+    if any(dropped) or pooling.vectors != "embed" or pooling.modes not in (("mean",), ("cls",)):
         raise EverybertError(
             f"{folder} has prompts or modules that training would not keep; name a pooling, mean or cls, to drop them"
         )
@@ -238,8 +244,8 @@ def prepare_data(
         held = kind.read(dev, columns, skip_bad, **reading | task.read_options())
         notes += held.notes
     features = [task.features(tokenizer, config, part) for part in (examples, held)]
-    for part, made in zip((examples, held), features):
-        if cut := sum(made.cut):
+    for part, encoded in zip((examples, held), features):
+        if cut := sum(encoded.cut):
             notes.append(f"{part.where}: {cut} tokens lie beyond the window and were cut")
     most = features[0].most_windows
     if many := int((np.diff(features[0].first_E1) > most).sum()):
@@ -277,7 +283,7 @@ def hold_out(examples: Examples, seed: int, grouped: bool = False) -> tuple[Exam
 
 
 def run_once(data: Data, settings: FinetuneSettings, seed: int, quiet: bool = False) -> Run:
-    """One run from the base model, whose head for the same labels is kept; a new head is drawn by the seed."""
+    """One run from the base model. A head for the same labels is kept; otherwise the seed initialises a new one."""
     torch.manual_seed(seed)
     task = data.task
     heads = {task.head: task.outputs} if task.head else {}

@@ -152,7 +152,7 @@ class Guard:
     def __init__(self, state: tuple[float, ...], spike: float, device: torch.device) -> None:
         self.spike = spike
         self.state = torch.tensor((*state, 0.0)[:4], device=device)  # older checkpoints lack the last
-        """Mean loss, steps skipped in a row, skipped in all, taken."""
+        """Mean loss; number of steps skipped in a row, skipped in total, and taken."""
 
     def judge(self, loss: Tensor) -> Tensor:
         """Whether to skip the step (0-d bool): the loss is not finite, or far above its running mean."""
@@ -162,19 +162,19 @@ class Guard:
 
     def note(self, loss: Tensor, bad: Tensor) -> None:
         """Add a step to the running mean, or count it as skipped."""
-        mean, row, skipped, taken = self.state.unbind()
+        mean, streak, skipped, taken = self.state.unbind()
         weight = torch.clamp(1.0 / (taken + 1.0), min=0.02)
         mean = torch.lerp(mean, torch.where(bad, mean, loss), weight)
-        self.state = torch.stack((mean, torch.where(bad, row + 1.0, 0.0), skipped + bad, taken + ~bad))
+        self.state = torch.stack((mean, torch.where(bad, streak + 1.0, 0.0), skipped + bad, taken + ~bad))
 
     def check(self, patience: int, step: int, values: dict[str, Any], hint: str) -> None:
         """Report the skipped steps, and give up if there are too many in a row."""
-        _, row, skipped, _ = self.state.tolist()
+        _, streak, skipped, _ = self.state.tolist()
         if skipped:
             values["skipped"] = int(skipped)
-        if row >= patience:
+        if streak >= patience:
             raise EverybertError(
-                f"step {step}: the last {int(row)} steps were skipped, as their loss or gradient was not finite or "
+                f"step {step}: the last {int(streak)} steps were skipped, as their loss or gradient was not finite or "
                 f"spiked: {hint}"
             )
 
@@ -224,13 +224,13 @@ def stop_signals() -> Iterator[Event]:
     """SIGTERM and the first Ctrl-C set a flag instead of ending the process; a second Ctrl-C ends it."""
     flag, owner = Event(), os.getpid()
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         if flag.is_set() and number == signal.SIGINT and os.getpid() == owner:
             raise KeyboardInterrupt
         flag.set()
 
     try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     except ValueError:  # only the main thread may handle signals
         before = {}
     try:

@@ -44,10 +44,7 @@ class OptimizerConfig:
 
 
 class Optimizer:
-    """Updates the fp32 parameters of a network.
-
-    `scale(name)` multiplies AdamW's learning rate of a parameter (layer-wise decay).
-    """
+    """Updates the fp32 parameters of a network; `scale(name)` multiplies AdamW's learning rate of a parameter."""
 
     def __init__(
         self, network: nn.Module, config: OptimizerConfig, scale: Callable[[str], float] | None = None

@@ -167,9 +167,9 @@ def flops_per_token(config: EncoderConfig, length: float, masked: float = 0.15) 
     layer = (sum(config.qkv_rows) + hidden + inner) * hidden
     factors = width * hidden if config.embedding_size is not None else 0
     head = masked * (hidden * width + width * config.vocab_size)
-    seen = (length if (w := config.window(i)) is None else min(length, 2 * w + 1) for i in range(config.layers))
+    reach = (length if (w := config.window(i)) is None else min(length, 2 * w + 1) for i in range(config.layers))
     weights = layer * len(config.layer_order) + factors + head
-    return 6.0 * weights + 12.0 * hidden * config.inner_layers * sum(seen)
+    return 6.0 * weights + 12.0 * hidden * config.inner_layers * sum(reach)
 
 
 def training_flops(network: Network, length: float, masked: float) -> float:

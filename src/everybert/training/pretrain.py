@@ -127,7 +127,7 @@ def preview(recipe: Recipe, corpus: str | Path, length: int | None) -> tuple[Pac
 
 
 def claim(context: RunContext) -> None:
-    """Write run.json, or compare with the one that is there: a run is resumed as it began."""
+    """Write run.json; if the run has begun, compare with it: a run resumes with the same recipe and corpus."""
     corpus = {"tokenizer": context.corpus.tokenizer_digest, "tokens": context.corpus.token_count}
     facts: dict[str, Any] = {"recipe": context.recipe.plain(), "corpus": corpus}
     facts |= {"teacher": context.teacher} if context.teacher is not None else {}
@@ -220,7 +220,7 @@ def check_config(recipe: Recipe, config: EncoderConfig, who: str = "model") -> N
 def run(context: RunContext, network: Network, loss: LossFunction, names: tuple[str, ...], quiet: bool) -> Result:
     """Train a network with a loss, from the start or the last checkpoint, and write the model.
 
-    The folder is written to from here on: what was wrong with the inputs has been found.
+    This is the first function that writes to the run folder: the inputs have been checked before.
     """
     context = replace(context, causal=network.config.causal)
     for phase in range(len(context.recipe.phases)):

@@ -39,17 +39,17 @@ def generator_config(config: EncoderConfig, settings: RtdSettings) -> EncoderCon
     """The configuration of a new generator: narrower or shallower, with embeddings and heads of the same width."""
     hidden, width = round(settings.width * config.hidden_size), config.embedding_width
     try:
-        made = config.replace(
+        generator = config.replace(
             hidden_size=hidden,
             embedding_size=None if hidden == width else width,
             layers=max(1, round(settings.layers * config.layers)),
             heads=max(1, hidden // config.head_size),
             intermediate_size=round(settings.width * config.intermediate_size),
         )
-        config_json.write(made)  # it will be a folder of its own
+        config_json.write(generator)  # it will be a folder of its own
     except EverybertError as problem:
         raise EverybertError(f"[rtd] width = {settings.width}: {problem}, or width = 1.0") from None
-    return made
+    return generator
 
 
 @torch.no_grad()
@@ -99,7 +99,7 @@ def sample(logits_MV: Tensor, draw_M: Tensor, temperature: float = 1.0) -> Tenso
 
 
 def detect(network: Network, batch: Ragged, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (M, V) of the generator, logits (T) of the model for the text with samples in it, (T) what is wrong."""
+    """Logits (M, V) of the generator, logits (T) of the model on the sampled text, (T) which tokens were replaced."""
     generator, targets = generator_of(network), batch.targets_as(PretrainTargets)
     index_M, label_M, draw_M = targets.mask_index_M, targets.mask_label_M, targets.draw_M
     assert draw_M is not None

@@ -69,7 +69,7 @@ class FinetuneSettings:
     """How to fine-tune. None: the default depends on the mode and the size of the model."""
 
     mode: str = "full"
-    """full: all weights; top:K: the last K layers and the head; frozen: the head; fewshot: pairs, then it; lora."""
+    """full, top:K (the last K layers and the head), frozen (the head alone), fewshot (pairs of texts first) or lora."""
     epochs: int | None = None
     """Passes over the training examples. None: 3, up to 30 if there are fewer than 10,000; 30 for a head alone."""
     lr: float | None = None
@@ -189,7 +189,7 @@ class FullMode:
             network.pooler.requires_grad_(False)  # nothing reads it
 
     def features(self, network: Network, task: Task, features: Features) -> Features:
-        """What is computed once from the sequences of a data set."""
+        """The sequences of a data set, with what is computed from them once."""
         return features
 
     def save(self, network: Network, data: "Data", task: Task, folder: Path, **extras: Any) -> None:
@@ -247,22 +247,20 @@ class FrozenMode(FullMode):
 
 
 class FewShotMode(FrozenMode):
-    """Train the encoder on pairs of texts, alike if their labels are, then the head (Tunstall et al. 2022, SetFit)."""
+    """Train the encoder on pairs of texts, similar if of one label, then the head (SetFit; Tunstall et al. 2022)."""
 
     def prepare(self, network: Network, data: "Data") -> None:
         """Fine-tune the encoder in full, one epoch, then freeze it."""
         examples, task = data.train_examples, data.task
         single = all(isinstance(x, str) and isinstance(y, str) for x, y in zip(examples.inputs, examples.targets))
         if not single or task.head not in SEQUENCE_HEADS or self.settings.features != "last":
-            raise EverybertError(
-                "fewshot is for single texts with one label each, and reads the last layer: use mode full"
-            )
+            raise EverybertError("fewshot is for single texts with one label each, and the last layer: use mode full")
         pairs = label_pairs(examples, self.seed)
         embed = Embed.from_examples(pairs, network.config, pooling=self.settings.pool, window=task.window)
         dev = pairs.take(range(min(len(pairs), 256)))
-        made, seen = (embed.features(data.tokenizer, network.config, part) for part in (pairs, dev))
-        first = replace(data, task=embed, train=made, dev=seen, train_examples=pairs, dev_examples=dev, cache={})
-        run = tune(first, network, replace(self.settings, mode="full", epochs=1, lr=None), self.seed, quiet=self.quiet)
+        train, held = (embed.features(data.tokenizer, network.config, part) for part in (pairs, dev))
+        paired = replace(data, task=embed, train=train, dev=held, train_examples=pairs, dev_examples=dev, cache={})
+        run = tune(paired, network, replace(self.settings, mode="full", epochs=1, lr=None), self.seed, quiet=self.quiet)
         if not run.finished:
             raise KeyboardInterrupt
         super().prepare(network, data)
@@ -331,8 +329,8 @@ def reads_pooler(network: Network, task: Task) -> bool:
     return task.head is not None and network.reads_pooler(task.head)
 
 
-def renew(network: Network, task: Task, settings: FinetuneSettings) -> None:
-    """Initialise the layers and the pooler that start from fresh weights."""
+def reinitialise(network: Network, task: Task, settings: FinetuneSettings) -> None:
+    """Reinitialise what `reinit` and `new_pooler` name; refuse settings that do not fit the model."""
     config = network.config
     by_layer = settings.mode.startswith("top:") or settings.reinit or settings.layer_decay != 1.0
     if config.layer_groups is not None and by_layer:
@@ -365,7 +363,7 @@ class Data:
     notes: tuple[str, ...] = ()
     allow_pickle: bool = False
     pooling: Pooling = field(default_factory=Pooling)
-    """Of an embedder that is trained further: what its files say."""
+    """Of an embedder that is trained further: the settings in its files."""
     cache: dict[Any, dict[str, Any]] = field(default_factory=dict)
     """Mode frozen: what the head reads in both sets, computed by the first run."""
 
@@ -413,7 +411,7 @@ def tune(
     mode = kind(settings, seed, quiet, fresh_pooler)
     network.to(device)
     peak = settings.lr if settings.lr is not None else mode.peak(network)
-    renew(network, task, settings)
+    reinitialise(network, task, settings)
     mode.prepare(network, data)
     key = (settings.mode, settings.features, settings.pool)
     if key not in data.cache or settings.reinit or settings.mode == "fewshot":  # encoders differ from seed to seed
@@ -510,11 +508,11 @@ class BestWeights:
     def __init__(self, data: Data, compute: Compute, steps_per_epoch: int, patience: int | None) -> None:
         self.data, self.compute, self.steps_per_epoch, self.patience = data, compute, steps_per_epoch, patience
         self.best = (-math.inf, -math.inf)
-        self.epoch = self.step = 0
+        self.epoch = self.last_rise = 0
         self.weights: dict[str, Tensor] = {}
 
     def evaluate(self, progress: Progress) -> dict[str, float]:
-        """The scores; ends the run when patience is over."""
+        """The scores. Ends the run after `patience` epochs without a better one."""
         data = self.data
         scores = data.task.score(self.compute.network, data.dev, data.dev_examples)
         score = scores[data.task.metric]
@@ -524,8 +522,8 @@ class BestWeights:
             trained = self.compute.master.named_parameters()
             self.weights = {name: p.detach().clone() for name, p in trained if p.requires_grad}
         if rose:
-            self.step = progress.step
-        elif self.patience is not None and progress.step - self.step >= self.patience * self.steps_per_epoch:
+            self.last_rise = progress.step
+        elif self.patience is not None and progress.step - self.last_rise >= self.patience * self.steps_per_epoch:
             progress.total = progress.step
         return scores
 
