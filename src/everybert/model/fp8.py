@@ -75,9 +75,7 @@ def to_fp8(encoder: Encoder) -> None:
     if can < (8, 9) or not hasattr(torch, "_scaled_mm"):
         name = f"{torch.cuda.get_device_name(device)} ({can[0]}.{can[1]})" if any(can) else str(device)
         needs = "fp8 needs an NVIDIA GPU of compute capability 8.9 or later (Ada, Hopper) and torch._scaled_mm"
-        raise EverybertError(
-            f"{needs}; this is {name}, torch {torch.__version__}: load in bfloat16, or on a CPU in int8"
-        )
+        raise EverybertError(f"{needs}; this is {name}, torch {torch.__version__}: load in bfloat16, or int8 on a CPU")
     round_layers(encoder, lambda _, part: Fp8Linear(part))
     gelu = config.feed_forward != "glu" and config.activation in ("gelu", "gelu_tanh")
     if HAS_TRITON and gelu and config.norm == "post" and config.norm_kind == "layer":

@@ -207,6 +207,4 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         why = f"port {port} is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
-        raise EverybertError(
-            f"cannot listen on {host}: {why}; give another port (0 takes a free one) or host"
-        ) from None
+        raise EverybertError(f"cannot listen on {host}: {why}; give another port (0: a free one) or host") from None

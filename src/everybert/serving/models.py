@@ -151,9 +151,7 @@ def open_models(
         model, colon, short = name.rpartition(":")
         model = model if colon else first
         if model not in by_model:
-            raise EverybertError(
-                f"the adapter {entry!r} is for {model!r}, which is not served; serve that too, as {model}=FOLDER"
-            )
+            raise EverybertError(f"the adapter {entry!r} is for {model!r}, which is not served; add {model}=FOLDER")
         by_model[model][short] = folder
     for name, folder in named:
         registry.add(name, load(folder, **options), by_model[name], share_weights)
