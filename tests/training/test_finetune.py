@@ -361,7 +361,7 @@ def test_a_head_for_the_same_labels_is_kept(base, tmp_path):
         ({"seeds": 0}, "seeds must be"),
         ({"epochs": 0}, "epochs must be"),
         ({"train": []}, "0 rows"),
-        ({"dev": [("x", "maybe")]}, "training data has not: 'maybe'"),
+        ({"dev": [("x", "maybe")]}, "model does not know: 'maybe'"),
         ({"task": "embed", "train": [("a", "b")], "dev": [("a", "b")], "mode": "frozen"}, "cannot be frozen"),
         (
             {"options": {"colour": 1}},

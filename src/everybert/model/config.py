@@ -181,11 +181,8 @@ class EncoderConfig:
         """Which set of weights each applied layer uses: (0, 1, …) or, for ALBERT, the groups repeated."""
         if self.layer_groups is None:
             return tuple(range(self.layers))
-        order: list[int] = []
-        for i in range(self.layers):
-            group = i * self.layer_groups // self.layers
-            order += [group * self.inner_layers + k for k in range(self.inner_layers)]
-        return tuple(order)
+        groups, inner = [i * self.layer_groups // self.layers for i in range(self.layers)], self.inner_layers
+        return tuple(group * inner + k for group in groups for k in range(inner))
 
     @property
     def distinct_layers(self) -> int:

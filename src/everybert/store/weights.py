@@ -203,9 +203,7 @@ def _open_int8(path: Path) -> Weights:
         if len(shape) == 2 and kinds.get(name + SCALE) == ((shape[0],), "F32"):
             scales[name] = file.get_tensor(name + SCALE)
         if name not in scales or not bool((scales[name].isfinite() & (scales[name] > 0)).all()):
-            raise EverybertError(
-                f"{path}: {name} is not an int8 matrix with one positive fp32 scale per row; quantise the model again"
-            )
+            raise EverybertError(f"{path}: {name} is no int8 matrix with one positive fp32 scale per row; requantise")
 
     def get(name: str) -> Tensor:
         value = file.get_tensor(name)

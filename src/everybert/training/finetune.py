@@ -204,9 +204,7 @@ def pooling_of(folder: Path, allow_pickle: bool) -> Pooling:
     pooling = read_pooling(folder, read_config(encoder_folder(folder))[0].hidden_size, allow_pickle)
     more = (pooling.prompt(None), pooling.layers, pooling.modules, pooling.truncate, not pooling.include_prompt)
     if any(more) or pooling.vectors != "embed" or pooling.modes not in (("mean",), ("cls",)):
-        raise EverybertError(
-            f"{folder} has prompts or modules that training would not keep; name a pooling, mean or cls, to drop them"
-        )
+        raise EverybertError(f"{folder} has prompts or modules that training would not keep; name pooling to drop them")
     return replace(pooling, lowercase=False, files={})
 
 
@@ -229,9 +227,9 @@ def prepare_data(
     kind, config = task_class(name), read_config(folder)[0]
     reading, making = split_options(kind, options or {})
     if window != (None, None, "window"):
-        making["window"] = made = WindowConfig.for_model(config.max_positions, *window)
-        if window[1] is not None and (made.long == "cut" or made.overlap > made.size // 2):
-            raise EverybertError(f"windows of {made.size} tokens overlap by at most half, and texts that are cut by none")
+        making["window"] = reads = WindowConfig.for_model(config.max_positions, *window)
+        if window[1] is not None and (reads.long == "cut" or reads.overlap > reads.size // 2):
+            raise EverybertError(f"windows of {reads.size} tokens overlap by at most half, texts that are cut by none")
     train, dev = split_sets(train, dev)
     examples = kind.read(train, columns, skip_bad, **reading)
     notes = list(examples.notes)

@@ -257,9 +257,7 @@ class FewShotMode(FrozenMode):
         examples, task = data.train_examples, data.task
         single = all(isinstance(x, str) and isinstance(y, str) for x, y in zip(examples.inputs, examples.targets))
         if not single or task.head not in SEQUENCE_HEADS or self.settings.features != "last":
-            raise EverybertError(
-                "fewshot is for single texts with one label each, and reads the last layer: use mode full"
-            )
+            raise EverybertError("fewshot is for single texts with one label each and reads the last layer: use full")
         pairs = label_pairs(examples, self.seed)
         embed = Embed.from_examples(pairs, network.config, pooling=self.settings.pool, window=task.window)
         dev = pairs.take(range(min(len(pairs), 256)))
