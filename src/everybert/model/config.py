@@ -234,6 +234,6 @@ def preset(name: str) -> EncoderConfig:
     """The configuration of a published model, by name; similar names are suggested."""
     if name in PRESETS:
         return PRESETS[name]
-    close = difflib.get_close_matches(name, PRESETS, n=3)
+    close = [known for known in PRESETS if known.startswith(name)][:3] or difflib.get_close_matches(name, PRESETS, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(PRESETS)}"
     raise EverybertError(f"there is no preset {name!r}; {hint}")

@@ -84,7 +84,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise EverybertError(f"the limit {name} must be positive, not {value}")
 
 
