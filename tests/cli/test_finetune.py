@@ -105,6 +105,32 @@ def test_tag_answer_choose_regress_on_texts(tmp_path):
     float(run("regress", "the dog", "--model", regressor).stdout.split()[-1])
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--longest", "0"), "classify has no option 'longest'"),
+        (("--columns", "text=x", "--columns", "text=y"), "--columns names text twice"),
+        (("--grid",), "the grid has the values of lr"),
+        (("--class-weights", "1,heavy"), "class weights are balanced, or one positive number"),
+    ],
+)
+def test_options_are_not_ignored(base, data, tmp_path, more, message):
+    line = ("finetune", "classify", "--model", base, "--train", data, "--dev", data, "--out", tmp_path / "o", *FAST)
+    columns = () if "--columns" in more else COLUMNS
+    assert message in mistake(*line, *columns, *more)
+
+
+def test_a_file_is_not_taken_for_the_text_that_answers(base, tmp_path):
+    book, rows = tmp_path / "book.txt", tmp_path / "rows.jsonl"
+    book.write_text("john lives in paris")
+    rows.write_text('{"question": "who?", "context": "john lives in paris"}\n')
+    for words in ((book,), ("--context", book)):
+        assert "book.txt is a file, not a text; give --file or --context-file" in mistake("answer", "who?", *words)
+    assert "not both" in mistake("answer", "who?", "--context", "john", "--context-file", book)
+    for more in (("--top", 2), ("--context", "john")):
+        assert "a row has its columns" in mistake("answer", "--file", rows, "--out", tmp_path / "o.jsonl", *more)
+
+
 def test_doctor_finds_what_is_wrong(base, tmp_path):
     rows = [("the film was good", "pos"), ("the food was bad", "neg")] * 3 + [("the film was good", "neg"), ("", "pos")]
     data = tsv(tmp_path / "sick.tsv", ("text", "label"), *rows)
@@ -126,7 +152,10 @@ def test_squad_prints_scores(tmp_path):
     content = {"data": [{"title": "t", "paragraphs": [{"context": "john lives in paris", "qas": qas}]}]}
     (tmp_path / "d.json").write_text(json.dumps(content))
     (tmp_path / "p.json").write_text('{"1": "john"}')
-    assert "exact" in run("squad", tmp_path / "d.json", "--predictions", tmp_path / "p.json").stdout
+    asked = ("squad", tmp_path / "d.json", "--predictions", tmp_path / "p.json")
+    assert "exact" in run(*asked).stdout
+    for more in (("--out", tmp_path / "o.json"), ("--model", "nothing")):
+        assert "--predictions are scored as they are" in mistake(*asked, *more)
 
 
 def test_blimp_prints_a_table(base, tmp_path):

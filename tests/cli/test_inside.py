@@ -83,6 +83,8 @@ def test_probe_heads_prints_the_table(folder):
     line = next(line for line in done.output.splitlines() if line.startswith("det ")).split()
     assert line[2:4] == [str(rows["det"]["layer"] + 1), str(rows["det"]["head"] + 1)], "printed from 1, JSON from 0"
     assert rows["det"]["count"] == 3 and rows["det"]["baseline"] == 1.0 and rows["det"]["offset"] == 1
+    rare = run("probe", "heads", file, "--least", 999, "--model", folder / "model")
+    assert rare.exit_code == 2 and "lower --least" in rare.output
     bad = run("probe", "heads", file, "--relation", "expl", "--model", folder / "model")
     assert bad.exit_code == 2 and "has no relation 'expl'" in bad.output
 

@@ -64,3 +64,5 @@ def test_lists_and_shows_recipes():
     listed = everybert("pretrain", "--list").output
     assert "bert-base" in listed and "small-20m" in listed
     assert "[schedule]" in everybert("pretrain", "tiny-cpu", "--show").output
+    changed = everybert("pretrain", "tiny-cpu", "--show", "--set", "mask.rate=0.3", "--steps", 7).output
+    assert changed.endswith("# instead: mask.rate = 0.3\n# instead: steps = 7\n")

@@ -48,7 +48,7 @@ def test_label_balance():
     assert "balanced" in only(diagnosis, "balance").remedy
     unseen = examine("classify", healthy(), [("x y z", "ugly"), ("q r s", "good")])
     assert [f.message for f in unseen.findings if f.severity == "error"] == [
-        "the data has labels that the training data has not: 'ugly'; known are 'bad', 'good'"
+        "the data has labels that the model does not know: 'ugly'; known are 'bad', 'good'"
     ]
     single = examine("classify", [("x y", "a"), ("z", "a")])
     assert any("every row has the label 'a'" in f.message for f in single.findings)

@@ -193,5 +193,7 @@ def test_the_command(recipe, corpus, tmp_path):
 
 def test_a_key_that_is_varied_twice_is_refused(recipe, corpus, tmp_path):
     twice = ("--vary", "mask.rate=0.1", "--vary", "mask.rate=0.2")
-    assert "--vary names a key twice" in mistake("sweep", recipe, "--corpus", corpus, "--out", tmp_path / "o", *twice)
+    asked = ("sweep", recipe, "--corpus", corpus, "--out", tmp_path / "o")
+    assert "--vary names mask.rate twice" in mistake(*asked, *twice)
+    assert "--batch-size is for fine-tuning" in mistake(*asked, *twice[:2], "--batch-size", 8)
     assert not (tmp_path / "o").exists()

@@ -207,6 +207,21 @@ def test_a_row_without_text_is_named_or_left_out(folder, tmp_path, suffix):
     assert [row["id"] for row in read(tmp_path / "some.csv")] == [*"012345", *"789"]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_empty_cells_are_left_out_if_asked_for(folder, tmp_path, suffix):
+    source = write(tmp_path / f"in{suffix}", [*TEXTS[:2], "", "  ", *TEXTS[:1]])
+    assert label(folder, source, tmp_path / "all.csv").rows == 5
+    done = label(folder, source, tmp_path / "some.csv", skip_bad=True)
+    assert done.rows == 3 and len(done.bad) == 2 and "one of its texts is empty" in done.bad[0]
+
+
+def test_texts_in_a_tsv_file_keep_their_spaces(folder, tmp_path):
+    source = write(tmp_path / "in.jsonl", ["two  spaces", " at\u00a0both ends ", "a\ttab\r\nand a line"])
+    label(folder, source, tmp_path / "out.tsv")
+    found = [row["text"] for row in read(tmp_path / "out.tsv")]
+    assert found == ["two  spaces", " at\u00a0both ends ", "a tab and a line"]
+
+
 def test_broken_lines_are_left_out_and_listed(folder, tmp_path):
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "the film"}\n{"text": \n{"text": "the song"}\n')

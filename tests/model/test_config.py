@@ -43,6 +43,8 @@ def test_unknown_field_and_unknown_preset():
         EncoderConfig(**SMALL).replace(width=3)
     with pytest.raises(EverybertError, match="did you mean bert-base-uncased"):
         preset("bert-base-uncase")
+    with pytest.raises(EverybertError, match="'bert-base'; did you mean bert-base-"):
+        preset("bert-base")
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])

@@ -473,3 +473,9 @@ def test_an_error_in_an_endpoint_becomes_json(app, caplog, error, status):
     assert found[0] == status and found[1]["error_type"]
     assert "secret" not in str(found)
     assert ("secret" in caplog.text) == (status == 500), "the log says why, and only then"
+
+
+@pytest.mark.parametrize("limit", [{"seconds": float("nan")}, {"seconds": 0.0}, {"queue": 0}, {"rate": -1}])
+def test_a_limit_that_is_not_positive_is_refused(limit):
+    with pytest.raises(EverybertError, match=f"the limit {next(iter(limit))} must be positive"):
+        Limits(**limit)

@@ -296,6 +296,24 @@ def test_copies_of_a_long_context_are_counted_before_anything_is_computed(served
     assert service.metrics.batch_tokens._sum.get() == before
 
 
+def test_requests_that_read_are_counted_by_their_path(served):
+    url, service = served
+    for method, path, status in (("GET", "/health", 200), ("GET", "/v1/models/nothing", 404), ("GET", "/embed", 405)):
+        CLIENT.request(method, f"{url}{path}")
+        named = path.replace("nothing", "{model}")
+        labels = {"path": named, "status": str(status)}
+        assert service.metrics.registry.get_sample_value("everybert_requests_total", labels)
+
+
+def test_texts_are_cut_at_their_end_and_another_side_is_refused(url):
+    asked = {"inputs": "good film " * 200, "truncate": True}
+    cut = post(url, "/embed", asked | {"truncation_direction": "Right"})
+    assert cut.json() == post(url, "/embed", asked).json()
+    for path in ("/embed", "/embed_sparse"):
+        answer = post(url, path, asked | {"truncation_direction": "Left"})
+        assert answer.status_code == 422 and "truncation_direction" in answer.json()["error"]
+
+
 def test_own_endpoints_refuse_unknown_fields_and_others_ignore_them(url):
     answer = post(url, "/fill", {"text": "a [MASK]", "colour": "red"})
     assert answer.status_code == 422 and "colour: this endpoint has no such field" in answer.json()["error"]

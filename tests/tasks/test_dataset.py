@@ -295,7 +295,7 @@ def test_balanced_weights_are_scikit_learns():
 
 def test_unseen_labels_are_listed():
     task = Classify.from_examples(Classify.read([("x", "a"), ("y", "b")]), CONFIG)
-    with pytest.raises(EverybertError, match="training data has not: 'c', 'd'; known are 'a', 'b'"):
+    with pytest.raises(EverybertError, match="model does not know: 'c', 'd'; known are 'a', 'b'"):
         task.gold(Classify.read([("x", "d"), ("y", "c"), ("z", "a")]))
 
 
@@ -441,7 +441,18 @@ def test_embedding_examples():
 
 def test_weights_for_every_class_are_asked_for():
     examples = Classify.read([("x", "a"), ("y", "b")])
-    refuses("class weights", Classify.from_examples, examples, CONFIG, class_weights=[1.0])
+    for weights in ([1.0], [1.0, float("nan")], [1.0, float("inf")], [1.0, -1.0], "heavy", {"a": 1.0, "b": 2.0}):
+        refuses("class weights", Classify.from_examples, examples, CONFIG, class_weights=weights)
+
+
+def test_labels_that_are_named_twice_are_refused():
+    examples = Classify.read([("x", "a"), ("y", "b")])
+    refuses("the labels a, b, a name one twice", Classify.from_examples, examples, CONFIG, labels=["a", "b", "a"])
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused():
+    table = pd.DataFrame([["x", "y", "a"], ["y", "x", "b"]], columns=["text", "text", "label"])
+    refuses("names a column twice", Classify.read, table)
 
 
 @pytest.mark.parametrize(

@@ -309,6 +309,22 @@ def test_the_grid_keeps_the_best(base):
     assert tuned.settings.lr == tuned.grid[0]["lr"]
     with pytest.raises(EverybertError, match="no setting"):
         finetune(base, "classify", sentiment(0), sentiment(1, 32), grid={"lrr": (1,)}, **few)
+    for wrong in ({"grid": {"lr": ()}}, {"grid": True, "epochs": 2}):
+        with pytest.raises(EverybertError, match="the grid has the values of"):
+            finetune(base, "classify", sentiment(0), sentiment(1, 32), **wrong)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"window": 900}, "a window of 900 tokens is longer than the"),
+        ({"window": 16, "overlap": 9}, "windows of 16 tokens overlap by at most half"),
+        ({"overlap": 4, "long": "cut"}, "texts that are cut by none"),
+    ],
+)
+def test_windows_that_the_model_cannot_read_are_refused(base, how, message):
+    with pytest.raises(EverybertError, match=message):
+        finetune(base, "classify", sentiment(0, 16), sentiment(1, 8), **(FAST | how))
 
 
 def test_labels_that_are_held_out_only_are_known(base):
@@ -345,7 +361,7 @@ def test_a_head_for_the_same_labels_is_kept(base, tmp_path):
         ({"seeds": 0}, "seeds must be"),
         ({"epochs": 0}, "epochs must be"),
         ({"train": []}, "0 rows"),
-        ({"dev": [("x", "maybe")]}, "training data has not: 'maybe'"),
+        ({"dev": [("x", "maybe")]}, "model does not know: 'maybe'"),
         ({"task": "embed", "train": [("a", "b")], "dev": [("a", "b")], "mode": "frozen"}, "cannot be frozen"),
         (
             {"options": {"colour": 1}},

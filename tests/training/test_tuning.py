@@ -12,6 +12,7 @@ import everybert
 from everybert.errors import EverybertError
 from everybert.model.config import EncoderConfig
 from everybert.model.heads import Network
+from everybert.model.lora import LoraConfig
 from everybert.model.ragged import Ragged
 from everybert.store.huggingface import load_network
 from everybert.tasks import Classify, load_task
@@ -193,7 +194,7 @@ def interrupting(monkeypatch, number):
 )
 def test_control_c_ends_a_search_and_keeps_what_is_finished(base, tmp_path, monkeypatch, caplog, number, seeds, grid):
     runs = interrupting(monkeypatch, number)
-    few = FAST | {"epochs": 2}
+    few = {name: value for name, value in (FAST | {"epochs": 2}).items() if name not in (grid or {})}
     tuned = finetune(base, "classify", sentiment(0), sentiment(1), tmp_path / "out", seeds=seeds, grid=grid, **few)
     assert len(runs) == number, "no further run was started"
     assert not tuned.finished and [run.finished for run in tuned.runs] == [True]
@@ -227,9 +228,14 @@ def test_settings_are_frozen():
     [
         ({"features": "sum"}, "use mode frozen"),
         ({"mode": "lora", "pool": "cls"}, "use mode frozen"),
+        ({"mode": "frozen", "layer_decay": 0.9}, "layers that are trained"),
+        ({"mode": "lora", "start": "adapter", "lora": LoraConfig(rank=8)}, "without a new pooler or rank"),
+        ({"patience": 0}, "patience must be at least 1, not 0"),
+        ({"reinit": -1}, "reinit must be at least 0"),
+        ({"weight_decay": float("nan")}, "weight decay must be at least 0"),
     ],
 )
-def test_settings_of_another_mode_are_refused(changes, message):
+def test_settings_that_would_do_nothing_are_refused(changes, message):
     with pytest.raises(EverybertError, match=message):
         FinetuneSettings(**changes)
 

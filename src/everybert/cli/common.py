@@ -74,17 +74,21 @@ def refuse_files(texts: list[str]) -> list[str]:
     """The texts; an error if one of them is the name of a file."""
     for text in texts:
         if re.fullmatch(r"\S{1,200}\.\w{1,8}", text) and (Path(text).suffix.lower() in OFFICE or Path(text).is_file()):
-            raise EverybertError(f"{text} is a file, not a text; give --file, if the command has it, or text in quotes")
+            raise EverybertError(f"{text} is a file, not a text; give --file or --context-file, or its text in quotes")
     return texts
 
 
-def pairs_of(values: Iterable[str] | None, option: str, example: str) -> Iterator[tuple[str, str]]:
-    """(key, value) of each KEY=VALUE."""
+def pairs_of(values: Iterable[str] | None, option: str, example: str, many: bool = False) -> Iterator[tuple[str, str]]:
+    """(key, value) of each KEY=VALUE; a key may occur once, or `many` times."""
+    keys: set[str] = set()
     for text in values or ():
         key, equals, value = text.partition("=")
         if not (key and equals and value):
             raise EverybertError(f"{option} {text}: write it as {example}")
-        yield key.strip(), value
+        if (key := key.strip()) in keys and not many:
+            raise EverybertError(f"{option} names {key} twice: give it once, as {example}")
+        keys.add(key)
+        yield key, value
 
 
 def report(data: Any) -> Iterator[str]:

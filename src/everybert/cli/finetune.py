@@ -54,15 +54,11 @@ class TaskSettings:
 
     def given(self) -> dict[str, Any]:
         """The options that were given, as the task takes them."""
-        options: dict[str, Any] = {name: value for name, value in asdict(self).items() if value}
+        options: dict[str, Any] = {k: v for k, v in asdict(self).items() if v is not None and v is not False}
         if self.labels:
             options["labels"] = self.labels.split(",")
         if self.class_weights and self.class_weights != "balanced":
-            try:
-                options["class_weights"] = [float(part) for part in self.class_weights.split(",")]
-            except ValueError:
-                wrong = f"--class-weights {self.class_weights}: write balanced, or a number for each label: 1,2.5"
-                raise EverybertError(wrong) from None
+            options["class_weights"] = self.class_weights.split(",")
         return options
 
 
@@ -193,6 +189,8 @@ def squad(
 
     questions = read_squad(data)
     if predictions is not None:
+        if out is not None or use != Use():
+            raise EverybertError("--predictions are scored as they are: leave out --out, --model and its options")
         answers = measure.read_predictions(predictions)
     else:
         with progress_bar("answering", len(questions)) as tell:

@@ -139,6 +139,8 @@ def heads(
     if relation and relation not in result.relations:
         raise EverybertError(f"{file} has no relation {relation!r}; it has {', '.join(result.relations)}")
     rows = [{k: v for k, v in vars(r).items() if k != "right"} for r in result.relations.values() if r.count >= least]
+    if not rows:
+        raise EverybertError(f"no relation of {file} has {least} words: lower --least, or read more sentences")
     data = {name: getattr(result, name) for name in ("sentences", "words", "skipped")} | {"relations": rows}
     shown = data | {"relations": [{**row, "layer": row["layer"] + 1, "head": row["head"] + 1} for row in rows]}
     chosen = {"relation": relation, "right": result.relations[relation].right.tolist()} if relation else None

@@ -124,7 +124,7 @@ def build(
     from everybert.corpus.build import build_corpus
 
     languages: dict[str, list[Path]] = {}
-    for name, file in pairs_of(language, "--language", "LANGUAGE=FILE, for example de=texts.txt"):
+    for name, file in pairs_of(language, "--language", "LANGUAGE=FILE, for example de=texts.txt", many=True):
         languages.setdefault(name, []).append(Path(file))
     options |= {"workers": workers, "engine": engine, "address": address, "pmi": pmi, "fresh": fresh}
     try:
@@ -219,7 +219,10 @@ def pretrain(
     if recipe is None:
         raise EverybertError(f"name a recipe: a .toml file, or one of {', '.join(recipes.names())}")
     if show:
-        return Output(recipes.text(recipe), [recipes.text(recipe).rstrip("\n")])
+        recipes.Recipe.load(recipe, **(overrides := changes.overrides()))  # a change that cannot be made is an error
+        changed = [f"# instead: {key.replace('__', '.')} = {value}" for key, value in overrides.items()]
+        shown = "\n".join([recipes.text(recipe).rstrip("\n"), *changed])
+        return Output(shown, [shown])
     if corpus is None or out is None:
         raise EverybertError("give --corpus, the folder of `everybert corpus build`, and --out, the folder to write")
     more = changes.overrides() | {"allow_pickle": allow_pickle} | ({"model__init": init} if init else {})
@@ -267,10 +270,10 @@ def sweep(
     from everybert.evaluation.sweep import read_values, table
     from everybert.evaluation.sweep import sweep as run
 
-    values = list(pairs_of(vary, "--vary", "TABLE.KEY=VALUE,VALUE, for example mask.rate=0.15,0.4"))
+    values = pairs_of(vary, "--vary", "TABLE.KEY=VALUE,VALUE, for example mask.rate=0.15,0.4")
     varied = {key: read_values(key, text) for key, text in values}
-    if len(varied) < len(values):
-        raise EverybertError("--vary names a key twice: give all its values at once, as in mask.rate=0.15,0.4")
+    if settings and not then:
+        raise EverybertError(f"--{min(settings).replace('_', '-')} is for fine-tuning: name the labelled sets, --then")
     settings |= {"seeds": seeds, "then": then or (), "overrides": changes.overrides(), "device": device, "quiet": quiet}
     cells, finished = run(recipe, corpus, out, varied, **settings)
     scores = [{name: asdict(value) for name, value in cell.intervals().items()} for cell in cells]

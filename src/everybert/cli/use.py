@@ -1,7 +1,7 @@
 """`everybert fill`, `embed`, `tokens`, `next`, and one command per task: a model on texts or files."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -111,7 +111,7 @@ def embed(
         only_files(rows)
         bad: list[str] = []
         texts = [text for _, text in read_inputs("embed", files, how, bad)]
-        tell_left_out(bad)
+        print(*(f"left out: {line}\n" for line in bad), sep="", end="", file=sys.stderr)
     else:
         only_files(rows, column)
         texts = read_texts(texts, file)
@@ -216,6 +216,8 @@ def answer(
     """Answer questions from a text of any length. An empty answer means that the text has none."""
     questions, context, names = given or [], options.context or "", ("question", "answers")
     if options.context_file is not None:
+        if context:
+            raise EverybertError("give --context or --context-file, not both")
         context = "\n".join(read_texts(None, options.context_file))
     elif not context and len(questions) > 1:
         *questions, context = questions
@@ -274,15 +276,15 @@ def predicted(
         raise EverybertError("give texts or --file, not both")
     named = named_files(given, (*RECORD_KINDS, ".txt")) if options.context is None else []
     if files := [options.file] if options.file is not None else named:
-        if options.pair is not None:
-            raise EverybertError("--pair is for texts; the second text of a row is in its --pair-column")
+        if options.pair is not None or options.context is not None or options.top != 1:
+            raise EverybertError("--pair, --context and --top are for texts; a row has its columns and one answer")
         more = {"adapter": options.adapter, "options": {"scores": options.scores, **options.zero_shot()}}
         return on_files(task, files, options.out, use, columns=options.columns(), **more, **rows)
     if not given:
         raise EverybertError("there is no text; give one in quotes, or a file")
     only_files(rows, options)
-    refuse_files(given)
     second = options.pair if options.context is None else options.context
+    refuse_files([*given, *filter(None, [second])])
     how: Record = options.zero_shot() if options.context is None else {"top": options.top}
     examples: list[Any] = inputs or (given if second is None else [(text, second) for text in given])
     name, value = names
@@ -296,12 +298,6 @@ def predicted(
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def tell_left_out(bad: Iterable[str]) -> None:
-    """Print the rows that were left out on standard error."""
-    for line in bad:
-        print(f"left out: {line}", file=sys.stderr)
-
-
 def on_files(task: str, files: list[Path], out: Path | None, use: Use, **options: Any) -> Output:
     """Predict the rows of files. Bad rows and an interruption are printed on standard error."""
     from everybert.inference.files import predict_files
@@ -312,7 +308,7 @@ def on_files(task: str, files: list[Path], out: Path | None, use: Use, **options
     options |= {"device": use.device, "dtype": use.dtype, "allow_pickle": use.allow_pickle}
     with progress_bar(task) as tell:
         done = predict_files(task, use.model, files, out, progress=tell, **options)
-    tell_left_out(done.bad)
+    print(*(f"left out: {line}\n" for line in done.bad), sep="", end="", file=sys.stderr)
     if done.stopped:
         print(f"stopped after {done.rows:,} rows: run the same command again to resume", file=sys.stderr)
     before = f", {done.before:,} of them from before" if done.before else ""

@@ -7,6 +7,7 @@ parquet files. A run that is given again after an interruption computes only the
 
 import csv
 import json
+import re
 import shutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -23,8 +24,8 @@ from everybert.files import atomic_file, changes, disk_errors, replace_folder, s
 from everybert.inference.model import Model, load
 from everybert.store.hub import resolve
 from everybert.tasks import TASKS
-from everybert.tasks.dataset import Table
-from everybert.text.readers import TEXT_KINDS, expand, kind, lines, read_rows
+from everybert.tasks.dataset import Table, has_text
+from everybert.text.readers import TEXT_KINDS, Rows, expand, kind, lines, read_rows
 
 WRITTEN = (".csv", ".tsv", ".jsonl", ".ndjson")
 LIST = "_everybert.json"
@@ -151,10 +152,8 @@ def read_inputs(
     names: list[str] = []
     count = 0
     for path in sources:
-        if kind(path) in TEXT_KINDS:  # one text per line
-            rows: Iterator[tuple[int, Row | str]] = ((number, {"text": line}) for number, line in lines(path))
-        else:
-            rows = read_rows(path)
+        per_line = kind(path) in TEXT_KINDS
+        rows: Rows = ((number, {"text": line}) for number, line in lines(path)) if per_line else read_rows(path)
         for number, row in rows:
             if not names and not isinstance(row, str):
                 names, pick = list(row), TASKS[task].input_reader(Table([row], str(path), how.columns))
@@ -163,7 +162,10 @@ def read_inputs(
                     raise EverybertError(row)
                 if even and list(row) != names:
                     raise EverybertError(f"it has the columns {', '.join(row)}, not {', '.join(names)}")
-                yield row, pick(row)
+                example = pick(row)
+                if how.skip_bad and not has_text(example):
+                    raise EverybertError("one of its texts is empty")
+                yield row, example
                 count += 1
             except EverybertError as error:
                 if not how.skip_bad:
@@ -227,7 +229,7 @@ class Predictor:
     def _cell(self, value: Any) -> str:
         """A value as a csv or tsv file has it."""
         text = json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
-        return "" if value is None else " ".join(text.split()) if self.kind == ".tsv" else text
+        return "" if value is None else re.sub(r"[\t\r\n]+", " ", text) if self.kind == ".tsv" else text
 
     def _predict(self, inputs: list[Any]) -> list[Row]:
         """The new columns of some rows."""

@@ -136,7 +136,7 @@ def _load(folder: Path, route: str, device: Any, dtype: Any, allow_pickle: bool)
     int8, fp8 = dtype in ("int8", torch.int8), dtype in ("fp8", torch.float8_e4m3fn)
     if int8 and device is not None and not str(device).startswith("cpu"):
         raise EverybertError(f"int8 is computed on the CPU, not on {device}; give device=cpu, or another dtype")
-    dtype = torch.float32 if int8 else torch.bfloat16 if fp8 else pick_dtype(dtype)
+    dtype = torch.float32 if int8 else torch.bfloat16 if fp8 else pick_dtype(dtype, "int8", "fp8")
     inner = sentences.encoder_folder(folder, route)
     loaded = load_network(inner, device=pick_device(device, gpu=not int8), dtype=dtype, allow_pickle=allow_pickle)
     if int8 or fp8:
@@ -154,11 +154,11 @@ def _load(folder: Path, route: str, device: Any, dtype: Any, allow_pickle: bool)
     return model
 
 
-def pick_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A torch type by name."""
+def pick_dtype(dtype: torch.dtype | str | None, *others: str) -> torch.dtype | None:
+    """A torch type by name; an error also names the `others` that there are."""
     chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if dtype is not None and chosen not in DTYPES.values():
-        raise EverybertError(f"there is no dtype {str(dtype)!r} here; choose one of {', '.join(DTYPES)}, int8, fp8")
+        raise EverybertError(f"there is no dtype {str(dtype)!r} here; choose one of {', '.join((*DTYPES, *others))}")
     return chosen
 
 

@@ -181,11 +181,8 @@ class EncoderConfig:
         """Which set of weights each applied layer uses: (0, 1, …) or, for ALBERT, the groups repeated."""
         if self.layer_groups is None:
             return tuple(range(self.layers))
-        order: list[int] = []
-        for i in range(self.layers):
-            group = i * self.layer_groups // self.layers
-            order += [group * self.inner_layers + k for k in range(self.inner_layers)]
-        return tuple(order)
+        groups, inner = [i * self.layer_groups // self.layers for i in range(self.layers)], self.inner_layers
+        return tuple(group * inner + k for group in groups for k in range(inner))
 
     @property
     def distinct_layers(self) -> int:
@@ -237,6 +234,6 @@ def preset(name: str) -> EncoderConfig:
     """The configuration of a published model, by name; similar names are suggested."""
     if name in PRESETS:
         return PRESETS[name]
-    close = difflib.get_close_matches(name, PRESETS, n=3)
+    close = [known for known in PRESETS if known.startswith(name)][:3] or difflib.get_close_matches(name, PRESETS, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(PRESETS)}"
     raise EverybertError(f"there is no preset {name!r}; {hint}")

@@ -84,7 +84,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise EverybertError(f"the limit {name} must be positive, not {value}")
 
 
@@ -271,8 +271,8 @@ class LimitsMiddleware:
             if scope["method"] == "POST":
                 await self._post(scope, receive, write)
             else:  # uvicorn sends no body to HEAD
-                method = "GET" if scope["method"] == "HEAD" else scope["method"]
-                await self.app({**scope, "method": method}, receive, write)
+                inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # which learns its route
+                await self.app(inner, receive, write)
         except (ClientDisconnect, asyncio.CancelledError):  # the client left while it sent the body; the server stops
             pass
         except Exception as error:

@@ -302,6 +302,7 @@ def embed(
     truncate: s.Truncate = False,
     dimensions: s.Dimensions = None,
     prompt_name: s.PromptName = None,
+    truncation_direction: s.Side = "right",
 ) -> Job:
     """Embed texts. The x-cut-tokens header counts the tokens that `truncate` left out."""
     long = "cut" if truncate else "window"
@@ -324,6 +325,7 @@ def embed_sparse(
     truncate: s.Truncate = False,
     prompt_name: s.PromptName = None,
     top: s.Top | None = None,
+    truncation_direction: s.Side = "right",
 ) -> Job:
     """A sparse vector over the vocabulary per text, by a SPLADE model; `top` keeps the largest weights."""
     model, texts, long = request.served.model, as_list(inputs), "cut" if truncate else "window"

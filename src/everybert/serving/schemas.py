@@ -24,6 +24,7 @@ Long = Annotated[
 ]
 Top = Annotated[int, Field(ge=1, le=1000)]
 Truncate = Annotated[bool | None, Field(description="Cut long texts. Default: read them in windows.")]
+Side = Annotated[Literal["right", "Right"], Field(description="Where `truncate` cuts a text: its end.")]
 Dimensions = Annotated[
     int | None, Field(ge=1, le=65536, description="The first numbers of each vector (Matryoshka embeddings).")
 ]

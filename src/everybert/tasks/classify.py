@@ -319,7 +319,10 @@ def label_weights(
         if multi:
             return tuple((rows - counts[n]) / max(counts[n], 1) for n in order)
         return tuple(rows / (len(order) * max(counts[n], 1)) for n in order)
-    weights = tuple(float(w) for w in class_weights)
-    if len(weights) != len(order) or min(weights) <= 0:
-        raise EverybertError(f"class weights need one positive number for each of {', '.join(order)}")
+    try:
+        weights = tuple(map(float, class_weights))
+    except (TypeError, ValueError):
+        weights = ()
+    if len(weights) != len(order) or not all(0 < w < float("inf") for w in weights):
+        raise EverybertError(f"class weights are balanced, or one positive number for each of {', '.join(order)}")
     return weights

@@ -159,9 +159,7 @@ class Table:
                 if isinstance(row, str):
                     raise EverybertError(row)
                 example = pick(row)
-                words = isinstance(example, list)
-                parts = example if isinstance(example, tuple) else [" ".join(example) if words else example]
-                if not all(t.strip() for part in parts for t in ([part] if isinstance(part, str) else part)):
+                if not has_text(example):
                     raise EverybertError("one of its texts is empty")
                 value = target(row, example)
             except (ValueError, TypeError, LookupError) as error:  # an EverybertError is a ValueError
@@ -231,6 +229,8 @@ def held_rows(source: Any) -> list[Any]:
         if hasattr(source, method):
             return list(getattr(source, method)())
     if _is_table(source) and hasattr(source, "to_dict"):  # pandas
+        if not source.columns.is_unique:
+            raise EverybertError(f"the data names a column twice ({', '.join(map(str, source.columns))}); rename one")
         return list(source.to_dict("records"))
     if hasattr(source, "__iter__"):
         return list(source)
@@ -313,6 +313,12 @@ def _list_of_texts(row: Row, columns: Sequence[str]) -> list[str]:
     if not all(isinstance(text, str) for text in cells):
         raise EverybertError(f"the column {columns[0]!r} is not a list of texts")
     return cells
+
+
+def has_text(example: Any) -> bool:
+    """Whether none of an input's texts is empty; a list is of words."""
+    parts = example if isinstance(example, tuple) else [" ".join(example) if isinstance(example, list) else example]
+    return all(t.strip() for part in parts for t in ([part] if isinstance(part, str) else part))
 
 
 def as_texts(texts: Any, pairs: bool = True) -> list[Any]:
@@ -608,9 +614,10 @@ def check_labels(counts: Counter[str], rows: int, where: str) -> None:
 def label_ids(names: Sequence[str], labels: Sequence[str], where: str) -> list[int]:
     """The index of each label; labels that are not in the training data are an error that lists them."""
     number = {label: i for i, label in enumerate(labels)}
-    unseen = sorted(set(names) - set(number))
-    if unseen:
+    if len(number) < len(labels):
+        raise EverybertError(f"the labels {', '.join(labels)[:100]} name one twice; give each once")
+    if unseen := sorted(set(names) - set(number)):
         shown = ", ".join(map(repr, unseen[:10])) + (f" and {len(unseen) - 10} more" if len(unseen) > 10 else "")
         known = ", ".join(map(repr, labels[:10])) + (" …" if len(labels) > 10 else "")
-        raise EverybertError(f"{where} has labels that the training data has not: {shown}; known are {known}")
+        raise EverybertError(f"{where} has labels that the model does not know: {shown}; known are {known}")
     return [number[name] for name in names]

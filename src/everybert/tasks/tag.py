@@ -197,10 +197,8 @@ class Tag(Task):
         Words beyond a cut count as predicted with the first label (O).
         """
         outputs = self.run(network, features)
-        guess = []
-        for text, gold in zip(features.origins, examples.targets):
-            tags = self.tags(outputs, text)[0]
-            guess.append(tags + [self.labels[0]] * (len(gold) - len(tags)))
+        every = [self.tags(outputs, text)[0] for text in features.origins]
+        guess = [tags + [self.labels[0]] * (len(gold) - len(tags)) for tags, gold in zip(every, examples.targets)]
         if self.scheme != "plain":
             return entity_scores(examples.targets, guess)
         flat = [[tag for tags in side for tag in tags] for side in (examples.targets, guess)]

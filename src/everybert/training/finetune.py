@@ -119,6 +119,8 @@ def finetune(
     axes = GRID if grid is True else dict(grid or {})
     if unknown := {*settings, *axes} - known:
         raise EverybertError(f"finetune has no setting {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}")
+    if wrong := [name for name, values in axes.items() if name in settings or not len(values)]:
+        raise EverybertError(f"the grid has the values of {wrong[0]}, one or more; give {wrong[0]} nowhere else")
     if seeds < 1:
         raise EverybertError(f"seeds must be at least 1, not {seeds}")
     settings |= {"start": str(settings["start"])} if settings.get("start") is not None else {}
@@ -133,8 +135,11 @@ def finetune(
         check_folder(out)
     if is_adapter(folder):
         raise EverybertError(f"{folder} is an adapter; fine-tune from the model it was trained on, or merge it first")
-    if not read_config(folder)[0].layers:
+    config = read_config(folder)[0]
+    if not config.layers:
         raise EverybertError(f"{folder} is a StaticEmbedding, which has no layers; fine-tune an encoder")
+    if (window or 0) > config.max_positions:
+        raise EverybertError(f"a window of {window} tokens is longer than the {config.max_positions} the model reads")
 
     # The data, and the settings that follow from it.
     tokenizer = Tokenizer.load(folder)
@@ -205,9 +210,7 @@ def pooling_of(folder: Path, allow_pickle: bool) -> Pooling:
     pooling = read_pooling(folder, read_config(encoder_folder(folder))[0].hidden_size, allow_pickle)
     dropped = (pooling.prompt(None), pooling.layers, pooling.modules, pooling.truncate, not pooling.include_prompt)
     if any(dropped) or pooling.vectors != "embed" or pooling.modes not in (("mean",), ("cls",)):
-        raise EverybertError(
-            f"{folder} has prompts or modules that training would not keep; name a pooling, mean or cls, to drop them"
-        )
+        raise EverybertError(f"{folder} has prompts or modules that training would not keep; name pooling to drop them")
     return replace(pooling, lowercase=False, files={})
 
 
@@ -230,7 +233,9 @@ def prepare_data(
     kind, config = task_class(name), read_config(folder)[0]
     reading, making = split_options(kind, options or {})
     if window != (None, None, "window"):
-        making["window"] = WindowConfig.for_model(config.max_positions, *window)
+        making["window"] = reads = WindowConfig.for_model(config.max_positions, *window)
+        if window[1] is not None and (reads.long == "cut" or reads.overlap > reads.size // 2):
+            raise EverybertError(f"windows of {reads.size} tokens overlap by at most half, texts that are cut by none")
     train, dev = split_sets(train, dev)
     examples = kind.read(train, columns, skip_bad, **reading)
     notes = list(examples.notes)

@@ -112,19 +112,22 @@ class FinetuneSettings:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"full|frozen|fewshot|lora|top:[1-9]\d*", self.mode):
             raise EverybertError(f"mode is full, top:K, frozen, fewshot or lora, not {self.mode!r}")
-        for name in ("epochs", "batch_size", "accumulate", "evaluations", "log_every"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise EverybertError(f"{name.replace('_', ' ')} must be at least 1, not {value}")
+        least = dict.fromkeys(("epochs", "batch_size", "accumulate", "evaluations", "log_every", "patience"), 1)
+        for name, low in (least | {"reinit": 0, "weight_decay": 0}).items():
+            if (value := getattr(self, name)) is not None and not value >= low:
+                raise EverybertError(f"{name.replace('_', ' ')} must be at least {low}, not {value}")
         if self.lr is not None and not 0 < self.lr < 1:
             raise EverybertError(f"lr must lie between 0 and 1, not {self.lr}")
         if not 0 <= self.warmup < 1 or not 0 < self.layer_decay <= 1:
             raise EverybertError("warmup lies in [0, 1) and layer decay in (0, 1]")
         if self.dtype is not None and self.dtype not in DTYPES:  # float16 would need loss scaling
             raise EverybertError(f"fine-tuning has no dtype {self.dtype!r}; it has {', '.join(DTYPES)}")
-        if self.start is not None and (self.mode != "lora" or self.new_pooler):
-            raise EverybertError("start is an adapter to continue from: use mode lora, without a new pooler")
+        if self.start is not None and (self.mode != "lora" or self.new_pooler or self.lora != LoraConfig()):
+            raise EverybertError("start is an adapter to continue from: use mode lora, without a new pooler or rank")
         if self.mode not in HEAD_ALONE and (self.features, self.pool) != ("last", "mean"):
             raise EverybertError("features and pool are what the head of a frozen encoder reads: use mode frozen")
+        if self.mode == "frozen" and self.layer_decay != 1:
+            raise EverybertError("layer decay is of layers that are trained; mode frozen trains the head alone")
         if self.mode == "lora" and self.reinit:
             raise EverybertError("an adapter has no encoder layers, so mode lora takes no reinit: use full or top:K")
 
