@@ -111,7 +111,10 @@ def test_tag_answer_choose_regress_on_texts(tmp_path):
         (("--longest", "0"), "classify has no option 'longest'"),
         (("--columns", "text=x", "--columns", "text=y"), "--columns names text twice"),
         (("--grid",), "the grid has the values of lr"),
-        (("--class-weights", "1,heavy"), "class weights are balanced, or one positive number"),
+        (
+            ("--class-weights", "1,heavy"),
+            "--class-weights 1,heavy are class weights that are not balanced",
+        ),
     ],
 )
 def test_options_are_not_ignored(base, data, tmp_path, more, message):

@@ -441,7 +441,15 @@ def test_embedding_examples():
 
 def test_weights_for_every_class_are_asked_for():
     examples = Classify.read([("x", "a"), ("y", "b")])
-    for weights in ([1.0], [1.0, float("nan")], [1.0, float("inf")], [1.0, -1.0], "heavy", {"a": 1.0, "b": 2.0}):
+    for weights in (
+        [1.0],
+        [1.0, float("nan")],
+        [1.0, float("inf")],
+        [1.0, -1.0],
+        "heavy",
+        {"a": 1.0, "b": 2.0},
+        {1: 1.0, 2: 2.0},
+    ):
         refuses("class weights", Classify.from_examples, examples, CONFIG, class_weights=weights)
 
 

@@ -57,8 +57,6 @@ class TaskSettings:
         options: dict[str, Any] = {k: v for k, v in asdict(self).items() if v is not None and v is not False}
         if self.labels:
             options["labels"] = self.labels.split(",")
-        if self.class_weights and self.class_weights != "balanced":
-            options["class_weights"] = self.class_weights.split(",")
         return options
 
 

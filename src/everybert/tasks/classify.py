@@ -7,6 +7,7 @@ into the head, and the saved model predicts in the units of the data.
 Legend: E examples, C labels of the head, L labels of a zero-shot prediction, K points of an attribution.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -320,9 +321,10 @@ def label_weights(
             return tuple((rows - counts[n]) / max(counts[n], 1) for n in order)
         return tuple(rows / (len(order) * max(counts[n], 1)) for n in order)
     try:
-        weights = tuple(map(float, class_weights))
+        weights = tuple(map(float, class_weights.split(",") if isinstance(class_weights, str) else class_weights))
     except (TypeError, ValueError):
         weights = ()
-    if len(weights) != len(order) or not all(0 < w < float("inf") for w in weights):
-        raise EverybertError(f"class weights are balanced, or one positive number for each of {', '.join(order)}")
+    if isinstance(class_weights, Mapping) or len(weights) != len(order) or not all(0 < w < math.inf for w in weights):
+        needed = f"balanced, or one positive number for each of {', '.join(order)}"
+        raise EverybertError(f"--class-weights {class_weights} are class weights that are not {needed}")
     return weights
