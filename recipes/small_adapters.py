@@ -15,7 +15,15 @@ from typing import Any
 
 import torch
 from cloze import cloze_questions, write_cloze
-from small_scores import MODELS, intermediate_model, parse_settings, require_finished, save_score, settings_suffix
+from small_scores import (
+    MODELS,
+    intermediate_model,
+    parse_settings,
+    require_finished,
+    save_score,
+    settings_suffix,
+    start_from,
+)
 from small_sets import entailment, entities, glue_set, is_published, squad, squad_rows, treebank
 
 from everybert.evaluation.evaluate import evaluate
@@ -74,6 +82,8 @@ def read_data(name: str, tasks: Path) -> tuple[Any, Any]:
     train, dev = ADAPTERS[name].data(tasks)
     if name in LABEL_NAMES:
         train, dev = (named_rows(source, LABEL_NAMES[name]) for source in (train, dev))
+    if ADAPTERS[name].task == "embed":
+        train, dev = (scored_rows(source) for source in (train, dev))
     if isinstance(train, list):
         return [row for row in train if not is_published(row)], dev
     if is_published(Path(train).read_text("utf-8")):
@@ -90,6 +100,14 @@ def named_rows(source: Any, names: dict[str, str]) -> list[tuple[Any, ...]]:
     return [(*x, names[str(y)]) for x, y in zip(texts, found.targets)]
 
 
+def scored_rows(source: Any) -> list[tuple[str, str, float]]:
+    """The rows of a set of sentence pairs with similarities."""
+    from everybert.tasks import Embed
+
+    examples = Embed.read(source, None, True)
+    return [(*pair, score) for pair, score in zip(examples.inputs, examples.targets)]
+
+
 # ── training runs, and the best of them ──────────────────────────────────────────────────────────────────────
 
 
@@ -103,7 +121,7 @@ def adapters(args: argparse.Namespace) -> None:
                 continue
             settings = {"epochs": adapter.epochs} | parse_settings(args.set) | ({"epochs": 1} if args.tiny else {})
             if adapter.intermediate:
-                settings["start"] = str(intermediate_model(adapter.intermediate, base, "lora", args))
+                settings = start_from(settings, intermediate_model(adapter.intermediate, base, "lora", args))
             train, dev = read_data(name, args.tasks)
             if isinstance(train, list) and args.tiny:
                 train, dev = train[:64], dev[:32]
@@ -164,12 +182,11 @@ def polish(args: argparse.Namespace) -> None:
     mixed.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
     before = parse_settings(best.settings.split(","))
     settings = before | {"epochs": 2, "batch_size": 16, "lr": 3e-4} | parse_settings(args.set)
-    settings["lora"] = before["lora"]
     out = args.work / "polished" / "qa"
     out.parent.mkdir(exist_ok=True)
     shutil.rmtree(out, ignore_errors=True)  # from an interrupted or earlier call
     require_finished(
-        finetune(base, "answer", mixed, None, out, mode="lora", start=str(best.folder), quiet=True, **settings)
+        finetune(base, "answer", mixed, None, out, mode="lora", quiet=True, **start_from(settings, best.folder))
     )
     interpolate(best.folder, out, SHARE)
     model = load(base)

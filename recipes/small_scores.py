@@ -57,7 +57,7 @@ def scores(args: argparse.Namespace) -> None:
                     kind = name.partition("+")[2]
                     before = intermediate_model(kind, folder, mode, args, name) if kind else None
                     if before and mode == "lora":
-                        settings["start"] = str(before)
+                        settings = start_from(settings, before)
                     base = before if before and mode != "lora" else folder
                     data = data or open_set(name.partition("+")[0], base, tokenizer, args.tasks)
                     run = run_once(data, FinetuneSettings(mode=mode, **settings), seed, quiet=True)
@@ -99,6 +99,11 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
         raise SystemExit(f"--set takes NAME=VALUE, such as lr=1e-3, not {', '.join(given)}") from None
     rank = settings.pop("rank", RANK)
     return settings | {"lora": LoraConfig(rank=rank, alpha=2.0 * rank)}
+
+
+def start_from(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Settings for continuing from an adapter, which has the rank that it has."""
+    return {name: value for name, value in settings.items() if name != "lora"} | {"start": str(folder)}
 
 
 def open_set(name: str, folder: Path, tokenizer: Tokenizer, tasks: Path) -> Any:

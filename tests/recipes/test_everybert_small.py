@@ -95,6 +95,12 @@ def test_adapters_learn_from_none_of_them(tmp_path, monkeypatch):
         (tmp_path / "glue" / "SST-2" / f"{name}.tsv").write_text("\n".join(rows) + "\n")
     train, dev = small_adapters.read_data("sentiment", tmp_path)
     assert train == [("a bore", "negative"), ("a joy", "positive")] and len(dev) == 3
+    (tmp_path / "glue" / "STS-B").mkdir()
+    pairs = "sentence1\tsentence2\tscore\nA man plays a guitar.\tA man plays.\t3.5\nA dog runs.\tA dog is running.\t5\n"
+    for name in ("train", "dev"):
+        (tmp_path / "glue" / "STS-B" / f"{name}.tsv").write_text(pairs)
+    train, dev = small_adapters.read_data("similarity", tmp_path)
+    assert train == [("A dog runs.", "A dog is running.", 5.0)] and len(dev) == 2
     (tmp_path / "squad").mkdir()
     for part in ("train", "dev"):
         (tmp_path / "squad" / f"v1.1-{part}.json").write_text(json.dumps({"context": SHOWN[-1]["context"]}))

@@ -101,8 +101,7 @@ def rotary_table(positions_T: Tensor, config: EncoderConfig, theta: float) -> Ro
 
 def cos_sin(positions_T: Tensor, rates_R: Tensor) -> tuple[Tensor, Tensor]:
     """The cosines and sines of all products, twice each: (T, 2 R)."""
-    angle = positions_T[:, None].float() * rates_R
-    angle = torch.cat((angle, angle), dim=-1)
+    angle = (positions_T[:, None].float() * rates_R).repeat(1, 2)
     return angle.cos(), angle.sin()
 
 

@@ -2,8 +2,7 @@
 
 Memory is counted. Time follows from the model FLOPs utilisation (MFU): the share of the GPU's peak that is spent on
 operations which the mathematics needs (Chowdhery et al. 2022, appendix B). Seven runs on one H200 reached 0.385 to
-0.474 (docs/LOG.md); every GPU is assumed to reach their middle, so expect times to be within 15 %. With rotary
-positions a run of 12 layers of width 384 reached 0.235, which is taken for all such models.
+0.474, one with rotary positions 0.235 (docs/LOG.md); every GPU is assumed to reach the same, within 15 %.
 """
 
 import math
