@@ -113,7 +113,7 @@ def test_tag_answer_choose_regress_on_texts(tmp_path):
         (("--grid",), "the grid has the values of lr"),
         (
             ("--class-weights", "1,heavy"),
-            "--class-weights 1,heavy are class weights that are not balanced",
+            "wrong --class-weights 1,heavy: give balanced, or",
         ),
     ],
 )

@@ -450,7 +450,7 @@ def test_weights_for_every_class_are_asked_for():
         {"a": 1.0, "b": 2.0},
         {1: 1.0, 2: 2.0},
     ):
-        refuses("class weights", Classify.from_examples, examples, CONFIG, class_weights=weights)
+        refuses("wrong class_weights=", Classify.from_examples, examples, CONFIG, class_weights=weights)
 
 
 def test_labels_that_are_named_twice_are_refused():

@@ -173,8 +173,9 @@ def command(app: typer.Typer) -> Callable[[Callable[..., Any]], Any]:
                 result = function(**values)
             except EverybertError as error:
                 text = str(error)
-                for option in parameters:  # a flag, which the library writes as skip_bad=True, is --skip-bad here
-                    text = text.replace(f"{option.name}=True", f"--{option.name.replace('_', '-')}")
+                for option in parameters:  # skip_bad=True and class_weights=2 are --skip-bad and --class-weights 2 here
+                    flag = f"--{option.name.replace('_', '-')}"
+                    text = text.replace(f"{option.name}=True", flag).replace(f" {option.name}=", f" {flag} ")
                 raise EverybertError(text) from error
             if prints:
                 result.show(as_json)

@@ -325,6 +325,5 @@ def label_weights(
     except (TypeError, ValueError):
         weights = ()
     if isinstance(class_weights, Mapping) or len(weights) != len(order) or not all(0 < w < math.inf for w in weights):
-        needed = f"balanced, or one positive number for each of {', '.join(order)}"
-        raise EverybertError(f"--class-weights {class_weights} are class weights that are not {needed}")
+        raise EverybertError(f"wrong class_weights={class_weights}: give balanced, or a number for {', '.join(order)}")
     return weights
